@@ -1,4 +1,4 @@
-"""Trainings that are cut off by the clock or killed at random instants: what lies there then.
+"""Trainings that are cut off by the clock or killed at random instants: what is there then.
 
 Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. Real Axolotl on the CPU, LoRA and full
 fine-tunes in turn, submissions every few steps. A watcher reads every file of the submission to its last byte
@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 from benchmarks.report import Report
-from benchmarks.training_python import told
+from benchmarks.training_python import reported
 
 CUT_OFFS, KILLS = 20, 50
 QUICK_CUT_OFFS, QUICK_KILLS = 3, 5
@@ -20,7 +20,7 @@ QUICK_CUT_OFFS, QUICK_KILLS = 3, 5
 def run(quick: bool) -> Report:
     cut_offs, kills = (QUICK_CUT_OFFS, QUICK_KILLS) if quick else (CUT_OFFS, KILLS)
     asked = {"cut_offs": cut_offs, "kills": kills, "seed": 0}
-    return report_of(list(told("benchmarks.deadlines_worker", asked)))
+    return report_of(list(reported("benchmarks.deadlines_worker", asked)))
 
 
 def report_of(found: list[dict[str, Any]]) -> Report:
@@ -63,6 +63,6 @@ _NOTES = (
     "is the largest distance from that deadline to the training's last word; the reserve behind "
     "it is three minutes in earnest.",
     "Killed: SIGKILL to the whole family 0 to 4 s after the first step, at random, in trainings that submit "
-    "every other step. Before the first submission nothing lies there, and nothing half. Whatever is found "
+    "every other step. Before the first submission nothing is there, and nothing half. Whatever is found "
     "is put in order as a second attempt would, and loaded.",
 )

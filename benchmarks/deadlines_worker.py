@@ -1,4 +1,4 @@
-"""Runs inside the training environment: trainings that are cut off or killed, and what lies there then.
+"""Runs inside the training environment: trainings that are cut off or killed, and what is there then.
 
     training-python -m benchmarks.deadlines_worker '{"cut_offs": 20, "kills": 50, "seed": 0}'
 
@@ -130,16 +130,16 @@ class Field:
 
     def _left(self, run: RunSpec, watch: Watch) -> dict[str, Any]:
         """What anybody finds: loaded with transformers and peft, and asked for a token."""
-        place, told = Path(run.submission_dir), submissions(run)
+        place, reported = Path(run.submission_dir), submissions(run)
         wrong = list(watch.wrong)
         if place.exists():
             try:
                 load(place, self.model)
             except Faulty as error:
                 wrong.append(str(error))
-        elif told:
+        elif reported:
             wrong.append("a submission was told of and is not there")
-        return {"submissions": told, "looks": watch.looks, "there": place.exists(), "wrong": wrong}
+        return {"submissions": reported, "looks": watch.looks, "there": place.exists(), "wrong": wrong}
 
 
 def submissions(run: RunSpec) -> int:

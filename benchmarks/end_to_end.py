@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from benchmarks.report import Report
-from benchmarks.training_python import told
+from benchmarks.training_python import reported
 from core.domain.tasks import TaskType
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
@@ -33,7 +33,7 @@ QUICK = (
 
 def run(quick: bool) -> Report:
     cases = QUICK if quick else tuple(product(TASKS, MODELS, SPREADS, METHODS))
-    return report_of(list(told("benchmarks.end_to_end_worker", {"cases": cases})))
+    return report_of(list(reported("benchmarks.end_to_end_worker", {"cases": cases})))
 
 
 def report_of(found: list[dict[str, Any]]) -> Report:

@@ -87,7 +87,7 @@ def _case(folder: Path, kind: TaskType, processes: str, method: Method, model: P
         "ours": ours.score,
         "rewards": [base.rewards, ours.rewards],
         "kl": ours.kl,
-        "told": result.best and result.best.value,
+        "reported": result.best and result.best.value,
         "lower": not kind.generates,
     }
 

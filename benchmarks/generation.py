@@ -3,7 +3,7 @@
 Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. A random Llama with an adapter, split as
 Axolotl splits it, answers the same prompts with as many tokens in turns: whole on each process (with room for
 a copy and all its states), gathered once (`trainer/axolotl/patches.py`), half of it once, and
-layer by layer. The processes talk over gloo, which is slower than NVLink, as the CPU is slower than a card.
+layer by layer. The processes talk over gloo, which is slower than NVLink, as the CPU is slower than a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.report import Report
-from benchmarks.training_python import told
+from benchmarks.training_python import reported
 
 WAYS = {
     "whole": "not split (DDP)",
@@ -31,7 +31,7 @@ def run(quick: bool) -> Report:
 
 def measured(what: str, asked: dict[str, Any], ways: dict[str, str], title: str) -> Report:
     """The last of the ways is the engine's own."""
-    (found,) = told("benchmarks.sharding_worker", {"what": what, **asked})
+    (found,) = reported("benchmarks.sharding_worker", {"what": what, **asked})
     report = Report(title, ("way", "s, median", "from", "to", "gathers", "against the engine's own"))
     report.data.update(asked=asked, found=found)
     slow = median(found["seconds"][list(ways)[-1]])

@@ -1,4 +1,4 @@
-"""The memory model against torch's own bookkeeping.
+"""The memory model against torch's own accounting.
 
 Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON (torch, transformers, peft, trl); it runs
 `fake_memory.py` there, which measures the peak of a training step on pretended tensors. No GPU, no weights.
@@ -169,7 +169,7 @@ def compare(picked: list[tuple[str, dict[str, Any]]], python: str) -> list[Row]:
 def run(quick: bool) -> Report:
     """All cases take some ten minutes on two cores, a quick look one."""
     report = Report(
-        "Peak memory of one GPU in GiB: torch's bookkeeping on pretended tensors, and the model",
+        "Peak memory of one GPU in GiB: torch's accounting on pretended tensors, and the model",
         ("model", "method", "batch", "checkpointed", "loss", "measured", "model", "error", ""),
     )
     python = os.environ.get(VARIABLE)

@@ -3,7 +3,7 @@
 Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. A random Llama with an adapter takes the
 same steps in turns: whole on each process (DDP), split by layers (`trainer/axolotl/patches.py`), and with
 each matrix of the adapter as a part of its own, as Axolotl does it. gloo and a CPU are slower than NVLink and
-a card; what each part costs in Python is the same.
+a GPU; what each part costs in Python is the same.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.report import Report
-from benchmarks.training_python import told
+from benchmarks.training_python import reported
 from core.domain.tasks import TaskType
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
@@ -28,7 +28,7 @@ def run(quick: bool) -> Report:
     seconds, seeds = (QUICK_SECONDS, SEEDS[:1]) if quick else (SECONDS, SEEDS)
     tasks = [task.value for task in TASKS]
     asked = {"seconds": seconds, "seeds": seeds, "tasks": tasks, "pretrain": PRETRAIN}
-    return report_of(list(told("benchmarks.training_worker", asked)), seconds)
+    return report_of(list(reported("benchmarks.training_worker", asked)), seconds)
 
 
 def report_of(trials: list[dict[str, Any]], seconds: float) -> Report:

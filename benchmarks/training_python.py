@@ -28,7 +28,7 @@ def training_python() -> str:
     return python
 
 
-def told(module: str, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def reported(module: str, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What a worker says, line by line, as it says it. Its end with an error is ours."""
     more = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     env = {**os.environ, **dict.fromkeys(OFFLINE, "1"), **more}

@@ -70,18 +70,18 @@ class Trial:
         (folder / "test.json").write_text(json.dumps(world.rows(task, test)), encoding="utf-8")
 
     def run(self) -> dict[str, Any]:
-        told = {
+        reported = {
             "ours": self._ours(),
             "upstream": self._upstream("upstream", capped=True),
             "uncapped": self._upstream("uncapped", capped=False),
         }
-        places = [self.folder / name for name in told]
+        places = [self.folder / name for name in reported]
         task = EvalTask(dataset_type=DATASETS[self.task], data=str(self.folder / "test.json"), era=ERA)
         report = evaluate(task, self.model, places, allow_rewards=True)
         for one in report.models:
-            said = told.setdefault(one.name, {})
+            said = reported.setdefault(one.name, {})
             said |= {"score": one.score, "rewards": one.rewards, "kl": one.kl}
-        return {"lower": report.lower_is_better, "sides": told}
+        return {"lower": report.lower_is_better, "sides": reported}
 
     def _ours(self) -> dict[str, Any]:
         """As in a tournament: no plan is given. The clock begins with the base's evaluation."""
@@ -139,10 +139,10 @@ class Trial:
             time.sleep(0.1)
         child.close()
         (work / "output").rename(self.folder / name)
-        told = work / "told.json"
-        if not told.exists():
+        reported = work / "told.json"
+        if not reported.exists():
             raise RuntimeError(f"{name} told nothing:\n{_tail(work)}")
-        found: dict[str, Any] = json.loads(told.read_text("utf-8"))
+        found: dict[str, Any] = json.loads(reported.read_text("utf-8"))
         return found
 
 

@@ -41,8 +41,8 @@ def _spare_the_garbage() -> None:
 class _Clock(TrainerCallback):  # type: ignore[misc]
     """From the first step on, as ours."""
 
-    def __init__(self, seconds: float, told: Path) -> None:
-        self._seconds, self._told, self._began = seconds, told, 0.0
+    def __init__(self, seconds: float, reported: Path) -> None:
+        self._seconds, self._told, self._began = seconds, reported, 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._began = time.time()

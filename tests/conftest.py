@@ -91,7 +91,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/store/test_database.py::test_a_file_that_is_up_to_date_is_not_migrated",
         "miner/support/test_subprocess.py",
         "miner/chain/test_identity.py::test_a_damaged_encrypted_hotkey_says_how_to_restore_it",
-        "miner/chain/test_identity.py::test_a_wrong_password_is_told_apart_and_not_repeated",
+        "miner/chain/test_identity.py::test_a_wrong_password_is_distinguished_and_not_repeated",
         "miner/chain/test_identity.py::test_an_encrypted_hotkey_opens_while_the_event_loop_goes_on",
         "miner/chain/test_identity.py::test_an_unlocking_that_takes_too_long_is_given_up",
         "miner/observe/test_logs.py::test_no_secret_given_to_a_real_program_is_in_anything_it_prints",

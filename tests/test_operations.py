@@ -40,25 +40,25 @@ def app(tmp_path: Path, env_file: str | None = None, name: str = "god-miner", **
         text=True,
         check=True,
     )
-    told = {one["name"]: one for one in json.loads(done.stdout)}
-    assert set(told) == {"god-miner", "god-miner-dashboard"}
-    return dict(told[name])
+    reported = {one["name"]: one for one in json.loads(done.stdout)}
+    assert set(reported) == {"god-miner", "god-miner-dashboard"}
+    return dict(reported[name])
 
 
 @needs_node
 def test_pm2_runs_the_installed_daemon_once_and_never_for_a_changed_file(tmp_path: Path) -> None:
-    told = app(tmp_path)
-    assert told["script"] == str(tmp_path / ".venv/bin/god-miner")
-    assert (told["cwd"], told["args"], told["interpreter"]) == (str(tmp_path), "run", "none")
-    assert (told["instances"], told["watch"], told["autorestart"]) == (1, False, True)
-    assert told["stop_exit_codes"] == [DaemonExitCode.CONFIG]
+    reported = app(tmp_path)
+    assert reported["script"] == str(tmp_path / ".venv/bin/god-miner")
+    assert (reported["cwd"], reported["args"], reported["interpreter"]) == (str(tmp_path), "run", "none")
+    assert (reported["instances"], reported["watch"], reported["autorestart"]) == (1, False, True)
+    assert reported["stop_exit_codes"] == [DaemonExitCode.CONFIG]
 
 
 @needs_node
 def test_pm2_runs_the_page_as_an_application_of_its_own(tmp_path: Path) -> None:
-    told = app(tmp_path, name="god-miner-dashboard")
-    assert (told["script"], told["args"]) == (str(tmp_path / ".venv/bin/god-miner"), "dashboard")
-    assert told["stop_exit_codes"] == [DaemonExitCode.CONFIG]
+    reported = app(tmp_path, name="god-miner-dashboard")
+    assert (reported["script"], reported["args"]) == (str(tmp_path / ".venv/bin/god-miner"), "dashboard")
+    assert reported["stop_exit_codes"] == [DaemonExitCode.CONFIG]
 
 
 @needs_node
@@ -74,10 +74,10 @@ def test_pm2_runs_the_page_as_an_application_of_its_own(tmp_path: Path) -> None:
 def test_pm2_does_not_kill_before_both_servers_had_their_grace(
     env_file: str | None, env: dict[str, str], grace: int, tmp_path: Path
 ) -> None:
-    told = app(tmp_path, env_file, **env)
+    reported = app(tmp_path, env_file, **env)
     read = load_settings(env=env, env_file=tmp_path / ".env" if env_file else None)
     assert read.shutdown_grace_seconds == grace
-    assert told["kill_timeout"] == (2 * grace + 10) * 1000
+    assert reported["kill_timeout"] == (2 * grace + 10) * 1000
 
 
 @each("code", list(DaemonExitCode))
@@ -159,7 +159,7 @@ def test_nothing_secret_or_made_here_reaches_an_image(name: str) -> None:
     assert name in (ROOT / ".dockerignore").read_text().split()
 
 
-def test_the_health_check_tells_a_living_daemon_from_a_dead_one() -> None:
+def test_the_health_check_distinguishes_a_living_daemon_from_a_dead_one() -> None:
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread
 

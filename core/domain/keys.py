@@ -47,5 +47,5 @@ class Placement:
     gpus: tuple[str, ...]
     starts_at: float
     ends_at: float
-    #: "lane large", "two linked cards", …
+    #: "lane large", "two linked GPUs", …
     why: str = ""

@@ -1,6 +1,6 @@
 """The kinds of work there are: task types and dataset types.
 
-A validator tells dataset types apart by which keys an object has, and sends all keys, nulls included.
+A validator distinguishes dataset types by which keys an object has, and sends all keys, nulls included.
 So do we: `dataset_kind` looks at key presence, never at the order of a union.
 """
 
@@ -206,7 +206,7 @@ def dataset_kind(keys: Mapping[str, Any]) -> DatasetKind:
         return kinds[0]
     shown = json.dumps(sorted(map(str, keys))[:20])
     rule = (
-        "field_instruction, chat_column, field_chosen, reward_functions or environment_names tells the type"
+        "field_instruction, chat_column, field_chosen, reward_functions or environment_names decides the type"
     )
     if not kinds:
         raise ValueError(f"dataset_type with the keys {shown} is of no known type; one of {rule}")

@@ -17,7 +17,7 @@ from core.engines.schema import ConfigMapping, check_keys, engine_table, find_se
 
 
 def validate(engine: Engine, config: ConfigMapping, *, gpus: int, flux: bool = False) -> list[Problem]:
-    """Find every problem; `flux` tells kohya's two trainers apart."""
+    """Find every problem; `flux` chooses between kohya's two trainers."""
     if engine is Engine.AXOLOTL:
         table = axolotl_rules.axolotl_table(config)
         problems = check_keys(table, table.facts["root"], config, axolotl_rules.AXOLOTL_HINTS)

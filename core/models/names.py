@@ -43,7 +43,7 @@ _FAMILY_NAMES = _table(
     (r"glm", Family.GLM),
     (r"\byi\b", Family.YI),
 )
-#: Architectures that names tell apart within a family.
+#: Architectures that names distinguish within a family.
 _VARIANTS = _table(
     (r"qwen3.*a\d+b", "qwen3_moe"),
     (r"qwen3", "qwen3"),

@@ -66,7 +66,7 @@ def _model_refusal(model: ModelFacts, stated: int | None) -> RefusedTask | None:
         )
     if model.params_total < 1 or model.sources.get("params_total") is Confidence.GUESS:
         return Refusal.UNKNOWN_SIZE, (
-            f"nothing tells how large {name} is: no config, no parameter count, no size in its name"
+            f"the size of {name} is unknown: no config, no parameter count, no size in its name"
         )
     return None
 

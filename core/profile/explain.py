@@ -25,7 +25,7 @@ from core.profile.resolve import (
 from core.profile.schema import ResolvedProfile, SectionSelector
 from core.profile.targets import ContainerTargets, ProfileLimits, Targets
 
-#: One model per size that profiles tell apart, and each kind of image model.
+#: One model per size that profiles distinguish, and each kind of image model.
 SIZES: tuple[tuple[str, int], ...] = (
     ("Llama-1B", 1_236_000_000),
     ("Qwen-3B", 3_086_000_000),
@@ -40,7 +40,7 @@ SIZES: tuple[tuple[str, int], ...] = (
 
 
 class Subject(NamedTuple):
-    """A task on a model, as far as profiles tell them apart."""
+    """A task on a model, as far as profiles distinguish them."""
 
     task_type: TaskType
     model: ModelFacts

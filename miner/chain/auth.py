@@ -75,7 +75,7 @@ class TooManyRequests(AuthError):
 
 
 class MetagraphUnknown(AuthError):
-    """Validators cannot be told from strangers yet."""
+    """Validators cannot be distinguished from strangers yet."""
 
     code = "metagraph_unknown"
 

@@ -119,7 +119,7 @@ def start(
     forged: Forged = False,
     json: AsJson = False,
 ) -> None:
-    """Tell the miner to start an example task."""
+    """Ask the miner to start an example task."""
     from miner.dev import validator
 
     target = validator.miner_target(url, folder, key, miner_hotkey, compact=compact, forged=forged)

@@ -98,13 +98,13 @@ async def _fetch(settings: Settings, model: str, kind: Any, redact: Any, quiet: 
 
     printed_at = 0.0
 
-    def tell(_what: str, did: int, total: int | None) -> None:
+    def show(_what: str, did: int, total: int | None) -> None:
         nonlocal printed_at
         if not quiet and time.monotonic() - printed_at > 2:
             printed_at = time.monotonic()
             echo(f"{_size(did)} of {_size(total) if total else '?'}", err=True)
 
-    done = await JobInputs(settings, redact).fetch_model(model, kind, tell)
+    done = await JobInputs(settings, redact).fetch_model(model, kind, show)
     return done.path, done.facts
 
 

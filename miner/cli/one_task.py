@@ -62,7 +62,7 @@ def run_in_daemon(settings: Settings, task: TaskFile, on_event: EventCallback) -
             return daemon_client.get_page(settings, path)
     raise DaemonLost(
         f"the daemon has ended; job {started['job_id']} goes on when it is started again, and "
-        f"`god-miner jobs show {started['job_id']}` tells how far it is"
+        f"`god-miner jobs show {started['job_id']}` shows how far it is"
     )
 
 

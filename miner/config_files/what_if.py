@@ -96,7 +96,7 @@ class CheckOrder(Record):
     text: str
     #: What is there now; None: nothing.
     saved: str | None
-    #: Also tell what the edit would change.
+    #: Also say what the edit would change.
     effects: bool
     terms: TermsInForce
     data_dir: str

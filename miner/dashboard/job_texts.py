@@ -87,7 +87,7 @@ def gpu_names(fleet: Record) -> dict[str, str]:
 
 
 def subject_text(one: Record) -> str:
-    """What an alert is about. The id of a validator or GPU is longer than what tells it apart."""
+    """What an alert is about. The id of a validator or GPU is longer than what distinguishes it."""
     subject = str(one["subject"])
     return subject if len(subject) <= 24 else f"{subject[:23]}…"
 

@@ -114,8 +114,8 @@ class PageView:
         """Ask once. `DaemonTrouble`."""
         return await self.link.get(path)
 
-    def tell(self, trouble: DaemonTrouble, path: str) -> None:
-        """Say why a page that asks once cannot be shown. Where the daemon is away, which the banner tells,
+    def explain(self, trouble: DaemonTrouble, path: str) -> None:
+        """Say why a page that asks once cannot be shown. Where the daemon is away, which the banner says,
         open the page again as soon as GET `path` is answered."""
         if trouble.status is not None:
             Text(f"The daemon says: {trouble}", "trouble", "p").props('role="alert"')
@@ -221,7 +221,7 @@ class _Question:
 def page(
     path: str, title: str, place: int | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a page; the docstring of this module tells how one is written."""
+    """Register a page; the docstring of this module says how one is written."""
     entry = PageEntry(path, title, place)
 
     def register(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -347,5 +347,5 @@ def _lost_text(link: DaemonLink) -> str:
     return (
         f"The daemon ({link.name}) is unreachable since {clock(link.lost_at)}: {link.trouble}. "
         "What is shown is from before; the page goes on as soon as the daemon answers. `pm2 status`, "
-        "`pm2 logs god-miner` and `god-miner doctor` tell more."
+        "`pm2 logs god-miner` and `god-miner doctor` say more."
     )

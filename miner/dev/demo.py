@@ -2,7 +2,7 @@
 
 A development validator offers a little task, starts it, and asks for the submission until there is one; the
 daemon fetches model and rows from a site on loopback, trains in a process of its own, and publishes into a
-folder. What the validator is told is then checked against what lies there.
+folder. What the validator gets as an answer is then checked against what is there.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def _check_submission(result: DemoResult, job: dict[str, Any], reply: str, hub: 
     result.folder = str(place)
     found = model_hash({str(path.relative_to(place)): _fingerprint(path) for path in _files(place)})
     if found != answer["model_hash"]:
-        result.trouble = f"{place} has the hash {found}, and the validator was told {answer['model_hash']}"
+        result.trouble = f"{place} has the hash {found}, and the validator got {answer['model_hash']}"
 
 
 def _files(place: Path) -> list[Path]:

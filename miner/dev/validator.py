@@ -111,7 +111,7 @@ def read_start(reply: MinerReply | None) -> ValidatorConclusion:
     except ValueError:
         return ValidatorConclusion(
             ValidatorOutcome.STARTS_RESENT,
-            "200, but the body is not JSON: every miner of the task is told again, with new names",
+            "200, but the body is not JSON: all miners of the task get the start again, with new names",
         )
     return ValidatorConclusion(ValidatorOutcome.START_NOTED, "")
 

@@ -1,4 +1,4 @@
-"""Tell whose a run is: the data directory's id, which its runs carry in every engine.
+"""Find out whose a run is: the data directory's id, which its runs carry in every engine.
 
 Every process of a run has a mark with that id in its environment. The wrapper ends all that it started;
 the mark finds what is left when the wrapper itself was killed, or when Docker died while it started a

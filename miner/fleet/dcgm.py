@@ -1,4 +1,4 @@
-"""Tensor-core and memory activity by DCGM's command, for GPUs that NVML cannot tell it of.
+"""Tensor-core and memory activity by DCGM's command, for GPUs for which NVML does not have it.
 
 `dcgmi dmon` prints a table for as long as it runs, a line for each GPU and interval:
 

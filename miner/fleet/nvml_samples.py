@@ -1,6 +1,6 @@
 """Measure the GPUs through NVML. For the worker process only.
 
-What a GPU, a driver or a library cannot tell is None, and is not asked for again.
+What a GPU, a driver or a library does not report is None, and is not asked for again.
 """
 
 from __future__ import annotations

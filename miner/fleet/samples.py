@@ -16,7 +16,7 @@ FRESH_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One GPU at one moment. None: this GPU or driver does not tell, which is not zero."""
+    """One GPU at one moment. None: this GPU or driver does not report it, which is not zero."""
 
     at: float
     gpu: str

@@ -18,7 +18,7 @@ from miner.http.operator import operator_only
 from miner.store.samples import HOUR, MINUTE, GpuRollup, rollups
 from miner.store.store import Store
 
-#: Points of one series; more could not be told apart in a chart.
+#: Points of one series; more could not be distinguished in a chart.
 MAX_POINTS = 360
 #: A longer time is answered by the hour.
 MAX_HOURS_OF_MINUTES = 6.0

@@ -249,8 +249,9 @@ class RunFigures:
         memory = self.memory_bytes
         if result is not None:
             means["tokens_s"] = result.tokens_s if means["tokens_s"] is None else means["tokens_s"]
-            told = result.memory_bytes
-            memory = told if memory is None and told is not None and 0 <= told <= MAX_COUNT else memory
+            reported = result.memory_bytes
+            if memory is None and reported is not None and 0 <= reported <= MAX_COUNT:
+                memory = reported
         figures = AttemptFigures(
             steps=self._last.step if self._last else result.steps if result else 0,
             seconds=seconds,

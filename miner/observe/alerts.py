@@ -91,7 +91,7 @@ ENDED_BY: Mapping[AlertKind, frozenset[AlertKind]] = {
     ),
 }
 
-#: Who else is told of an alert: the kind, the text, and the GPU if it is about one. Must not fail or wait.
+#: Who else is notified of an alert: the kind, the text, and the GPU if any. Must not fail or wait.
 AlertListener = Callable[[AlertKind, str, str | None], None]
 #: How the rest of the daemon raises an alert: the kind, and a text for people.
 SendAlert = Callable[[AlertKind, str], None]

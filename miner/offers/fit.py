@@ -34,14 +34,14 @@ class RuleVerdict(NamedTuple):
     text: str
     #: For one that failed: what would have to change.
     way: str = ""
-    #: What a validator is told, where the rule's own message is too vague.
+    #: The message to a validator, where the rule's own message is too vague.
     public: str = ""
 
 
 class _RefusedPlan(NamedTuple):
     #: What would have to change.
     way: str
-    #: What a validator is told; empty: as the rule `plan` says.
+    #: The message to a validator; empty: as the rule `plan` says.
     public: str = ""
 
 

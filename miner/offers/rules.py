@@ -1,6 +1,6 @@
 """The rules that an offer must meet, each with its reason, its number and what would have to change.
 
-A rule is one record: its name in stored decisions, what a validator is told when it fails, and its check.
+A rule is one record: its name in stored decisions, the message to a validator when it fails, and its check.
 To add one, add its key to `policies/schema.py` and its check here; decisions list them in this order.
 """
 
@@ -47,7 +47,7 @@ RuleCheck = Callable[[RuleInputs], RuleVerdict | list[RuleVerdict]]
 
 class Rule(NamedTuple):
     name: str
-    #: What a validator is told when it fails: the kind of reason, none of our numbers.
+    #: The message to a validator when it fails: the kind of reason, none of our numbers.
     public: str
     check: RuleCheck
 
@@ -66,7 +66,7 @@ def rule(name: str, public: str = "not at the moment") -> Callable[[RuleCheck], 
 
 
 def check_rules(inputs: RuleInputs) -> tuple[tuple[Reason, ...], str | None]:
-    """Return the reasons of all rules, and what a validator is told of the first that failed, if any did."""
+    """Return the reasons of all rules, and the message to a validator of the first that failed, if any."""
     reasons: list[Reason] = []
     message: str | None = None
     for name, public, check in RULES:
@@ -96,7 +96,7 @@ def _family(inputs: RuleInputs) -> RuleVerdict:
     model, allowed = inputs.offer.model, inputs.terms.rules.families
     family = model.family
     if model.is_image:
-        return RuleVerdict(True, "image models are told apart by their type")
+        return RuleVerdict(True, "image models are distinguished by their type")
     shown = "a family that nobody knows" if family is Family.UNKNOWN else family.value
     if allowed is None or family in allowed:
         return RuleVerdict(True, f"{shown} is taken")

@@ -123,7 +123,7 @@ def record_resolution(
     *,
     event: Mapping[str, Any] | None = None,
 ) -> RecordedAlert | None:
-    """Resolve an open alert; None where there is none. Whoever was notified of it is told that it is over."""
+    """Resolve an open alert; None where there is none. Whoever was notified of it also gets its end."""
     row = resolve_alert(connection, rule, subject, text, now)
     if row is None:
         return None
@@ -136,14 +136,14 @@ def record_resolution(
 
 
 def mark_notified(connection: sqlite3.Connection, alert_ids: Iterable[int], now: float) -> None:
-    """Note that the operator was told of these alerts as they are now."""
+    """Note that the operator was notified of these alerts as they are now."""
     connection.executemany(
         "UPDATE alerts SET notified_at = ? WHERE id = ?", [(now, one) for one in alert_ids]
     )
 
 
 def unsent_alerts(connection: sqlite3.Connection, since: float) -> list[AlertRow]:
-    """Return the alerts since then that nobody was told of, or not of their end; oldest first."""
+    """Return the alerts since then of which nobody was notified, or not of their end; oldest first."""
     rows = connection.execute(
         "SELECT * FROM alerts WHERE notify AND last_at >= ? "
         "AND (notified_at IS NULL OR notified_at < resolved_at) ORDER BY id",

@@ -158,7 +158,7 @@ class StoreWriter:
             return None
 
     def _run_one_by_one(self, batch: list[_PendingWork]) -> list[Any]:
-        """Run the batch again with savepoints: only failing work is undone and only its caller told."""
+        """Run the batch again with savepoints: only failing work is undone, and only its caller notices."""
         results: list[Any] = []
         for work, _ in batch:
             self._connection.execute("SAVEPOINT work")

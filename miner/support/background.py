@@ -92,7 +92,7 @@ class PeriodicTasks:
             try:
                 await task.run()
             except Exception:  # a full disk must not end these tasks for good, nor one task the others
-                log.exception("housekeeping failed at: %s; it is tried again", task.name)
+                log.exception("a periodic task failed: %s; it is tried again", task.name)
 
     async def _run(self) -> None:
         while True:

@@ -170,7 +170,7 @@ def _points(samples: Iterable[_S], read: Callable[[_S], float | None]) -> tuple[
 
 
 def _throttled(sample: GpuSample) -> float | None:
-    """None where the GPU does not tell, so that its silence is not taken for health."""
+    """None where the GPU does not report it, so that its silence is not taken for health."""
     if sample.throttle is None:
         return None
     return float(not _BAD_THROTTLE.isdisjoint(sample.throttle))

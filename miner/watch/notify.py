@@ -1,4 +1,4 @@
-"""Tell the operator: alerts and reports to the targets of NOTIFY_URLS, never in the way of anything else.
+"""Send alerts and reports to the targets of NOTIFY_URLS, never in the way of anything else.
 
 An alert goes out at once, but of one rule at most one message in NOTIFY_PERIOD_SECONDS: what comes meanwhile
 waits and is sent together. A target that fails or hangs is tried again after growing pauses, and then gets

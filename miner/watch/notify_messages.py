@@ -1,4 +1,4 @@
-"""What the daemon and the notification worker tell each other."""
+"""What the daemon and the notification worker send each other."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ from miner.watch.success import success_by
 
 #: Weeks of the quality's trend, jobs whose gain is listed, and points of the rank's history.
 _WEEKS, _MAX_GAINS, _MAX_RANKS = 8, 20, 60
-FIRST_PLACE = "not known: validators do not tell a miner its place"
-TOURNAMENTS = "none recorded: validators do not tell, and no result was entered"
+FIRST_PLACE = "not known: validators do not publish places"
+TOURNAMENTS = "none recorded: validators do not publish them, and no result was entered"
 
 _ALERTS = """
 SELECT rule,

@@ -205,7 +205,7 @@ def test_percentiles_are_latencies_that_were_seen() -> None:
     )
 
 
-def test_the_program_prints_a_table_or_json_and_its_exit_code_tells_of_errors(
+def test_the_program_prints_a_table_or_json_and_its_exit_code_shows_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving() as server:

@@ -67,7 +67,7 @@ def test_a_latency_is_the_median_of_the_runs_that_had_answers() -> None:
     assert report.latency([a_run(None)], "p99") == "-"
 
 
-def test_errors_are_told_with_what_came_instead() -> None:
+def test_errors_are_shown_with_what_came_instead() -> None:
     good = a_run(1.0, statuses={"200": 7})
     bad = a_run(1.0, errors=3, statuses={"200": 5, "500": 2}, failures={"connection lost": 1})
     assert report.errors_of("it", [good]) == []

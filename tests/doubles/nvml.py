@@ -54,13 +54,13 @@ class NvmlHost:
 
 #: Bits of the reasons why clocks are held down.
 IDLE, POWER_CAP, HARDWARE, SOFTWARE_HEAT, HEAT = 0x1, 0x4, 0x8, 0x20, 0x40
-#: What `lacks` takes from a card so that it is like one before Hopper, or a consumer's.
+#: What `lacks` takes from a GPU so that it is like one before Hopper, or a consumer's.
 BEFORE_HOPPER = "gpm"
 CONSUMER = "gpm ecc nvlink_counter pcie_counter pcie_now power_limit_mw events"
 
 
 def training(**more: Any) -> dict[str, Any]:
-    """The state of a card that trains."""
+    """The state of a GPU that trains."""
     usual = {"utilization": 97, "used_mib": 60_000, "temperature": 62, "power_mw": 640_000, "sm_clock": 1755}
     profile = {"throttle": 0, "tensor": 41, "dram": 55, "pcie_mib": 1200, "nvlink_mib": 30_000}
     return {**usual, **profile, **more}
@@ -82,7 +82,7 @@ def idling() -> dict[str, Any]:
 
 
 def heating(low: int = 60, high: int = 92, steps: int = 5) -> list[dict[str, Any]]:
-    """A card that gets hotter, until heat holds its clocks down."""
+    """A GPU that gets hotter, until heat holds its clocks down."""
     degrees = [low + (high - low) * step // (steps - 1) for step in range(steps)]
     return [
         training(temperature=one, **({"throttle": HEAT, "sm_clock": 1200} if one >= 88 else {}))

@@ -93,11 +93,11 @@ class Watch:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and os.environ.get("CI") == "true":
             lines = report.longreprtext.splitlines()
-            told = [
+            reported = [
                 f"\n{report.nodeid} failed ({report.when}); the end of what it says:",
                 *lines[-SHOWN_LINES:],
             ]
-            print("\n".join(told), file=sys.__stdout__, flush=True)
+            print("\n".join(reported), file=sys.__stdout__, flush=True)
 
 
 def start(config: pytest.Config) -> None:

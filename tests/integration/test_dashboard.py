@@ -146,7 +146,9 @@ def test_the_keyboard_reaches_the_content_and_the_theme_stays(browser: Browser, 
     browser.sees("Theme: auto")
 
 
-def test_a_daemon_that_is_lost_is_told_and_comes_back_without_a_reload(browser: Browser, page: Page) -> None:
+def test_a_daemon_that_is_lost_is_reported_and_comes_back_without_a_reload(
+    browser: Browser, page: Page
+) -> None:
     browser.open(page.url, width=1360)
     browser.sees("#1")
     browser.run("window.neverReloaded = true")

@@ -72,7 +72,7 @@ def test_offers_are_listed_narrowed_and_explained(browser: Browser) -> None:
     browser.sees("no offer has the number")
 
 
-def test_the_slider_tells_what_longer_tasks_would_have_brought(browser: Browser) -> None:
+def test_the_slider_shows_what_longer_tasks_would_have_brought(browser: Browser) -> None:
     browser.open("/offers")
     browser.sees("12 hours")
     browser.press("Compare")
@@ -80,7 +80,7 @@ def test_the_slider_tells_what_longer_tasks_would_have_brought(browser: Browser)
     assert "Expected points" in browser.text()
 
 
-def test_the_fleet_shows_who_has_which_card_until_when(browser: Browser) -> None:
+def test_the_fleet_shows_who_has_which_gpu_until_when(browser: Browser) -> None:
     browser.open("/fleet")
     browser.wait(lambda: len(browser.rows("GPUs")) == 4)
     bars = browser.wait(lambda: browser.all(".schedule-track a.reserved"))

@@ -18,7 +18,7 @@ PYTHON = os.environ.get("GOD_MINER_TRAINING_PYTHON")
 pytestmark = pytest.mark.integration
 
 
-def test_a_little_model_is_trained_published_and_told_of(
+def test_a_little_model_is_trained_published_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not PYTHON:

@@ -106,7 +106,7 @@ async def test_nothing_is_lost_when_it_stops_and_starts_on_a_full_disk(
     assert again.stop() == DaemonExitCode.OK
 
 
-def test_a_start_on_a_full_disk_is_told_and_may_be_tried_again(
+def test_a_start_on_a_full_disk_is_reported_and_may_be_tried_again(
     stack: DevStack, disk: Disk, running: Running
 ) -> None:
     # At once for the process, whichever kind of disk it is.

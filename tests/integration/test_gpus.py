@@ -1,4 +1,4 @@
-"""A real daemon on a host whose cards fail: what operators and validators see of it."""
+"""A real daemon on a host whose GPUs fail: what operators and validators see of it."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Watched:
 
 
 def outs(page: dict[str, Any]) -> list[bool]:
-    return [card["out"] is not None for card in page["gpus"]]
+    return [gpu["out"] is not None for gpu in page["gpus"]]
 
 
-async def test_a_daemon_lives_with_what_its_cards_do(
+async def test_a_daemon_lives_with_what_its_gpus_do(
     validator: Validator, running: Callable[..., ChildProcess], host: NvmlHost, tmp_path: Path
 ) -> None:
     policy = tmp_path / "at-once.yaml"
@@ -64,7 +64,7 @@ async def test_a_daemon_lives_with_what_its_cards_do(
     watched = Watched(validator)
 
     page = watched.until(lambda page: len(page["gpus"]) == 4)
-    assert [card["id"] for card in page["gpus"]] == [uuid(index) for index in range(4)]
+    assert [gpu["id"] for gpu in page["gpus"]] == [uuid(index) for index in range(4)]
     assert page["source"] == "driver 550.127.05"
 
     host.gpu(3, error=LOST)

@@ -202,7 +202,7 @@ async def disk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 
 @pytest.mark.parametrize("told_before", [True, False])
-async def test_a_disk_that_fills_up_under_a_dataset_is_told_and_it_goes_on_when_there_is_room(
+async def test_a_disk_that_fills_up_under_a_dataset_is_reported_and_it_goes_on_when_there_is_room(
     hub: Hub, store: FileStore, disk: Disk, told_before: bool
 ) -> None:
     """With its length the server tells before that there is no room; without, it is found while writing."""
@@ -220,7 +220,7 @@ async def test_a_disk_that_fills_up_under_a_dataset_is_told_and_it_goes_on_when_
     assert done.facts.rows == 12_000
 
 
-async def test_a_disk_that_fills_up_under_a_model_is_told_and_it_goes_on_when_there_is_room(
+async def test_a_disk_that_fills_up_under_a_model_is_reported_and_it_goes_on_when_there_is_room(
     hub: Hub, store: FileStore, disk: Disk
 ) -> None:
     inputs = inputs_in(disk.folder, hub)

@@ -1,6 +1,6 @@
 """Kills of real containers: the native trainer and Axolotl on tiny models, run as validators run them.
 
-What lies there after each kill is uploaded by the uploader's rules and scored by the trainer's own scorer.
+What is there after each kill is uploaded by the uploader's rules and scored by the trainer's own scorer.
 A start takes a minute on two cores, so these are few: `tests/trainer/session/test_submission_kills.py` does
 it a hundred times.
 """

@@ -23,7 +23,7 @@ from tests.integration.traffic import GENEROUS, Sent, Validator, store
 pytestmark = pytest.mark.integration
 
 OFFERS = 500
-#: One card for a task, and no waiting: what is taken is taken.
+#: One GPU for a task, and no waiting: what is taken is taken.
 POLICY = "extends: everything-feasible\nfitting: {max_wait: 0s}\n"
 
 
@@ -68,8 +68,8 @@ async def test_exactly_as_many_are_accepted_as_fit(
             "SELECT accepted, count(*) FROM offers JOIN decisions ON decisions.id = decision_id GROUP BY 1"
         )
         assert dict(map(tuple, connection.execute(answers))) == {0: OFFERS - fit, 1: fit}
-    cards = [gpu for row in held for gpu in json.loads(row["gpus"])]
-    assert sorted(cards) == [str(index) for index in range(fit)]
+    gpus = [gpu for row in held for gpu in json.loads(row["gpus"])]
+    assert sorted(gpus) == [str(index) for index in range(fit)]
 
 
 async def test_what_was_held_is_held_after_kill_9_and_nothing_else(
@@ -104,7 +104,7 @@ async def started_with(port: int, start: Sent) -> str:
 
 
 def holds(validator: Validator) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """As the daemon shows them to the operator: task → offer or job, and its cards."""
+    """As the daemon shows them to the operator: task → offer or job, and its GPUs."""
     stack = validator.stack
     page = get_page(load_settings(env=stack.settings(), env_file=None), "/fleet")
     return {claim["task_id"]: (claim["kind"], tuple(claim["gpus"])) for claim in page["claims"]}

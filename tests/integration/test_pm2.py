@@ -31,7 +31,7 @@ pytestmark = pytest.mark.integration
 CONCURRENT = 200
 #: Answers before the restart is asked for, and after the restarted daemon gave its first one.
 BEFORE, AFTER = 400, 400
-#: So many at least find cards free in the first life; those after them are refused.
+#: So many at least find GPUs free in the first life; those after them are refused.
 ACCEPTED = 20
 
 

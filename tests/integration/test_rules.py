@@ -1,4 +1,4 @@
-"""A real training on the CPU whose card is the NVML stub's: it fills up, and a rule makes passes smaller."""
+"""A real training on the CPU whose GPU is the NVML stub's: it fills up, and a rule makes passes smaller."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
             await daemon.daemon.running_jobs.wait_until_over(row["id"])
 
 
-async def test_a_card_that_fills_gets_smaller_passes_and_the_loss_goes_on(played: PlayedJob) -> None:
+async def test_a_gpu_that_fills_gets_smaller_passes_and_the_loss_goes_on(played: PlayedJob) -> None:
     await played.until(lambda: played.step >= 20)
     assert played.actions() == []
     await played.fill(0.95)

@@ -243,7 +243,7 @@ def test_what_is_looked_for_would_be_found() -> None:
             assert found(given, b"Basic " + basic) == {name}
 
 
-async def test_a_chain_that_does_not_answer_is_told_without_its_key(stack: DevStack) -> None:
+async def test_a_chain_that_does_not_answer_is_reported_without_its_key(stack: DevStack) -> None:
     (nobody,) = free_ports(1)
     key, password = secrets.token_hex(16), secrets.token_hex(8)
     token = secrets.token_hex(16)
@@ -278,7 +278,7 @@ async def test_a_chain_that_does_not_answer_is_told_without_its_key(stack: DevSt
     assert found(given, everything_in(stack.data_dir)) == set()
 
 
-def test_no_secret_is_told_by_a_start_that_fails(stack: DevStack) -> None:
+def test_no_secret_is_reported_by_a_start_that_fails(stack: DevStack) -> None:
     given = made_up()
     short = {"OPERATOR_TOKEN": "too-short-7f3a", "TRAINING_REPO_TEXT_TOKEN": "xyz"}
     slip = secrets.token_hex(16)

@@ -58,7 +58,7 @@ def test_a_start_imports_only_what_it_needs(running: Running) -> None:
     assert not packages & NOT_AT_THE_START
 
 
-def test_the_run_file_tells_ports_that_answer_and_goes_with_the_daemon(
+def test_the_run_file_shows_ports_that_answer_and_goes_with_the_daemon(
     stack: DevStack, running: Running
 ) -> None:
     child = running()
@@ -131,7 +131,7 @@ def test_two_daemons_for_one_port_started_together_end_as_one(
         assert "Traceback" not in errors
 
 
-def test_wrong_settings_are_told_all_at_once(ended: Ending) -> None:
+def test_wrong_settings_are_reported_all_at_once(ended: Ending) -> None:
     done = ended(
         NETUID="fifty-six",
         PUBLIC_PORT="99999",
@@ -153,7 +153,7 @@ def test_wrong_settings_are_told_all_at_once(ended: Ending) -> None:
     assert "5 problems" in done.stderr
 
 
-def test_a_missing_wallet_is_told_with_the_way_out(stack: DevStack, ended: Ending) -> None:
+def test_a_missing_wallet_is_shown_with_the_way_out(stack: DevStack, ended: Ending) -> None:
     done = ended(WALLET_NAME="mistyped")
     why = f"there is no hotkey at {stack.keys.wallet_path / 'mistyped/hotkeys/default'}"
     assert_ended(done, DaemonExitCode.CONFIG, why, "WALLET_NAME")
@@ -251,7 +251,7 @@ def test_a_signal_during_the_start_ends_it_and_the_next_start_works(
             assert_whole(connection)
 
 
-def test_a_hotkey_that_can_not_be_opened_is_told_at_the_start(stack: DevStack, running: Running) -> None:
+def test_a_hotkey_that_can_not_be_opened_is_reported_at_the_start(stack: DevStack, running: Running) -> None:
     keys = stack.keys
     path = hotkey_file(keys.wallet_path, MINER_WALLET, HOTKEY_NAME)
     path.write_bytes(b"$NACL" + b"x" * 100)

@@ -227,8 +227,8 @@ def assert_kept(connection: sqlite3.Connection, sent: list[Sent]) -> None:
         assert (one.task.task_id in offers) == kept
         if one.acknowledged and one.answer is not None:
             row = offers[one.task.task_id]
-            told = {"accepted": bool(row["accepted"]), "message": row["message"]}
-            assert told == one.answer.json
+            reported = {"accepted": bool(row["accepted"]), "message": row["message"]}
+            assert reported == one.answer.json
     for task_id, tries in starts.items():
         kept_tries = [one for one in tries if one.nonce in used]
         assert (task_id in jobs) == bool(kept_tries)

@@ -182,7 +182,7 @@ class LossModel(nn.Module):
         if batch.documents is None:
             return {"attention_mask": None}
         if self.attention in (Attention.FLASH_2, Attention.FLASH_3):
-            return {"attention_mask": None}  # told apart by the positions' restarts
+            return {"attention_mask": None}  # distinguished by the positions' restarts
         if self.attention is Attention.FLEX:
             return {"attention_mask": _block_mask(batch.documents)}
         same = batch.documents[:, None, :, None] == batch.documents[:, None, None, :]

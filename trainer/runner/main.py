@@ -120,7 +120,7 @@ def run_to_end(
 
 
 def _is_public(run: RunSpec) -> bool:
-    """Whether rivals read what is printed: in a tournament, not with a daemon."""
+    """Whether competitors read what is printed: in a tournament, not with a daemon."""
     return run.era is Era.TOURNAMENTS and run.plan_path is None
 
 

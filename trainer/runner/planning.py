@@ -179,8 +179,8 @@ def make_own_plan(
     """The plan; with `engines` given, for one of those that this image has."""
     hardware = detect_machine(Path(run.work_dir))
     # Not for pictures: their engines have a torch of their own, which may see more than we do.
-    if hardware.gpus.is_cpu and run.task_type.is_text and (cards := unusable_gpus()):
-        raise UnusableGpu(f"{', '.join(cards)} cannot be used: look at the driver's version (nvidia-smi)")
+    if hardware.gpus.is_cpu and run.task_type.is_text and (gpus := unusable_gpus()):
+        raise UnusableGpu(f"{', '.join(gpus)} cannot be used: look at the driver's version (nvidia-smi)")
     spec = TaskSpec(
         task_type=run.task_type,
         image_type=run.image_type,

@@ -189,7 +189,7 @@ def child_environment(work: Path, more: Mapping[str, str], path: tuple[str, ...]
     environment = _offline(work, more)
     inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     environment["PYTHONPATH"] = os.pathsep.join([*path, str(ROOT), *inherited])
-    # The working directory must not be searched: what lies there may have the name of a module.
+    # The working directory must not be searched: what is there may have the name of a module.
     environment["PYTHONSAFEPATH"] = "1"
     return environment
 

@@ -1,4 +1,4 @@
-"""What a tournament's container prints: one short line per event, and nothing that tells rivals the plan.
+"""What a tournament's container prints: one short line per event, nothing that shows competitors the plan.
 
 All of it is public while the tournament runs. Engines print their whole configuration, and the learning rate
 with every step; this goes to a file in the work directory, with our own log.

@@ -161,7 +161,7 @@ class LaunchResult(NamedTuple):
 
 
 def _killed(ended: ProcessEnd) -> LaunchResult:
-    """Only the kernel's own count tells that it was for memory: anybody can send the signal."""
+    """Only the kernel's own count shows that it was for memory: anybody can send the signal."""
     if ended.oom_kills:
         text = "a training process was killed by the kernel: the host's memory ran out"
         return LaunchResult(RunEnd.OOM, text, moment="train")

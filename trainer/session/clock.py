@@ -127,7 +127,7 @@ class RunClock:
 
     @property
     def step_s(self) -> float:
-        """The mean step with its pause, plus its standard error, so that a lucky sample does not promise too
+        """The mean step with its pause, plus its standard error, so that a lucky sample does not suggest too
         much."""
         if not self.sure:
             return max(self._steps, default=self.plan.time.step_s) / self.duty

@@ -40,7 +40,7 @@ def _decision_heading(decision: Decision) -> Text:
     text = Text("accepted", style="green bold") if decision.accepted else Text("refused", style="red bold")
     profile = f", profile {decision.profile} ({decision.profile_hash})" if decision.profile else ""
     text.append(f" by policy {decision.policy} ({decision.policy_hash}){profile}\n", "")
-    text.append(f"the validator was told: {decision.message}\n", "dim")
+    text.append(f"answer to the validator: {decision.message}\n", "dim")
     return text
 
 

@@ -1,4 +1,4 @@
-"""The pages, one module each; `miner/dashboard/layout.py` tells how one is written."""
+"""The pages, one module each; `miner/dashboard/layout.py` says how one is written."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ async def config_page(view: PageView) -> None:
     try:
         answer = await view.get("/config")
     except DaemonTrouble as error:
-        view.tell(error, "/config")
+        view.explain(error, "/config")
         return
     for problem in filter(None, (answer["in_force"].get(f"{one}_problem") for one in ("policy", "profile"))):
         Text(f"What is edited is not in force: {problem}", "trouble", "p").props('role="alert"')
@@ -89,7 +89,7 @@ async def config_file_page(view: PageView, kind: str, name: str, copy_of: str = 
     try:
         found = await view.get(path)
     except DaemonTrouble as error:
-        view.tell(error, "/config")
+        view.explain(error, "/config")
         Link("All files", view.href("/config"))
         return
     if copy_of and copy_of != name:

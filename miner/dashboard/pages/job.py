@@ -50,7 +50,7 @@ async def job_page(view: PageView, job: str) -> None:
         await view.get(path)
     except DaemonTrouble as error:
         page_head("Job")
-        view.tell(error, path)
+        view.explain(error, path)
         Link("All jobs", view.href("/jobs"))
         return
     head = _Head(view, path)

@@ -226,7 +226,7 @@ class _WhatIf:
             shown = await self._view.get(f"/config/policies/{name}")
             policy = {one["path"]: one["value"] for one in shown["effective"]}
         except DaemonTrouble:
-            pass  # the backtest itself tells what is wrong
+            pass  # the backtest itself says what is wrong
         overrides = self._lever.overrides(self._slider.value, policy)
         await self._result.run(float(self._days.value), overrides)
 
@@ -237,7 +237,7 @@ async def offer_page(view: PageView, offer: str) -> None:
     try:
         found = await view.get(f"/offers/{quote(offer, safe='')}")
     except DaemonTrouble as error:
-        view.tell(error, "/offers?limit=1")
+        view.explain(error, "/offers?limit=1")
         Link("All offers", view.href("/offers"))
         return
     explained = found["explanation"]

@@ -31,7 +31,7 @@ _TOPOLOGY = "look at nvidia-smi topo -m and nvidia-smi nvlink --status"
 def check_links(context: CheckContext) -> Iterator[Finding]:
     stock = scan_once(context.settings)[0].inventory
     if not stock.sees_memory:
-        yield skip(WHAT, "no driver tells what GPUs there are and whether they are idle")
+        yield skip(WHAT, "no driver reports what GPUs there are and whether they are idle")
         return
     idle = idle_gpus(stock)
     if len(idle) < 2:

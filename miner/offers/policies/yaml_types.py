@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from core.domain.records import Record
 from core.domain.tasks import TASK_WORDS, ImageModelType, task_type_named
 
-#: Stable Diffusion 1 and 2, which validators call sdxl too: only the model's name tells them apart.
+#: Stable Diffusion 1 and 2, which validators call sdxl too: only the model's name distinguishes them.
 SD = "sd"
 
 #: Every kind of work that hours can be given for: task types, and image models more exactly.

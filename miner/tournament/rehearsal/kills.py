@@ -1,4 +1,4 @@
-"""Kill a training again and again; whatever lies there then must be a submission that scores.
+"""Kill a training again and again; whatever is there then must be a submission that scores.
 
 Validators end a container at its limit with SIGKILL and upload what they find. Moments are drawn from the
 first submission on; before it there is nothing to upload, so the seconds until then are reported instead.
@@ -70,7 +70,7 @@ class Kill:
     in_save: bool
     #: The training had ended by itself: there was nothing to kill.
     ended: bool
-    #: What is wrong with what lies there; None: it scores.
+    #: What is wrong with what is there; None: it scores.
     problem: str | None
 
     @property

@@ -1,6 +1,6 @@
-"""Read a training's log as rivals do: every line of a tournament's container is public.
+"""Read a training's log as competitors do: every line of a tournament's container is public.
 
-No secret may be in it, and nothing that tells how the model was trained.
+No secret may be in it, and nothing that shows how the model was trained.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ _PLAN = re.compile(
     re.IGNORECASE,
 )
 _SHOWN = 160
-#: Of many alike the first are enough.
-MOST_FINDINGS = 20
 
 
 class LogFindingKind(StrEnum):

@@ -213,7 +213,7 @@ def log_problems(findings: Sequence[LogFinding]) -> tuple[list[str], list[str]]:
     warnings: list[str] = []
     for kind, texts, what in (
         (LogFindingKind.SECRET, problems, "the public log shows a secret"),
-        (LogFindingKind.PLAN, warnings, "the public log tells rivals how it is trained"),
+        (LogFindingKind.PLAN, warnings, "the public log shows competitors how it is trained"),
     ):
         lines = [one for one in findings if one.kind is kind]
         if lines:

@@ -3,7 +3,7 @@
 Texts by `trainer.scoring.eval`: the validator's loss row by row, against the base and against another folder,
 such as the champion's, with the bounds of the boss round and the chance to win. Pictures: see
 `picture_scoring`. Environment tasks are played against each other: those are loaded only as far as their
-files can tell.
+files show.
 """
 
 from __future__ import annotations

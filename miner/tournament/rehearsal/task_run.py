@@ -200,7 +200,7 @@ class TaskRun:
             self.say(f"{self.task.name}: {how} after {show_seconds(end.seconds)}")
             if end.is_success:
                 return
-            there = " although something lies there" if options.place.is_dir() else ""
+            there = " although something is there" if options.place.is_dir() else ""
             text = f"attempt {number} ended with exit code {end.exit_code}: nothing is uploaded{there}"
             last = number == MAX_TRAINING_ATTEMPTS
             (self.report.problems if last else self.report.warnings).append(f"{text}; see {own or log}")

@@ -109,7 +109,7 @@ def test_every_feasible_plan_renders(feasible: list[Entry]) -> None:
         assert render(entry.plan, example_inputs(entry.task)).command, str(entry)
 
 
-def _card(plan: TrainingPlan) -> dict[str, Any]:
+def _gpus(plan: TrainingPlan) -> dict[str, Any]:
     """The engine is told of the GPUs of the plan."""
     major, minor = plan.gpus.kind.compute_capability
     return {
@@ -126,7 +126,7 @@ def test_axolotl_itself_accepts_every_rendered_configuration(
     feasible: list[Entry], training_python: str
 ) -> None:
     chosen = [entry for entry in feasible if entry.plan.engine is Engine.AXOLOTL]
-    asked = [(render(entry.plan, example_inputs(entry.task)).config, _card(entry.plan)) for entry in chosen]
+    asked = [(render(entry.plan, example_inputs(entry.task)).config, _gpus(entry.plan)) for entry in chosen]
     answers = complaints(training_python, asked)
     refused = [(str(entry), answer) for entry, answer in zip(chosen, answers, strict=True) if answer]
     assert len(chosen) * EVERY >= 150

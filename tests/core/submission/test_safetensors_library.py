@@ -81,7 +81,7 @@ print("[]")
 """
 
 
-def test_files_of_the_real_library_are_told_apart(tmp_path: Path, training_python: str) -> None:
+def test_files_of_the_real_library_are_distinguished(tmp_path: Path, training_python: str) -> None:
     (tmp_path / "made.json").write_text(json.dumps(IMAGE_MODULES), encoding="utf-8")
     asked(training_python, _SAVE, tmp_path)
     for made in IMAGE_MODULES:

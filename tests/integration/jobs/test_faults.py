@@ -49,7 +49,7 @@ async def test_what_a_changed_plan_may_mend_is_tried_again(field: Field, fault: 
 
 
 @pytest.mark.parametrize(
-    ("fault", "ends", "told"),
+    ("fault", "ends", "reported"),
     [
         ("crash", [EndReason.CRASHED] * 2, "RuntimeError: a bug of the trainer"),
         ("bad_data", [EndReason.BAD_DATA], "no row has an answer"),
@@ -57,13 +57,13 @@ async def test_what_a_changed_plan_may_mend_is_tried_again(field: Field, fault: 
     ids=["crash", "bad data"],
 )
 async def test_a_crash_is_tried_again_once_and_bad_data_is_not(
-    field: Field, fault: str, ends: list[EndReason], told: str
+    field: Field, fault: str, ends: list[EndReason], reported: str
 ) -> None:
     job = await field.start("t1", {"*": {"at": {"2": fault}}})
     row = await field.over(job)
     assert (row.state, row.end_reason) == (JobState.FAILED, ends[-1])
     assert await field.ends(job) == ends
-    assert told in row.detail + (field.data_dir / f"jobs/{job}/latest/log").read_text()
+    assert reported in row.detail + (field.data_dir / f"jobs/{job}/latest/log").read_text()
     assert await field.orphans() == []
 
 
@@ -122,7 +122,7 @@ async def kill(field: Field, job: int) -> None:
         os.killpg(os.getpgid(pid), signal.SIGKILL)
 
 
-async def test_a_hang_is_seen_told_where_and_ended(field: Field) -> None:
+async def test_a_hang_is_seen_located_and_ended(field: Field) -> None:
     await field.anew(stall_min_s=5.0)
     hangs = {"steps": 30, "checkpoint": [10], "at": {"12": "hang"}}
     # Of five steps it is not known yet how long one takes: a slow disk is not taken for a second hang.
@@ -154,7 +154,7 @@ async def tighten(field: Field) -> None:
     await field.anew()
 
 
-async def test_a_run_that_eats_the_hosts_memory_is_told_so(field: Field) -> None:
+async def test_a_run_that_eats_the_hosts_memory_is_reported(field: Field) -> None:
     await tighten(field)
     job = await field.start("t1", {"1": {"steps": 100, "at": {"3": "eat"}}, "*": GOOD})
     await field.published(job)

@@ -69,7 +69,7 @@ def test_a_nonce_of_another_shape_has_no_time(nonce: str) -> None:
     assert fiber.nonce_time_ns(nonce) is None
 
 
-def test_a_nonce_tells_when_it_was_made() -> None:
+def test_a_nonce_shows_when_it_was_made() -> None:
     assert fiber.nonce_time_ns(fiber.new_nonce(1764000000000000000)) == 1764000000000000000
     assert fiber.nonce_time_ns("1764000000000000000") == 1764000000000000000
 

@@ -99,7 +99,7 @@ async def test_an_encrypted_hotkey_opens_while_the_event_loop_goes_on(
     assert turns > 5  # in this process, even in another thread, it would keep the interpreter for itself
 
 
-def test_a_wrong_password_is_told_apart_and_not_repeated(encrypted: tuple[Wallets, Identity]) -> None:
+def test_a_wrong_password_is_distinguished_and_not_repeated(encrypted: tuple[Wallets, Identity]) -> None:
     at, _ = encrypted
     with pytest.raises(
         WrongPassword, match=r"WALLET_PASSWORD does not open .*hotkeys/default \(NaCl"

@@ -139,7 +139,7 @@ def test_settings_hold_for_the_policy_in_force_alone_and_ones_own_is_found_in_it
     assert read("--jsonl", str(lines), "--policy", "mine")[0]["refused"]["jobs"] > 0
 
 
-def test_what_is_wrong_is_told(data_dir: Path, lines: Path) -> None:
+def test_what_is_wrong_is_reported(data_dir: Path, lines: Path) -> None:
     assert isinstance(run().exception, NoStore)
     assert isinstance(run("--jsonl", str(lines), "--set", "hourz=3").exception, ConfigError)
     lines.write_text("{}\n")
@@ -151,7 +151,7 @@ def test_what_is_wrong_is_told(data_dir: Path, lines: Path) -> None:
 def test_the_policy_in_force_is_played_on_this_hosts_gpus(
     stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the daemon here chooses it: of eight cards four would be forgotten."""
+    """As the daemon here chooses it: of eight GPUs four would be forgotten."""
     monkeypatch.setenv("GPUS", "8xH100")
     named = [one["policy"] for one in read()]
     assert "h100x8" in named

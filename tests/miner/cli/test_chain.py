@@ -87,7 +87,7 @@ def test_status_falls_back_on_the_daemons_copy_and_says_so(cli: Cli, hotkey: str
     assert "nodes.json" in shown["error"]
 
 
-def test_status_tells_what_it_knows_without_a_metagraph_or_a_hotkey(cli: Cli) -> None:
+def test_status_shows_what_it_knows_without_a_metagraph_or_a_hotkey(cli: Cli) -> None:
     code, shown = cli.json("status")
     assert (code, shown["registered"]) == (os.EX_CONFIG, None)
     assert "no such file" in shown["error"]
@@ -98,7 +98,7 @@ def test_status_tells_what_it_knows_without_a_metagraph_or_a_hotkey(cli: Cli) ->
     assert "there is no hotkey at" in shown["hotkey_problem"]
 
 
-def test_an_unregistered_hotkey_is_told_how_to_register(cli: Cli, hotkey: str) -> None:
+def test_an_unregistered_hotkey_is_shown_how_to_register(cli: Cli, hotkey: str) -> None:
     code, shown = cli.json("register-check")
     assert (code, shown["registered"], shown["uid"]) == (0, True, 0)
 
@@ -133,7 +133,7 @@ def test_publishing_asks_first_and_needs_a_yes_where_nobody_answers(cli: Cli, ho
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ([], "give the public address with --ip, or set PUBLIC_IP"),
         (["--ip", "10.0.0.1"], "ALLOW_PRIVATE_AXON"),
@@ -142,15 +142,15 @@ def test_publishing_asks_first_and_needs_a_yes_where_nobody_answers(cli: Cli, ho
     ],
 )
 def test_an_address_of_no_use_is_refused_with_the_reason(
-    cli: Cli, hotkey: str, arguments: list[str], told: str
+    cli: Cli, hotkey: str, arguments: list[str], reported: str
 ) -> None:
     result = cli("publish-ip", *arguments, "--yes")
 
     assert result.exit_code != 0
-    assert told in result.stderr
+    assert reported in result.stderr
     code, shown = cli.json("publish-ip", *arguments, "--yes")
     assert code == result.exit_code
-    assert told in shown["error"]["message"]
+    assert reported in shown["error"]["message"]
 
 
 def test_an_ipv6_address_is_published_with_a_warning(cli: Cli, hotkey: str) -> None:

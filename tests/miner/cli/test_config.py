@@ -21,7 +21,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.upper(), raising=False)
 
 
-def test_show_tells_value_source_and_meaning_of_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_gives_value_source_and_meaning_of_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPERATOR_TOKEN", SECRET)
     Path(".env").write_text("NETUID=5\nMAX_HOUR=3\n")
     said = CliRunner().invoke(app, ["show"]).output

@@ -89,7 +89,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, page: dict[str, Any]) -> None:
     monkeypatch.setattr("miner.daemon_client.get_page", lambda _settings, path: {"/fleet": page}[path])
 
 
-def test_cards_holders_and_queue_are_shown_and_machines_get_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_holders_and_queue_are_shown_and_machines_get_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, PAGE)
     code, shown = run()
     assert code == 0
@@ -119,7 +119,7 @@ def test_what_a_gpu_measures_fits_into_80_columns_and_what_is_unknown_is_a_dash(
 @pytest.mark.parametrize(
     "change", [{"trouble": "the driver hangs"}, {"gpus": [{**PAGE["gpus"][2]}]}, {"gpus": []}]
 )
-def test_a_fleet_that_can_not_be_used_is_told_by_the_exit_code(
+def test_a_fleet_that_can_not_be_used_is_reported_by_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
     answers(monkeypatch, {**PAGE, **change})
@@ -154,7 +154,7 @@ def test_without_a_daemon_the_gpus_are_scanned_and_the_store_read(folder: Path) 
     page = json.loads(shown)
     assert (code, page["daemon"], page["source"]) == (0, False, "GPUS=4xH100")
     assert "god-miner run" in page["why"]
-    assert [card["id"] for card in page["gpus"]] == ["0", "1", "2", "3"]
+    assert [gpu["id"] for gpu in page["gpus"]] == ["0", "1", "2", "3"]
     (claim,) = page["claims"]
     assert (claim["gpus"], claim["kind"], claim["accepted"]) == (["1", "2"], "offer", True)
     code, shown = run()
@@ -199,4 +199,4 @@ async def test_the_daemons_page_shows_who_has_what(running: DaemonInProcess) -> 
     key = TaskKey(job["validator"], job["task_id"])
     grant = await fleet.acquire(key, [1], until=9e9)
     page = (await running.operator.get("/fleet")).json()
-    assert {card["id"]: card["task_id"] for card in page["gpus"]}[grant.ids[0]] == key.task_id
+    assert {gpu["id"]: gpu["task_id"] for gpu in page["gpus"]}[grant.ids[0]] == key.task_id

@@ -53,21 +53,21 @@ def said(*words: str) -> Result:
     return CliRunner().invoke(app, list(words))
 
 
-def told(*words: str) -> Any:
+def reported(*words: str) -> Any:
     done = said(*words, "--json")
     return json.loads(done.stdout)
 
 
 def test_an_image_is_built_pinned_and_usable(checkout: Path, docker_host: Dockerd) -> None:
-    assert {one["state"] for one in told("list")} == {"missing"}
-    assert told("check", "text")[0]["usable"] is False
+    assert {one["state"] for one in reported("list")} == {"missing"}
+    assert reported("check", "text")[0]["usable"] is False
     done = said("build", "text", "--context", str(checkout), "--build-arg", "SAYS=hello", "--network", "none")
     assert done.exit_code == 0, done.output
     assert "said hello" in done.stderr
-    (found,) = (one for one in told("list") if one["short"] == "text")
+    (found,) = (one for one in reported("list") if one["short"] == "text")
     assert found["id"] in done.stdout
     assert found["size_bytes"] > 1_000_000
-    (checked,) = told("check", "text")
+    (checked,) = reported("check", "text")
     assert checked["usable"], checked["problem"]
     assert said("check", "text").exit_code == 0
 
@@ -76,34 +76,34 @@ def test_an_image_is_built_pinned_and_usable(checkout: Path, docker_host: Docker
     repository, _, tag = found["name"].partition(":")
     api.tag(base_image.NAME, repository, tag, force=True)
     api.close()
-    (moved,) = (one for one in told("list") if one["short"] == "text")
+    (moved,) = (one for one in reported("list") if one["short"] == "text")
     assert (moved["state"], moved["id"]) == ("moved", found["id"])
-    assert told("check", "text")[0]["usable"]
+    assert reported("check", "text")[0]["usable"]
 
 
-def test_an_image_of_other_sources_is_told(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_of_other_sources_is_reported(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "source_root", lambda: checkout)
     assert said("build", "text", "--context", str(checkout), "--network", "none").exit_code == 0
-    assert told("list")[0]["state"] == "ok"
+    assert reported("list")[0]["state"] == "ok"
     (checkout / "trainer" / "new.py").write_text("")
-    assert told("list")[0]["state"] == "stale"
+    assert reported("list")[0]["state"] == "stale"
     assert "→ god-miner images build text" in said("list").stdout
 
 
-def test_an_image_from_elsewhere_runs_by_its_name_and_that_is_told(
+def test_an_image_from_elsewhere_runs_by_its_name_and_that_is_reported(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINER_TEXT_IMAGE", base_image.NAME)
-    (found,) = (one for one in told("list") if one["short"] == "text")
+    (found,) = (one for one in reported("list") if one["short"] == "text")
     assert found["state"] == "unpinned"
-    (checked,) = told("check", "text")
+    (checked,) = reported("check", "text")
     assert checked["usable"], checked["problem"]
 
 
-def test_an_image_that_cannot_train_is_told(checkout: Path) -> None:
+def test_an_image_that_cannot_train_is_reported(checkout: Path) -> None:
     (checkout / "trainer" / "runner" / "check_engines.py").unlink()
     assert said("build", "text", "--context", str(checkout), "--network", "none").exit_code == 0
-    (checked,) = told("check", "text")
+    (checked,) = reported("check", "text")
     assert "trainer.runner.check_engines" in checked["problem"]
     assert said("check", "text").exit_code == 1
 
@@ -117,7 +117,7 @@ def test_only_images_that_the_policy_needs_decide_and_lists_can_be_narrowed(
     done = said("check")
     assert done.exit_code == 0, done.output
     assert "no task for it" in done.stdout
-    assert [one["short"] for one in told("list", "text")] == ["text"]
+    assert [one["short"] for one in reported("list", "text")] == ["text"]
     assert "no image 'other'" in str(said("list", "other").exception)
 
 
@@ -126,7 +126,7 @@ def test_earlier_builds_are_pruned_and_those_in_use_are_kept(
 ) -> None:
     def build() -> str:
         assert said("build", "text", "--context", str(checkout), "--network", "none").exit_code == 0
-        return str(told("list", "text")[0]["id"])
+        return str(reported("list", "text")[0]["id"])
 
     # Other tests share the engine: the same content would be the same image, under their names.
     (checkout / "core" / "first.py").write_text("")
@@ -134,21 +134,21 @@ def test_earlier_builds_are_pruned_and_those_in_use_are_kept(
     (checkout / "core" / "new.py").write_text("")
     present = build()
     assert earlier != present
-    assert earlier in [one["id"] for one in told("prune", "--dry-run")]
-    assert earlier in [one["id"] for one in told("prune")]
-    assert earlier not in [one["id"] for one in told("prune")]
-    assert told("list", "text")[0]["id"] == present
-    assert told("check", "text")[0]["usable"]
+    assert earlier in [one["id"] for one in reported("prune", "--dry-run")]
+    assert earlier in [one["id"] for one in reported("prune")]
+    assert earlier not in [one["id"] for one in reported("prune")]
+    assert reported("list", "text")[0]["id"] == present
+    assert reported("check", "text")[0]["usable"]
 
     # Another data directory of the same Docker builds under the same name: both are in use.
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "other"))
     (checkout / "core" / "newer.py").write_text("")
     newest = build()
-    told("prune")
+    reported("prune")
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
-    assert told("list", "text")[0]["id"] == present
-    assert told("check", "text")[0]["usable"]
-    assert newest not in [one["id"] for one in told("prune")]
+    assert reported("list", "text")[0]["id"] == present
+    assert reported("check", "text")[0]["usable"]
+    assert newest not in [one["id"] for one in reported("prune")]
 
 
 def test_a_failing_build_is_an_error_and_pins_nothing(checkout: Path, tmp_path: Path) -> None:
@@ -159,6 +159,6 @@ def test_a_failing_build_is_an_error_and_pins_nothing(checkout: Path, tmp_path: 
     assert not (tmp_path / "data" / "images.json").exists()
 
 
-def test_names_that_are_none_are_told(checkout: Path) -> None:
+def test_names_that_are_none_are_reported(checkout: Path) -> None:
     assert "text, image, toolkit" in str(said("build", "other", "--context", str(checkout)).exception)
     assert said("build", "text", "--build-arg", "nothing").exit_code == 2

@@ -121,7 +121,7 @@ async def test_what_a_training_has_come_to_is_in_the_list_on_the_page_and_in_jso
     assert max(map(len, page.splitlines())) <= 80
 
 
-async def test_success_time_and_gain_are_told_by_type_family_and_size(
+async def test_success_time_and_gain_are_reported_by_type_family_and_size(
     run: Run, harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

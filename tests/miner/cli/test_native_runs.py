@@ -73,7 +73,9 @@ def test_pretraining_trains_every_weight_on_every_token(tmp_path: Path) -> None:
         ({"data": Path("/nowhere.json")}, "no file"),
     ],
 )
-def test_a_mistake_is_told_before_anything_starts(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+def test_a_mistake_is_reported_before_anything_starts(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
     with pytest.raises(ConfigError, match=why):
         make_run(tmp_path / "run", wishes(tmp_path, **changes))
 

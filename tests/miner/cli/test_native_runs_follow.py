@@ -53,12 +53,12 @@ def python(folder: Path, *, waits: bool = False) -> Path:
     return path
 
 
-def test_every_event_is_told_and_the_rest_is_in_the_log(tmp_path: Path) -> None:
+def test_every_event_is_reported_and_the_rest_is_in_the_log(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", wishes(tmp_path))
     Path(run.progress_path).write_text('{"t": 0, "event": "stage", "stage": "of an earlier try"}\n')
-    told: list[ProgressEvent] = []
-    assert native_runs.run_training(python(tmp_path), tmp_path / "run", run, told.append) == 34
-    assert [event.event for event in told] == ["stage"]
+    reported: list[ProgressEvent] = []
+    assert native_runs.run_training(python(tmp_path), tmp_path / "run", run, reported.append) == 34
+    assert [event.event for event in reported] == ["stage"]
     assert (tmp_path / "run/log").read_text() == "a line for the log\n"
     assert native_runs.load_result(run) is None
 
@@ -80,17 +80,17 @@ def unread_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("unread_stderr")
 def test_an_interruption_asks_the_training_to_save_and_end(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", wishes(tmp_path))
-    told: list[ProgressEvent] = []
+    reported: list[ProgressEvent] = []
 
     def interrupt() -> None:
         until = time.monotonic() + 120
-        while not told and time.monotonic() < until:
+        while not reported and time.monotonic() < until:
             time.sleep(0.02)
         signal.raise_signal(signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    assert native_runs.run_training(python(tmp_path, waits=True), tmp_path / "run", run, told.append) == 0
-    assert [event.event for event in told] == ["stage", "note"]
+    assert native_runs.run_training(python(tmp_path, waits=True), tmp_path / "run", run, reported.append) == 0
+    assert [event.event for event in reported] == ["stage", "note"]
 
 
 def test_a_training_that_nobody_reads_any_more_is_saved(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_program_that_fails_ends_us_with_its_code(tmp_path: Path) -> None:
     assert subprocess.run([path], capture_output=True).returncode == 3
 
 
-def test_steps_are_told_now_and_then_and_the_last_one_always() -> None:
+def test_steps_are_reported_now_and_then_and_the_last_one_always() -> None:
     said: list[str] = []
     clock = iter([0.0, 0.5, 1.0, 2.5, 2.6])
     tell = native_runs.TrainingPrinter(said.append, lambda: next(clock))
@@ -175,5 +175,5 @@ def test_steps_are_told_now_and_then_and_the_last_one_always() -> None:
         (StageEvent(t=0, stage="train"), ""),
     ],
 )
-def test_events_are_told_in_words(event: ProgressEvent, wanted: str) -> None:
+def test_events_are_reported_in_words(event: ProgressEvent, wanted: str) -> None:
     assert native_runs.event_line(event) == wanted

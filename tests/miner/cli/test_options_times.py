@@ -23,6 +23,6 @@ def test_a_moment_is_a_length_back_or_a_date(text: str, expected: float) -> None
 
 
 @pytest.mark.parametrize("text", ["", "2", "yesterday", "2025-13-01"])
-def test_anything_else_is_told(text: str) -> None:
+def test_anything_else_is_reported(text: str) -> None:
     with pytest.raises(ConfigError, match="2d or 12h"):
         parse_time(text, NOON)

@@ -86,7 +86,7 @@ MISSING = ConfigError("task.json", [Problem("dataset", "x", "is missing")])
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "told", "as_json"),
+    ("error", "code", "reported", "as_json"),
     [
         (
             GONE,
@@ -110,13 +110,13 @@ MISSING = ConfigError("task.json", [Problem("dataset", "x", "is missing")])
 def test_an_error_is_a_line_and_json_where_json_was_asked_for(
     error: GodMinerError,
     code: int,
-    told: str,
+    reported: str,
     as_json: object,
     god_miner: Callable[..., tuple[object, str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("miner.settings.load_settings", Mock(side_effect=error))
-    assert god_miner("jobs", "list") == (code, "", told)
+    assert god_miner("jobs", "list") == (code, "", reported)
     ended, out, err = god_miner("jobs", "list", "--json")
     assert (ended, json.loads(out), err) == (code, {"error": as_json}, "")
 

@@ -131,7 +131,7 @@ def test_bad_numbers_are_refusals_and_no_tracebacks(arguments: tuple[str, ...], 
         ),
     ],
 )
-def test_slips_are_told_with_the_way_out(
+def test_slips_are_shown_with_the_way_out(
     arguments: tuple[str, ...], error: type[Exception], said: str
 ) -> None:
     found = _run(*arguments)
@@ -166,7 +166,7 @@ def test_a_dataset_file_is_counted_and_measured(tmp_path: Path) -> None:
 
 
 @each("text", ["[1, 2]", "{broken", '["unclosed', "nonsense", "[" * 100_000])
-def test_a_file_that_is_no_dataset_is_told_apart(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_dataset_is_distinguished(tmp_path: Path, text: str) -> None:
     found = _run(*TASK[:-2], "--dataset", _file(tmp_path, text))
     assert isinstance(found.exception, ConfigError)
 
@@ -232,7 +232,7 @@ def test_against_an_earlier_plan_an_edited_profile_shows_its_effect(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [None, "{}", "nonsense"])
-def test_against_a_file_that_is_no_plan_is_told(tmp_path: Path, content: str | None) -> None:
+def test_against_a_file_that_is_no_plan_is_reported(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "plan.json"
     if content is not None:
         path.write_text(content, encoding="utf-8")

@@ -60,7 +60,7 @@ def test_check_passes_what_is_shipped_and_counts_what_it_takes() -> None:
     assert "dpo 0/9 (task)" in result.output
 
 
-def test_check_tells_what_is_wrong_and_fails(mine: Path) -> None:
+def test_check_shows_what_is_wrong_and_fails(mine: Path) -> None:
     result = run("check", str(mine / "broken.yaml"), str(mine / "odd.yaml"), str(mine / "mine.yaml"))
     assert result.exit_code == 1
     assert "broken.yaml:2: rules.max_jobz: no such key; nearest is max_jobs" in result.output
@@ -98,7 +98,7 @@ def test_schema_is_json_schema_or_the_page() -> None:
     assert run("schema", "--markdown").output.startswith("# Acceptance policies")
 
 
-def test_a_policy_that_is_not_there_is_told() -> None:
+def test_a_policy_that_is_not_there_is_reported() -> None:
     result = run("show", "nope")
     assert isinstance(result.exception, ConfigError)
     assert "known by name" in str(result.exception)

@@ -92,7 +92,7 @@ def test_check_is_content_with_all_shipped_profiles() -> None:
     assert "8 checked in" in result.output
 
 
-def test_check_tells_file_and_line_and_fails(mine: Path) -> None:
+def test_check_shows_file_and_line_and_fails(mine: Path) -> None:
     result = run("check", "broken", "--dir", str(mine))
     assert result.exit_code == 1
     assert "broken.yaml:2: targets.lora_rr: no such key; nearest is lora_r" in result.output
@@ -139,7 +139,7 @@ def test_sections_for_some_pictures_are_shown_compared_and_explained() -> None:
     assert "add --task image" in str(refused.exception)
 
 
-def test_a_wrong_word_is_told_with_the_right_ones() -> None:
+def test_a_wrong_word_is_shown_with_the_right_ones() -> None:
     result = run("show", "steady", "--task", "sing")
     assert isinstance(result.exception, ConfigError)
     assert "instruct, chat, dpo, grpo, image" in str(result.exception)

@@ -47,7 +47,7 @@ def test_a_report_is_printed_as_text_markdown_html_and_json(filled: Path) -> Non
     assert report["backtest"] is None
 
 
-def test_a_backtest_tells_what_other_policies_would_have_done(filled: Path) -> None:
+def test_a_backtest_shows_what_other_policies_would_have_done(filled: Path) -> None:
     report = json.loads(run("daily", "--at", "2025-10-01", "--backtest", "--json").output)
     found = {row["name"]: (row["accepted"], row["offers"]) for row in report["backtest"]}
     assert found["as decided"] == (1, 2)

@@ -39,9 +39,9 @@ def test_a_good_folder_is_shown_with_what_is_mended_and_left_out(adapter: Path, 
 
 def test_a_programs_verdict_has_everything(adapter: Path, base: Path) -> None:
     result = cli("submission", "check", adapter, "--model", BASE_ID, "--base", base, "--json")
-    told: dict[str, Any] = json.loads(result.stdout)
-    assert (told["good"], told["kind"], len(told["model_hash"])) == (True, "adapter", 64)
-    assert told["files"]["adapter_model.safetensors"]["size"] > 0
+    reported: dict[str, Any] = json.loads(result.stdout)
+    assert (reported["good"], reported["kind"], len(reported["model_hash"])) == (True, "adapter", 64)
+    assert reported["files"]["adapter_model.safetensors"]["size"] > 0
     # As a tournament takes it, strays and local names are faults.
     result = cli("submission", "check", adapter, "--model", BASE_ID, "--as-is", "--json")
     assert result.exit_code == 1
@@ -49,7 +49,7 @@ def test_a_programs_verdict_has_everything(adapter: Path, base: Path) -> None:
     assert kinds == {"stray", "pickle", "wrong_base", "bad_card"}
 
 
-def test_what_is_wrong_is_told_with_the_way_out_and_exit_code_1(adapter: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_shown_with_the_way_out_and_exit_code_1(adapter: Path, tmp_path: Path) -> None:
     (adapter / "adapter_model.safetensors").write_bytes(b"x" * 20)
     result = cli("submission", "check", adapter, "--model", BASE_ID)
     assert result.exit_code == 1
@@ -97,8 +97,8 @@ def test_a_person_publishes_to_the_hub_and_keeps_the_card(
     args = ("publish", adapter, "--repo", "mine", "--model", BASE_ID, "--base", base, "--json")
     result = cli(*args, **environment(tmp_path, hub))
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told["repo"] == "tester/mine"
+    reported = json.loads(result.stdout)
+    assert reported["repo"] == "tester/mine"
     files = hub.repo("tester/mine").head.files
     assert b"Mine." in bytes(files["README.md"].content)  # type: ignore[arg-type]
     assert hub.token not in result.output

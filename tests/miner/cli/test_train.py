@@ -55,7 +55,7 @@ def run(*arguments: str) -> tuple[int, str]:
 NEW = ("--model", "base", "--data", "rows.json", "--profile", "cpu-native")
 
 
-def test_a_training_is_started_in_the_training_environment_and_its_result_told(setting: Path) -> None:
+def test_a_training_is_started_in_the_training_environment_and_its_result_shown(setting: Path) -> None:
     (setting / "run").mkdir()
     (setting / "run/plan.json").write_text("{}")
     code, said = run("native", "run", *NEW, "--write-only")
@@ -159,6 +159,6 @@ def test_tokens_are_made_by_the_training_environment(setting: Path) -> None:
         (["native", "run", *NEW, "--mode", "grpo"], "sft, dpo, pretrain"),
     ],
 )
-def test_a_mistake_is_told_in_a_line(setting: Path, arguments: list[str], why: str) -> None:
+def test_a_mistake_is_reported_in_a_line(setting: Path, arguments: list[str], why: str) -> None:
     with pytest.raises(Exception, match=why):
         run(*arguments)

@@ -59,13 +59,13 @@ def test_the_training_environment_is_started_with_what_was_asked_and_without_sec
     monkeypatch.chdir(tmp_path)
     asked = [*files(tmp_path), "--model", str(tmp_path / "other"), "--rows", "5", "--json"]
     assert CliRunner().invoke(app, asked).exit_code == 3, "the scores' own exit code is ours"
-    told = seen.read_text()
-    assert told.startswith(
+    reported = seen.read_text()
+    assert reported.startswith(
         f"-m\ntrainer.scoring.eval\n--task\n{tmp_path}/task.json\n--base\n{tmp_path}/base\n"
     )
-    assert f"--model\n{tmp_path}/other\n--rows\n5\n--json\n" in told
-    assert "PYTHONPATH=" in told
-    assert "hf_secret" not in told
+    assert f"--model\n{tmp_path}/other\n--rows\n5\n--json\n" in reported
+    assert "PYTHONPATH=" in reported
+    assert "hf_secret" not in reported
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_started(tmp_path: Path) -> None:

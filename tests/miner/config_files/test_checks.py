@@ -84,7 +84,7 @@ def test_the_diff_is_against_the_saved_text(folder: Path) -> None:
     assert found["edited"] == [{"path": "limits.max_gpus", "before": None, "after": 2}]
 
 
-def test_values_of_environment_variables_are_not_told() -> None:
+def test_values_of_environment_variables_are_not_reported() -> None:
     edits = edited_values("env: {KEY: old}\n", "env: {KEY: new}\ntargets: {lora_r: 8}\n")
     assert [tuple(one) for one in edits] == [
         ("env.KEY", "(set)", "(set)"),
@@ -122,7 +122,7 @@ def test_an_edited_policy_changes_which_past_offers_are_accepted(folder: Path) -
     assert [(one["task_id"], one["accepted"]) for one in found["changes"]] == [("2", False)]
 
 
-def test_an_edit_of_the_alert_rules_tells_which_rules_change(folder: Path) -> None:
+def test_an_edit_of_the_alert_rules_shows_which_rules_change(folder: Path) -> None:
     text = "rules:\n  gpu-memory:\n    when: {above: 95%}\n  gpu-idle:\n    off: true\n"
     found = check(folder, text, kind="alerts", name="alerts", effects=True)
     assert found["valid"], found["problems"]

@@ -74,13 +74,13 @@ async def test_twenty_pages_cost_as_much_as_one_and_none_costs_nothing(
     stop()
 
 
-async def test_a_lost_daemon_is_told_once_and_is_back_by_itself(
+async def test_a_lost_daemon_is_reported_once_and_is_back_by_itself(
     link: DaemonLink, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("miner.dashboard.daemons.RETRY_SECONDS", 0.1)
-    told: list[float | None] = []
+    reported: list[float | None] = []
     seen: list[dict[str, Any]] = []
-    link.listen(lambda one: told.append(one.lost_at))
+    link.listen(lambda one: reported.append(one.lost_at))
     stop = link.watch("/status", 0.1, seen.append, ignore)
     await until(lambda: seen)
     daemon.up = False
@@ -89,7 +89,7 @@ async def test_a_lost_daemon_is_told_once_and_is_back_by_itself(
     daemon.up = True
     await until(lambda: len(seen) > shown)
     assert link.lost_at is None
-    assert [at is not None for at in told] == [True, False]
+    assert [at is not None for at in reported] == [True, False]
     stop()
 
 

@@ -138,8 +138,8 @@ def test_what_is_shown_at_the_end_fits_80_columns(capsys: pytest.CaptureFixture[
     repository = "local/ea36a6d4-7aab-47c7-840a-277db0297eb1"
     shown = DemoResult(None, "org/model", 29.0, 5.6, 4.0, 24, repository, "e" * 64)
     dev.print_demo(shown, as_json=False)
-    with dev.DemoProgress() as told:
-        told("submission", "x" * 200)
+    with dev.DemoProgress() as reported:
+        reported("submission", "x" * 200)
     out, err = capsys.readouterr()
     assert all(len(line) <= 80 for line in (out + err).splitlines())
     assert repository in out

@@ -139,7 +139,7 @@ async def test_offers_wait_three_seconds_and_the_rest_ten() -> None:
     assert limits == [OFFER_LIMIT_S, OTHER_LIMIT_S, OTHER_LIMIT_S] == [3, 10, 10]
 
 
-async def test_no_answer_in_time_and_no_connection_are_told_apart_and_both_are_a_no() -> None:
+async def test_no_answer_in_time_and_no_connection_are_distinguished_and_both_are_a_no() -> None:
     def late(request: httpx.Request) -> httpx.Response:
         raise httpx.ReadTimeout("late", request=request)
 

@@ -75,7 +75,7 @@ def test_an_offer_accepted_without_a_message_still_counts() -> None:
         *((answered(value), START_NOTED) for value in ({}, {"message": "ok"}, [], None, 1)),
     ],
 )
-def test_a_start_is_noted_with_any_json_and_without_json_all_miners_are_told_again(
+def test_a_start_is_noted_with_any_json_and_without_json_all_miners_get_it_again(
     reply: MinerReply | None, outcome: ValidatorOutcome
 ) -> None:
     assert read_start(reply).outcome is outcome

@@ -56,7 +56,7 @@ def test_a_command_that_ends_is_not_started_again_at_once_and_its_values_grow_ol
     stream.close()
 
 
-async def test_cards_without_gpm_get_it_from_dcgm_where_it_is_installed(
+async def test_gpus_without_gpm_get_it_from_dcgm_where_it_is_installed(
     nvml_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = nvml_host(2)
@@ -66,9 +66,9 @@ async def test_cards_without_gpm_get_it_from_dcgm_where_it_is_installed(
     monkeypatch.setenv("PATH", f"{dcgmi.folder}:/usr/bin:/bin")
     nvml = NvmlSource(sample_timeout=120.0, start_timeout=120.0)
     try:
-        while (cards := await nvml.sample())[0].sample.tensor is None:
+        while (gpus := await nvml.sample())[0].sample.tensor is None:
             pass
-        assert (cards[0].sample.tensor, cards[0].sample.dram) == (0.412, 0.173)
+        assert (gpus[0].sample.tensor, gpus[0].sample.dram) == (0.412, 0.173)
         assert (await nvml.sample())[1].sample.tensor == 0.2
     finally:
         await nvml.close()

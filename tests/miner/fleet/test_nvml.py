@@ -50,12 +50,12 @@ async def test_every_gpu_is_scanned_and_those_on_a_switch_are_all_linked(nvml_ho
     assert (scan.source, scan.errors) == ("driver 550.127.05", {})
 
 
-async def test_a_power_limit_is_set_within_the_cards_bounds_where_that_is_allowed(nvml_host: Host) -> None:
+async def test_a_power_limit_is_set_within_the_gpus_bounds_where_that_is_allowed(nvml_host: Host) -> None:
     host = nvml_host(2)
     async with source() as nvml:
         assert await nvml.set_power_limit(uuid(1), 650.0) == 650.0
         assert await nvml.set_power_limit("1", 100.0) == 200.0
-        limits = {card.index: card.sample.power_limit_watts for card in await nvml.sample()}
+        limits = {gpu.index: gpu.sample.power_limit_watts for gpu in await nvml.sample()}
         assert limits == {0: 700.0, 1: 200.0}
         host.gpu(0, power_locked=1)
         with pytest.raises(PowerRefused):

@@ -42,10 +42,10 @@ async def source(**more: Any) -> AsyncIterator[NvmlSource]:
 
 
 async def measured(nvml: NvmlSource) -> dict[int, GpuSample]:
-    return {card.index: card.sample for card in await nvml.sample()}
+    return {gpu.index: gpu.sample for gpu in await nvml.sample()}
 
 
-async def test_a_card_that_trains_is_measured_and_activity_from_the_second_sample_on(nvml_host: Host) -> None:
+async def test_a_gpu_that_trains_is_measured_and_activity_from_the_second_sample_on(nvml_host: Host) -> None:
     host = nvml_host(2)
     host.gpu(0, **training())
     async with source() as nvml:
@@ -81,7 +81,7 @@ async def test_reasons_of_low_clocks_are_heat_power_and_hardware(nvml_host: Host
             assert tuple(sorted((await measured(nvml))[0].throttle or ())) == words
 
 
-async def test_what_a_card_or_its_driver_lacks_is_unknown_and_never_zero(nvml_host: Host) -> None:
+async def test_what_a_gpu_or_its_driver_lacks_is_unknown_and_never_zero(nvml_host: Host) -> None:
     nvml_host(1).gpu(0, **training(), lacks=CONSUMER)
     async with source() as nvml:
         await nvml.sample()
@@ -100,14 +100,14 @@ async def test_without_gpm_traffic_comes_from_counters_and_pcie_at_last_from_a_s
     async with source() as nvml:
         assert (await measured(nvml))[0].pcie_bytes_s is None
         host.gpu(0, pcie_counter=6000, nvlink_counter=20, counted_at=3_000_000)
-        cards = await measured(nvml)
-        assert (cards[0].pcie_bytes_s, cards[0].nvlink_bytes_s) == (5000.0, 10 * 1024.0)
-        assert (cards[1].pcie_bytes_s, cards[1].nvlink_bytes_s) == (100 * 1024.0, None)
+        gpus = await measured(nvml)
+        assert (gpus[0].pcie_bytes_s, gpus[0].nvlink_bytes_s) == (5000.0, 10 * 1024.0)
+        assert (gpus[1].pcie_bytes_s, gpus[1].nvlink_bytes_s) == (100 * 1024.0, None)
         host.gpu(0, pcie_counter=1, counted_at=4_000_000)  # the driver was loaded again
         assert (await measured(nvml))[0].pcie_bytes_s is None
 
 
-async def test_an_xid_is_told_once_also_of_a_card_that_is_lost(nvml_host: Host) -> None:
+async def test_an_xid_is_reported_once_also_of_a_gpu_that_is_lost(nvml_host: Host) -> None:
     host = nvml_host(2)
     host.xid(0, 31)  # from before: somebody else's
     async with source() as nvml:
@@ -115,12 +115,12 @@ async def test_an_xid_is_told_once_also_of_a_card_that_is_lost(nvml_host: Host) 
         host.xid(0, 63)
         host.xid(1, 79)
         host.gpu(1, error=LOST)
-        cards = await measured(nvml)
-        assert (cards[0].xids, cards[1].xids, cards[1].temperature) == ((63,), (79,), None)
+        gpus = await measured(nvml)
+        assert (gpus[0].xids, gpus[1].xids, gpus[1].temperature) == ((63,), (79,), None)
         assert list(await measured(nvml)) == [0]
 
 
-async def test_a_card_that_vanishes_and_returns_is_left_out_and_measured_again(nvml_host: Host) -> None:
+async def test_a_gpu_that_vanishes_and_returns_is_left_out_and_measured_again(nvml_host: Host) -> None:
     host = nvml_host(3)
     async with source() as nvml:
         assert list(await measured(nvml)) == [0, 1, 2]
@@ -128,18 +128,18 @@ async def test_a_card_that_vanishes_and_returns_is_left_out_and_measured_again(n
         assert list(await measured(nvml)) == [0, 2]
         host.gpu(1, error=0)
         host.set(count=2)
-        await nvml.scan()  # a scan that sees other cards than before has the samples begin anew
+        await nvml.scan()  # a scan that sees other GPUs than before has the samples begin anew
         assert list(await measured(nvml)) == [0, 1]
 
 
-async def test_a_slice_has_its_own_memory_and_activity_and_the_heat_of_its_card(nvml_host: Host) -> None:
+async def test_a_slice_has_its_own_memory_and_activity_and_the_heat_of_its_gpu(nvml_host: Host) -> None:
     nvml_host(2).gpu(0, **training(), slices=2)
     async with source() as nvml:
         ids = [gpu.id for gpu in (await nvml.scan()).gpus]
         await nvml.sample()
-        cards = await measured(nvml)
-    assert [cards[index].gpu for index in range(3)] == ids
-    part = cards[1]
+        gpus = await measured(nvml)
+    assert [gpus[index].gpu for index in range(3)] == ids
+    part = gpus[1]
     assert (part.utilization, part.tensor, part.temperature) == (0.97, 0.41, 62)
     assert (part.memory_total, part.power_watts) == (81559 * MIB // 2, None)
 

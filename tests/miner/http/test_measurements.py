@@ -57,7 +57,7 @@ async def test_the_history_is_by_minutes_for_some_hours_and_by_hours_beyond(runn
     assert sum(row["samples"] for row in hours["gpus"]["0"]) == 36
 
 
-async def test_the_fleet_tells_what_a_gpu_measures_and_which_job_has_it_until_when(
+async def test_the_fleet_shows_what_a_gpu_measures_and_which_job_has_it_until_when(
     running: DaemonInProcess,
 ) -> None:
     now = running.daemon.clock()

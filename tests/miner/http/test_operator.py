@@ -102,7 +102,7 @@ async def test_refusals_are_json_here_too(
     assert set(reply.json()) == {"error", "message"}
 
 
-async def test_the_status_tells_who_and_how_much(running: DaemonInProcess) -> None:
+async def test_the_status_shows_who_and_how_much(running: DaemonInProcess) -> None:
     await running.offer(task(seed=1))
     await running.offer(task(seed=2))
     await running.start(task(seed=2))

@@ -9,7 +9,7 @@ from tests.doubles.each import each
 from tests.miner.http.daemon_in_process import DaemonInProcess, task
 
 
-async def test_the_overview_tells_state_indicators_gpus_jobs_and_decisions(
+async def test_the_overview_shows_state_indicators_gpus_jobs_and_decisions(
     running: DaemonInProcess,
 ) -> None:
     accepted, refused = task(), task(TaskType.DPO, 1)

@@ -144,7 +144,7 @@ def test_what_was_damaged_on_the_way_is_fetched_once_more(store: FileStore, fold
     assert len(store.lines("/bucket/b")) == 2
 
 
-def test_odd_rows_are_told_of_and_lines_are_rows_too(store: FileStore, folder: Path) -> None:
+def test_odd_rows_are_reported_and_lines_are_rows_too(store: FileStore, folder: Path) -> None:
     reports = Reports()
     rows = b'{"q": "x", "a": "y"}\n7\n{"q": "x", "a": ""}\n{"q": "x", "q": "z", "a": "y"}\n'
     done = get(folder, store.add("a", rows), reports)
@@ -171,7 +171,7 @@ def test_a_dataset_named_on_the_hub_is_refused(folder: Path) -> None:
     assert "not fetched" in str(failed)
 
 
-def test_pictures_are_counted_and_what_is_left_out_is_told(store: FileStore, folder: Path) -> None:
+def test_pictures_are_counted_and_what_is_left_out_is_reported(store: FileStore, folder: Path) -> None:
     reports = Reports()
     data = zip_bytes({"a/0.png": png(), "a/0.txt": b"cat", "a/1.png": png(), "a/x.md": b""})
     url = store.add("a", data)

@@ -52,7 +52,7 @@ def ranges(store: FileStore) -> list[str | None]:
     return [request.headers.get("range") for request in store.requests]
 
 
-def test_a_file_arrives_whole_and_progress_is_told(store: FileStore, target: Path) -> None:
+def test_a_file_arrives_whole_and_progress_is_reported(store: FileStore, target: Path) -> None:
     reported: list[tuple[int, int | None]] = []
     check(get(store.add("a", DATA), target, on_progress=lambda did, of: reported.append((did, of))), target)
     assert reported[-1] == (len(DATA), len(DATA))
@@ -111,7 +111,7 @@ def test_a_file_that_changed_meanwhile_is_fetched_anew(store: FileStore, target:
     [({}, False), ({"ETag": 'W/"1"'}, False), ({"Last_Modified": "Sat, 01 Aug 2026 00:00:00 GMT"}, True)],
     ids=["nothing", "a weak tag", "a date"],
 )
-def test_only_what_tells_versions_apart_is_resumed_by(
+def test_only_what_distinguishes_versions_is_resumed_by(
     store: FileStore, target: Path, headers: dict[str, str], is_resumed: bool
 ) -> None:
     store.etags = False
@@ -212,7 +212,7 @@ def test_what_is_too_large_is_refused_by_its_length_or_while_it_comes(store: Fil
         store.fail(no_length=True)
 
 
-def test_a_disk_without_room_is_told_before_anything_comes(store: FileStore, target: Path) -> None:
+def test_a_disk_without_room_is_reported_before_anything_comes(store: FileStore, target: Path) -> None:
     failed = failure(store.add("a", DATA), target, reserve=DiskReserve(keep_free=1 << 60))
     assert failed.reason is EndReason.DISK_FULL
     assert len(store.requests) == 1

@@ -87,7 +87,7 @@ def check(fetched: FetchedInputs) -> None:
     assert fetched.data.lengths_confidence is Confidence.CONFIG
 
 
-async def test_everything_is_fetched_checked_and_measured_and_progress_is_told(
+async def test_everything_is_fetched_checked_and_measured_and_progress_is_reported(
     inputs: JobInputs, job_task: JobTask, hub: Hub, store: FileStore
 ) -> None:
     reported: list[tuple[str, int, int | None]] = []
@@ -252,7 +252,7 @@ async def test_leases_keep_a_model_until_the_job_lets_go_also_after_a_restart(
     assert [cached.model for cached in again.cache.prune()] == ["owner/model"]
 
 
-async def test_no_room_is_told_before_anything_comes(
+async def test_no_room_is_reported_before_anything_comes(
     hub: Hub, job_task: JobTask, store: FileStore, tmp_path: Path
 ) -> None:
     inputs = made(hub, tmp_path, MIN_FREE_DISK_BYTES=str(1 << 60))

@@ -65,7 +65,7 @@ def test_a_commit_that_could_climb_out_of_the_cache_is_none(hub: Hub, sha: str) 
     assert reason(hub, "owner/model")[0] is EndReason.NETWORK
 
 
-def test_what_the_hub_will_not_give_is_told_apart(hub: Hub) -> None:
+def test_what_the_hub_will_not_give_is_distinguished(hub: Hub) -> None:
     hub.add("owner/private", {}, private=True)
     hub.add("owner/disabled", {}, disabled=True)
     for model, token in (
@@ -212,7 +212,7 @@ def test_a_file_that_is_there_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
     assert hub.lines("GET /store") == []
 
 
-def test_others_stop_when_they_are_told_to_and_keep_what_they_have(hub: Hub, tmp_path: Path) -> None:
+def test_others_stop_when_they_are_asked_to_and_keep_what_they_have(hub: Hub, tmp_path: Path) -> None:
     client = HubClient(hub.url, hub.token)
     listing = client.listing("owner/model")
     client.stop.set()

@@ -107,7 +107,7 @@ def test_an_index_that_leads_nowhere_is_a_bad_model(given_index: bytes) -> None:
         (SMALL, "no safetensors weights"),
     ],
 )
-def test_what_cannot_be_loaded_is_told(names: tuple[str, ...], why: str) -> None:
+def test_what_cannot_be_loaded_is_reported(names: tuple[str, ...], why: str) -> None:
     assert why in bad(listed(*names))
 
 
@@ -202,7 +202,7 @@ def test_an_image_model_has_the_facts_of_its_kind(tmp_path: Path) -> None:
         ("model.safetensors", None, "no safetensors weights"),
     ],
 )
-def test_what_cannot_be_loaded_is_told_with_the_file(
+def test_what_cannot_be_loaded_is_shown_with_the_file(
     folder: Path, name: str, content: bytes | None, why: str
 ) -> None:
     if content is None:

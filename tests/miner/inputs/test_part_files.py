@@ -101,7 +101,7 @@ def test_any_number_of_interruptions_gives_the_same_file(
     assert part.sha256.hexdigest() == hashlib.sha256(DATA).hexdigest()
 
 
-def test_a_disk_that_would_get_too_full_is_told_before_and_while_writing(tmp_path: Path) -> None:
+def test_a_disk_that_would_get_too_full_is_reported_before_and_while_writing(tmp_path: Path) -> None:
     reserve = DiskReserve(keep_free=1 << 60)
     with pytest.raises(StepFailed) as caught:
         reserve.require(tmp_path, 1)

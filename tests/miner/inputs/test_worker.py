@@ -29,7 +29,7 @@ def ask(order: FetchOrder) -> list[FetchEvent]:
         return [event for line in worker.stdout if (event := PROTOCOL.event_in(line)) is not None]
 
 
-def test_it_tells_how_far_it_is_and_then_the_answer(tmp_path: Path) -> None:
+def test_it_shows_how_far_it_is_and_then_the_answer(tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     own.write_text(json.dumps([{"q": "x", "a": "y"}]))
     events = ask(DatasetOrder(folder=tmp_path / "inputs", file=own, dataset=DATASET, max_bytes=10**6))

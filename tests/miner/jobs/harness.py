@@ -488,12 +488,12 @@ class JobsHarness:
 
 def fleet_of(gpus: str = "4xH100") -> Fleet:
     kinds = parse_gpus(gpus)
-    cards = tuple(
+    gpus = tuple(
         Gpu(str(index), index, kinds.kind, frozenset(map(str, range(kinds.count))))
         for index in range(kinds.count)
     )
     hardware = Hardware(gpus=kinds, cpu_cores=16, memory_bytes=64 * 10**9)
-    return Fleet(InventoryState(gpus=cards, hardware=hardware))
+    return Fleet(InventoryState(gpus=gpus, hardware=hardware))
 
 
 @asynccontextmanager

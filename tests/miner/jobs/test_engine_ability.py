@@ -25,7 +25,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[JobsHarness]:
         yield harness
 
 
-async def test_an_engine_that_goes_and_comes_is_told_to_those_who_decide(harness: JobsHarness) -> None:
+async def test_an_engine_that_goes_and_comes_is_reported_to_those_who_decide(harness: JobsHarness) -> None:
     assert harness.fleet.snapshot(0.0).ability == EngineAbility()
     harness.engine.gone = True
     await harness.until(lambda: harness.fleet.ability.problem is not None)
@@ -45,7 +45,7 @@ async def test_an_engine_with_a_bug_is_one_that_does_not_answer(
     await harness.until(lambda: harness.fleet.ability.problem is None)
 
 
-async def test_what_an_engine_lacks_is_told_to_those_who_decide(
+async def test_what_an_engine_lacks_is_reported_to_those_who_decide(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CoroutineEngine, "can_sandbox", False)
@@ -56,7 +56,7 @@ async def test_what_an_engine_lacks_is_told_to_those_who_decide(
     assert harness.alerts == []
 
 
-async def test_an_engine_with_nothing_to_train_is_told_whenever_it_comes_to_that(
+async def test_an_engine_with_nothing_to_train_is_reported_whenever_it_comes_to_that(
     harness: JobsHarness,
 ) -> None:
     """Also one that was not there before, and is there now: it did not come back."""

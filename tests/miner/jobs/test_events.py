@@ -26,7 +26,7 @@ async def test_a_listener_hears_of_one_job_or_of_all() -> None:
     assert [change.data["job"] for change in await one_job] == [2]
 
 
-async def test_a_slow_listener_misses_some_is_told_so_and_holds_nobody_up() -> None:
+async def test_a_slow_listener_misses_some_learns_of_it_and_holds_nobody_up() -> None:
     events = JobEventBus()
     stream = events.listen()
     first = asyncio.ensure_future(anext(stream))

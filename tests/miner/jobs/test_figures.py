@@ -62,7 +62,7 @@ def test_speed_memory_and_scores_of_a_run_are_set_beside_what_its_plan_expected(
     assert (live.base_score, live.memory_estimate_bytes) == (2.0, 16_060_522_496)
 
 
-def test_what_an_engine_does_not_report_stays_unknown_and_its_own_cards_say_how_much_memory() -> None:
+def test_what_an_engine_does_not_report_stays_unknown_and_its_own_gpus_say_how_much_memory() -> None:
     run = added(step(0), step(50))
     assert run.snapshot().figures.model_dump(exclude_none=True) == {
         "steps": 50,
@@ -138,8 +138,8 @@ def test_numbers_that_overflow_are_no_figures() -> None:
     assert json.loads(found.model_dump_json())["steps"] == 19
     extreme = added(*(step(n, loss=(-1) ** n * 1.7e308) for n in range(200))).snapshot()
     assert len(sparkline(loss_line(extreme.curves))) <= 40
-    told = RunResult(end=RunEnd.FINISHED, submission=True, memory_bytes=10**300, tokens_s=1.7e308)
-    assert added().snapshot(result=told).figures.memory_bytes is None
+    reported = RunResult(end=RunEnd.FINISHED, submission=True, memory_bytes=10**300, tokens_s=1.7e308)
+    assert added().snapshot(result=reported).figures.memory_bytes is None
 
 
 def test_a_progress_file_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ async def test_an_attempt_that_nobody_watched_to_its_end_is_read_from_its_progre
     assert json.loads(kept.figures)["steps"] == 7
 
 
-async def test_utilisation_is_the_mean_of_its_own_cards_while_it_ran(harness: JobsHarness) -> None:
+async def test_utilisation_is_the_mean_of_its_own_gpus_while_it_ran(harness: JobsHarness) -> None:
     def rollup(
         db: sqlite3.Connection, period: int, at: int, gpu: str, samples: int, share: float | None
     ) -> None:

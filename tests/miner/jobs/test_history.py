@@ -154,7 +154,7 @@ def test_what_is_published_is_known_by_its_folder_its_name_and_its_hash(tmp_path
     assert not published.is_of(best, submission, "repo")
 
 
-def test_a_note_without_a_hash_still_tells_the_score_and_the_model_is_published_again(tmp_path: Path) -> None:
+def test_a_note_without_a_hash_still_has_the_score_and_the_model_is_published_again(tmp_path: Path) -> None:
     best, folder = candidate(tmp_path, 1, 0.5), JobFolder(tmp_path)
     identity = folder_identity(best.folder)
     assert identity is not None

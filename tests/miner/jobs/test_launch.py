@@ -91,7 +91,7 @@ def test_every_kind_of_task_is_written_down_and_can_be_launched_from_that(
     assert asked_by == (str(loaded.folder.stop), str(loaded.folder.control))
 
 
-def test_a_run_on_the_cpu_asks_for_no_card(tmp_path: Path) -> None:
+def test_a_run_on_the_cpu_asks_for_no_gpu(tmp_path: Path) -> None:
     plan, task = planned(TaskType.INSTRUCT, None, "cpu")
     spec = engine_spec(row(b"{}"), attempt(tmp_path, plan, task, ("cpu",)), 1000.0)
     assert spec.gpus == ()
@@ -134,7 +134,7 @@ def test_a_port_is_free_and_nobody_elses() -> None:
         assert launch.free_port((), Random(4)) != server.getsockname()[1]
 
 
-def test_a_machine_without_a_free_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_free_port_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_port_is_free", lambda _port: False)
     with pytest.raises(OSError, match="no port of 20000-29999 is free"):
         launch.free_port((), Random(1))

@@ -102,7 +102,7 @@ async def test_a_repeated_start_with_the_same_name_changes_nothing(harness: Jobs
     assert len(harness.hub.commits) == 1
 
 
-async def test_changes_are_told_to_whoever_listens(harness: JobsHarness) -> None:
+async def test_changes_are_reported_to_whoever_listens(harness: JobsHarness) -> None:
     seen: list[str] = []
 
     async def listen() -> None:

@@ -92,7 +92,7 @@ async def test_what_vanished_is_launched_anew(harness: JobsHarness) -> None:
     assert await harness.ends(job) == [EndReason.LOST, EndReason.TRAINED]
 
 
-async def test_an_attempt_in_the_store_that_the_engine_never_heard_of_is_launched_from_its_files(
+async def test_an_attempt_in_the_store_that_the_engine_does_not_know_is_launched_from_its_files(
     harness: JobsHarness,
 ) -> None:
     harness.engine.gone = True

@@ -87,7 +87,7 @@ async def test_what_an_engine_that_is_gone_runs_is_published_all_the_same(harnes
     assert not harness.fleet.ledger.reservations
 
 
-async def test_a_full_disk_of_the_engine_is_told_as_one_and_waited_for(
+async def test_a_full_disk_of_the_engine_is_reported_as_one_and_waited_for(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit, refused = harness.engine.submit, []

@@ -66,7 +66,7 @@ async def test_a_started_job_is_trained_and_published_under_the_expected_name(ha
     assert all(step.outcome == "ok" and step.ended_at for step in steps)
 
 
-async def test_the_attempt_folder_tells_what_was_run_and_holds_nothing_secret(harness: JobsHarness) -> None:
+async def test_the_attempt_folder_shows_what_was_run_and_holds_nothing_secret(harness: JobsHarness) -> None:
     job = await harness.start()
     await harness.done(job)
     folder = harness.folder / f"jobs/{job}"

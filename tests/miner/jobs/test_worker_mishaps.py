@@ -73,7 +73,7 @@ async def test_a_job_whose_folder_is_removed_while_it_trains_is_trained_anew(har
     assert len(harness.inputs.fetched) == 2
 
 
-async def test_a_run_that_nobody_can_be_told_of_any_more_is_ended_and_followed_by_another(
+async def test_a_run_that_nobody_knows_any_more_is_ended_and_followed_by_another(
     harness: JobsHarness,
 ) -> None:
     harness.engine.scripts = [stopped_when_asked]

@@ -62,8 +62,8 @@ def test_an_ordinary_offer_is_accepted_with_everything_that_led_to_it() -> None:
     ("asked", "rule", "text"),
     [
         (offer(model="a/llama-8b", model_params_count=None), None, ""),
-        (offer(model="a/mystery", model_params_count=0), "plan", "nothing tells how large"),
-        (offer(model="a" * 193, model_params_count=None), "plan", "nothing tells how large"),
+        (offer(model="a/mystery", model_params_count=0), "plan", "is unknown: no config"),
+        (offer(model="a" * 193, model_params_count=None), "plan", "is unknown: no config"),
         (offer(model_params_count=10**18), "plan", "no model has more"),
         (offer(model="a/giant-700b", model_params_count=8 * 10**9), "plan", "no variation fits"),
         (offer(hours_to_complete=0.0), "plan", "0 hours"),
@@ -189,7 +189,7 @@ def test_a_profile_that_contradicts_itself_refuses_with_its_reason(tmp_path: Pat
         (offer(model="a/b-700b", model_params_count=7 * 10**11), {}, "the model is too large for this miner"),
     ],
 )
-def test_a_validator_is_told_the_kind_of_reason_and_none_of_our_numbers(
+def test_a_validator_gets_the_kind_of_reason_and_none_of_our_numbers(
     asked: Any, overrides: dict[str, Any], text: str
 ) -> None:
     decision = decided(asked, policy(**overrides))

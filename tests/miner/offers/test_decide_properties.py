@@ -49,20 +49,20 @@ PROFILES = st.sampled_from(["h100x4-strategy", "h100x8", "steady", "h100x4"])
 
 
 @st.composite
-def holds(draw: st.DrawFn, cards: int = 8) -> tuple[GpuReservation, ...]:
-    """Windows that do not overlap on any card, as a fleet keeps them."""
-    reservations, free_from = [], [-3.0] * cards
+def holds(draw: st.DrawFn, gpus: int = 8) -> tuple[GpuReservation, ...]:
+    """Windows that do not overlap on any GPU, as a fleet keeps them."""
+    reservations, free_from = [], [-3.0] * gpus
     for number in range(draw(st.integers(0, 12))):
-        chosen = draw(st.sets(st.integers(0, cards - 1), min_size=1, max_size=cards))
-        start = max(free_from[card] for card in chosen) + draw(st.floats(0, 3))
+        chosen = draw(st.sets(st.integers(0, gpus - 1), min_size=1, max_size=gpus))
+        start = max(free_from[gpu] for gpu in chosen) + draw(st.floats(0, 3))
         end = start + draw(st.floats(0.05, 6))
-        for card in chosen:
-            free_from[card] = end
+        for gpu in chosen:
+            free_from[gpu] = end
         reservations.append(
             GpuReservation(
                 TaskKey("v", f"t{number}"),
                 draw(st.sampled_from(ReservationKind)),
-                tuple(str(card) for card in sorted(chosen)),
+                tuple(str(gpu) for gpu in sorted(chosen)),
                 NOON + start * HOUR,
                 NOON + end * HOUR,
                 draw(st.floats(-1, 5)),

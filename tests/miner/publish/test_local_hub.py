@@ -67,7 +67,7 @@ async def test_a_bad_submission_leaves_what_is_published(bench: Bench, shelf: Pa
     assert validators_hash(shelf / "tester" / REPO) == made.model_hash
 
 
-async def test_a_folder_that_cannot_be_written_is_told(bench: Bench) -> None:
+async def test_a_folder_that_cannot_be_written_is_reported(bench: Bench) -> None:
     (bench.folder / "file").write_text("x")
     publisher = bench.publisher(hub=f"local:{bench.folder}/file/hub", token=None, tries=1)
     with pytest.raises(StepFailed, match="Not a directory"):

@@ -117,7 +117,7 @@ async def test_a_card_that_the_hub_refuses_does_not_cost_the_submission(bench: B
     assert any("a plain one takes its place" in text for text in bench.noted)
 
 
-async def test_a_bad_submission_is_told_before_the_hub_is_asked_anything(bench: Bench) -> None:
+async def test_a_bad_submission_is_reported_before_the_hub_is_asked_anything(bench: Bench) -> None:
     (bench.submission / "adapter_model.safetensors").write_bytes(b"half")
     with pytest.raises(StepFailed, match=r"adapter_model\.safetensors: has 4 bytes") as caught:
         await bench.publish()
@@ -182,7 +182,7 @@ async def test_a_file_is_read_once_however_often_it_is_published(bench: Bench) -
     assert (await bench.publish(publisher, repo_name="other")).model_hash == first.model_hash
 
 
-async def test_a_token_tells_whose_it_is_and_what_it_may(bench: Bench) -> None:
+async def test_a_token_shows_whose_it_is_and_what_it_may(bench: Bench) -> None:
     about = await bench.publisher(user=None).account()
     assert (about.user, about.owner, about.may_write) == ("tester", "tester", True)
     bench.hub.roles["tester"] = {"role": "read"}

@@ -260,7 +260,7 @@ def test_a_decision_is_read_as_it_was_stored(offer: MinerTaskOffer, name: str) -
 async def test_every_part_of_a_decision_is_read_as_it_was_stored(store: Store) -> None:
     decision = replace(
         YES,
-        placement=Placement(("g0",), 1.0, 2.0, "one card"),
+        placement=Placement(("g0",), 1.0, 2.0, "one GPU"),
         value=ExpectedValue(2.0, 0.9, 0.1, 0.01, 0.3, 4.0),
         plan=PlanBrief(1, 3600.0, 0.0, 1.5, 1.0),
     )

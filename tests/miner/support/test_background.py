@@ -65,7 +65,7 @@ async def test_a_task_that_fails_keeps_no_other_from_being_run(caplog: pytest.Lo
     await tasks.run_due()
     await tasks.run_due()
     assert runs == ["works", "works"]
-    assert "housekeeping failed at: failing" in caplog.text
+    assert "a periodic task failed: failing" in caplog.text
 
 
 async def test_a_task_is_run_as_often_as_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,6 @@ def test_a_validators_clock_settles_it_at_once(machine: Machine) -> None:
     assert machine.clock() == 1_000_001.0 + 10 * HOUR
 
 
-def test_it_tells_the_systems_time_out_of_the_box() -> None:
+def test_it_shows_the_systems_time_out_of_the_box() -> None:
     before = time.time()
     assert before <= SteadyClock()() <= time.time()

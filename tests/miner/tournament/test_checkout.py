@@ -88,7 +88,7 @@ def test_an_address_never_runs_a_command_or_is_taken_for_an_option(tmp_path: Pat
         ("ext::sh", False),
     ],
 )
-def test_addresses_are_told_from_paths(source: str, local: bool) -> None:
+def test_addresses_are_distinguished_from_paths(source: str, local: bool) -> None:
     assert is_local(source) is local
 
 

@@ -119,7 +119,7 @@ def test_a_task_is_read_with_the_result_of_each_miner() -> None:
 
 
 @pytest.mark.parametrize("raw", [None, [], "x", 1, {"hotkey_details": {"a": 1}, "hours_to_complete": 1e400}])
-def test_a_task_of_another_shape_costs_only_what_it_does_not_tell(raw: object) -> None:
+def test_a_task_of_another_shape_costs_only_what_it_lacks(raw: object) -> None:
     found = task_result(raw, TASK)
     assert (found.task_id, found.hours, found.entries) == (TASK, None, ())
 

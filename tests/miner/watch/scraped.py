@@ -1,4 +1,4 @@
-"""A daemon about which everything is known that Prometheus can be told: measured cards and trainings."""
+"""A daemon about which everything is known that Prometheus can be told: measured GPUs and trainings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def training_on(folder: Path, now: float, job_id: int, *gpus: str) -> RunningTra
 
 
 async def know_everything(running: DaemonInProcess, folder: Path) -> list[RunningTraining]:
-    """Measure all cards and the host, and train a job on each; the list may be changed."""
+    """Measure all GPUs and the host, and train a job on each; the list may be changed."""
     daemon, now = running.daemon, running.daemon.clock()
     gpus = [gpu.id for gpu in daemon.fleet.inventory.gpus]
     host = HostSample(now, cpu=0.2, memory_share=0.3, disk_free_bytes=10**12, disk_free_share=0.5)

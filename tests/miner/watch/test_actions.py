@@ -53,7 +53,7 @@ def plan_with(micro: int, accumulation: int) -> TrainingPlan:
 
 
 class Stage:
-    """A job with one training on the card g0, and the service that watches it."""
+    """A job with one training on the GPU g0, and the service that watches it."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         self.store, self.folder, self.now = store, folder, 10_000.0
@@ -206,7 +206,7 @@ async def test_a_training_that_does_not_answer_is_left_alone(stage: Stage) -> No
     assert stage.outcomes() == [ActionOutcome.NEXT_ATTEMPT]
 
 
-async def test_a_hot_card_is_paused_within_bounds_and_gets_its_time_back(stage: Stage) -> None:
+async def test_a_hot_gpu_is_paused_within_bounds_and_gets_its_time_back(stage: Stage) -> None:
     stage.temperature = 92.0
     await stage.play(600)
     duties = [row.after.get("duty") for row in stage.rows()]
@@ -242,7 +242,7 @@ async def test_a_training_that_is_slow_because_of_pauses_does_not_get_larger_pas
     assert {row.rule for row in stage.rows()} == {"gpu-hot"}
 
 
-async def test_a_slow_training_on_a_full_card_is_left_alone(stage: Stage) -> None:
+async def test_a_slow_training_on_a_full_gpu_is_left_alone(stage: Stage) -> None:
     stage.begin(plan_with(2, 8))
     stage.efficiency, stage.memory = 0.6, 0.86
     await stage.play(300)
@@ -289,8 +289,8 @@ async def test_an_attempt_that_ends_closes_its_action(stage: Stage) -> None:
     assert (row.outcome, row.detail) == (ActionOutcome.KEPT, "the attempt ended before it was judged")
 
 
-class PowerCard:
-    """Power limits of one card, in memory."""
+class PowerStub:
+    """Power limits of one GPU, in memory."""
 
     def __init__(self) -> None:
         self.watts, self.is_locked = 700.0, False
@@ -302,32 +302,32 @@ class PowerCard:
         return watts
 
 
-def with_power(stage: Stage) -> PowerCard:
-    card = PowerCard()
+def with_power(stage: Stage) -> PowerStub:
+    gpu = PowerStub()
     file = stage.folder / "alerts.yaml"
     file.write_text(file.read_text().replace("over: 5s}, act: {settle", "over: 5s}, act: {by: power, settle"))
-    stage.power = PowerLimits(card, stage.folder / "power-limits.json")
+    stage.power = PowerLimits(gpu, stage.folder / "power-limits.json")
     stage.service = stage.restarted()
-    return card
+    return gpu
 
 
-async def test_a_hot_card_gets_less_power_where_that_is_allowed_and_all_of_it_back(stage: Stage) -> None:
-    card = with_power(stage)
+async def test_a_hot_gpu_gets_less_power_where_that_is_allowed_and_all_of_it_back(stage: Stage) -> None:
+    gpu = with_power(stage)
     stage.temperature = 92.0
     await stage.play(90)
     assert [row.after["power_watts"] for row in stage.rows()] == pytest.approx([679.0, 658.0])
     assert read_control(stage.attempt.control) is None
     assert json.loads((stage.folder / "power-limits.json").read_text()) == {"g0": 700.0}
     # The daemon dies; the next one puts back what it finds.
-    stage.power = PowerLimits(card, stage.folder / "power-limits.json")
+    stage.power = PowerLimits(gpu, stage.folder / "power-limits.json")
     await stage.power.restore_after_restart()
-    assert (card.watts, stage.power.lowered) == (700.0, [])
+    assert (gpu.watts, stage.power.lowered) == (700.0, [])
     stage.service = stage.restarted()
     await stage.play(60)
-    assert card.watts < 700.0
+    assert gpu.watts < 700.0
     stage.training = None
     await stage.play(5)
-    assert card.watts == 700.0
+    assert gpu.watts == 700.0
     assert json.loads((stage.folder / "power-limits.json").read_text()) == {}
 
 

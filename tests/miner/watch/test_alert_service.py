@@ -32,8 +32,8 @@ rules:
 """
 
 
-class Desk:
-    """The service with a clock, a card and somebody who is notified."""
+class AlertBench:
+    """The service with a clock, a GPU and somebody who is notified."""
 
     def __init__(self, store: Store, folder: Path, rules: str = RULES) -> None:
         self.store, self.now = store, 10_000.0
@@ -82,27 +82,30 @@ class Desk:
         return [event.as_dict() for event in self.store.read_now(list_events, kinds=kinds)]
 
 
-async def test_a_card_that_heats_up_and_cools_down_is_one_alert(store: Store, tmp_path: Path) -> None:
-    desk = Desk(store, tmp_path)
-    await desk.play(70.0)
-    assert desk.rows() == []
-    await desk.play(91.0, 20)
-    (row,) = desk.rows()
+async def test_a_gpu_that_heats_up_and_cools_down_is_one_alert(store: Store, tmp_path: Path) -> None:
+    bench = AlertBench(store, tmp_path)
+    await bench.play(70.0)
+    assert bench.rows() == []
+    await bench.play(91.0, 20)
+    (row,) = bench.rows()
     assert (row.rule, row.subject, row.severity) == ("gpu-hot", "gpu:g0", Severity.WARNING)
     assert "above 85 °C" in row.text
-    await desk.play(60.0)
-    (row,) = desk.rows()
+    await bench.play(60.0)
+    (row,) = bench.rows()
     assert row.resolved_at is not None
-    assert [(one.id, one.resolved_at is None) for one in desk.notified] == [(row.id, True), (row.id, False)]
-    events = desk.events("gpu-hot")
+    assert [(one.id, one.resolved_at is None) for one in bench.notified] == [
+        (row.id, True),
+        (row.id, False),
+    ]
+    events = bench.events("gpu-hot")
     assert [event["alert"] for event in events] == [True, False]
-    assert 'god_miner_alerts_total{kind="gpu-hot"} 1.0' in desk.metrics.render().decode()
+    assert 'god_miner_alerts_total{kind="gpu-hot"} 1.0' in bench.metrics.render().decode()
 
 
 async def test_a_restart_goes_on_with_open_alerts(store: Store, tmp_path: Path) -> None:
-    before = Desk(store, tmp_path)
+    before = AlertBench(store, tmp_path)
     await before.play(91.0)
-    after = Desk(store, tmp_path)
+    after = AlertBench(store, tmp_path)
     await after.play(91.0)
     assert len(after.rows()) == 1
     assert after.notified == []
@@ -112,117 +115,117 @@ async def test_a_restart_goes_on_with_open_alerts(store: Store, tmp_path: Path) 
 
 
 async def test_who_is_silenced_is_stored_and_nobody_is_notified(store: Store, tmp_path: Path) -> None:
-    desk = Desk(store, tmp_path)
+    bench = AlertBench(store, tmp_path)
     silence = await store.write(
-        store_alerts.add_silence, "gpu-*", "gpu:g0", "the fan is on its way", desk.now, desk.now + 3600
+        store_alerts.add_silence, "gpu-*", "gpu:g0", "the fan is on its way", bench.now, bench.now + 3600
     )
-    await desk.play(91.0)
-    assert (len(desk.rows()), desk.notified) == (1, [])
-    await store.write(store_alerts.end_silence, silence.id, desk.now)
+    await bench.play(91.0)
+    assert (len(bench.rows()), bench.notified) == (1, [])
+    await store.write(store_alerts.end_silence, silence.id, bench.now)
     with pytest.raises(store_alerts.NoSuchSilence):
-        await store.write(store_alerts.end_silence, silence.id, desk.now)
-    await desk.play(60.0)
-    assert desk.notified == []  # who was not told of it need not know that it is over
+        await store.write(store_alerts.end_silence, silence.id, bench.now)
+    await bench.play(60.0)
+    assert bench.notified == []  # who was not told of it need not know that it is over
 
 
 async def test_alerts_of_the_program_are_rows_and_good_news_resolves_them(
     store: Store, tmp_path: Path
 ) -> None:
-    desk = Desk(store, tmp_path)
+    bench = AlertBench(store, tmp_path)
     for _ in range(3):
-        desk.alerts(AlertKind.GPU_OUT, "GPU g3: it fell off the bus", "g3")
-    desk.alerts(AlertKind.JOB_FAILED, "job 7: oom, no smaller plan")
-    await desk.settled()
-    rows = {row.rule: row for row in desk.rows()}
+        bench.alerts(AlertKind.GPU_OUT, "GPU g3: it fell off the bus", "g3")
+    bench.alerts(AlertKind.JOB_FAILED, "job 7: oom, no smaller plan")
+    await bench.settled()
+    rows = {row.rule: row for row in bench.rows()}
     assert (rows["gpu_out"].subject, rows["gpu_out"].times) == ("gpu:g3", 3)
     assert rows["gpu_out"].severity is Severity.CRITICAL
     assert rows["job_failed"].subject == "job:7"
-    assert [row.rule for row in desk.notified] == ["gpu_out", "job_failed"]
-    desk.alerts(AlertKind.GPU_BACK, "GPU g3: fine again", "g3")
-    await desk.settled()
-    rows = {row.rule: row for row in desk.rows()}
+    assert [row.rule for row in bench.notified] == ["gpu_out", "job_failed"]
+    bench.alerts(AlertKind.GPU_BACK, "GPU g3: fine again", "g3")
+    await bench.settled()
+    rows = {row.rule: row for row in bench.rows()}
     assert rows["gpu_out"].resolved_at is not None
     assert rows["gpu_out"].text == "resolved: GPU g3: fine again"
     assert rows["job_failed"].resolved_at is None
-    desk.now += FORGET_SECONDS + 60
-    await desk.play(None, 1)
+    bench.now += FORGET_SECONDS + 60
+    await bench.play(None, 1)
     assert store.read_now(store_alerts.open_alerts) == []
-    assert len(desk.notified) == 3
+    assert len(bench.notified) == 3
 
 
-async def test_a_validator_whose_requests_change_is_told_of(store: Store, tmp_path: Path) -> None:
-    desk = Desk(store, tmp_path)
+async def test_a_validator_whose_requests_change_is_reported(store: Store, tmp_path: Path) -> None:
+    bench = AlertBench(store, tmp_path)
     for number in range(10):
-        desk.requests.note_valid("hot1", "/task_offer/", b'{"task_id": "t", "urgency": 3}', desk.now)
+        bench.requests.note_valid("hot1", "/task_offer/", b'{"task_id": "t", "urgency": 3}', bench.now)
         if number > 4:
-            desk.requests.note_invalid("hot1", "/task_offer/", "model: is missing", desk.now)
-    await desk.play(None, 2)
-    texts = {row.rule: row.text for row in desk.rows()}
+            bench.requests.note_invalid("hot1", "/task_offer/", "model: is missing", bench.now)
+    await bench.play(None, 2)
+    texts = {row.rule: row.text for row in bench.rows()}
     assert "33.3 % (/task_offer/: model: is missing)" in texts["protocol-invalid"]
     assert "urgency" in texts["protocol-new-fields"]
-    assert {row.subject for row in desk.rows()} == {"validator:hot1"}
+    assert {row.subject for row in bench.rows()} == {"validator:hot1"}
 
 
 async def test_a_file_that_is_mended_resolves_the_alert_about_it(store: Store, tmp_path: Path) -> None:
-    desk = Desk(store, tmp_path)
+    bench = AlertBench(store, tmp_path)
     (tmp_path / "alerts.yaml").write_text("rules: {gpu-hot: {of: true}}")
-    await desk.play(70.0, 1)
-    await desk.settled()
-    assert [(row.rule, row.resolved_at) for row in desk.rows()] == [("alerts_problem", None)]
+    await bench.play(70.0, 1)
+    await bench.settled()
+    assert [(row.rule, row.resolved_at) for row in bench.rows()] == [("alerts_problem", None)]
     (tmp_path / "alerts.yaml").write_text("rules: {gpu-hot: {off: true}}  # mended")
-    await desk.play(91.0, 1)
-    await desk.settled()
-    assert desk.rows()[0].text == "resolved: the file is in force again"
+    await bench.play(91.0, 1)
+    await bench.settled()
+    assert bench.rows()[0].text == "resolved: the file is in force again"
 
 
 async def test_a_policy_that_is_mended_resolves_its_alert_also_over_a_restart(
     store: Store, tmp_path: Path
 ) -> None:
-    desk = Desk(store, tmp_path)
-    desk.file_problems = {"policy_problem": "own.yaml: rulez", "profile_problem": "mine.yaml: lora"}
-    desk.alerts(AlertKind.POLICY_PROBLEM, "own.yaml: rulez")
-    desk.alerts(AlertKind.PROFILE_PROBLEM, "mine.yaml: lora")
-    desk.now += FORGET_SECONDS + 60
-    await desk.play(None, 1)
-    assert {row.rule for row in store.read_now(store_alerts.open_alerts)} == set(desk.file_problems)
-    desk.file_problems["policy_problem"] = None
-    await desk.play(None, 1)
-    await desk.settled()
+    bench = AlertBench(store, tmp_path)
+    bench.file_problems = {"policy_problem": "own.yaml: rulez", "profile_problem": "mine.yaml: lora"}
+    bench.alerts(AlertKind.POLICY_PROBLEM, "own.yaml: rulez")
+    bench.alerts(AlertKind.PROFILE_PROBLEM, "mine.yaml: lora")
+    bench.now += FORGET_SECONDS + 60
+    await bench.play(None, 1)
+    assert {row.rule for row in store.read_now(store_alerts.open_alerts)} == set(bench.file_problems)
+    bench.file_problems["policy_problem"] = None
+    await bench.play(None, 1)
+    await bench.settled()
     assert [row.rule for row in store.read_now(store_alerts.open_alerts)] == ["profile_problem"]
-    assert [row.text for row in desk.notified[2:]] == ["resolved: the file is in force again"]
-    desk.alerts(AlertKind.POLICY_PROBLEM, "own.yaml: again")  # mended before anybody looked
-    await desk.play(None, 1)
-    await desk.settled()
+    assert [row.text for row in bench.notified[2:]] == ["resolved: the file is in force again"]
+    bench.alerts(AlertKind.POLICY_PROBLEM, "own.yaml: again")  # mended before anybody looked
+    await bench.play(None, 1)
+    await bench.settled()
     assert [row.rule for row in store.read_now(store_alerts.open_alerts)] == ["profile_problem"]
-    after = Desk(store, tmp_path)
+    after = AlertBench(store, tmp_path)
     after.file_problems = {"profile_problem": None}
     await after.play(None, 1)
     await after.settled()
     assert store.read_now(store_alerts.open_alerts) == []
 
 
-async def test_a_clock_that_is_off_is_told_of_with_the_way_and_what_to_do(
+async def test_a_clock_that_is_off_is_reported_with_the_way_and_what_to_do(
     store: Store, tmp_path: Path
 ) -> None:
-    desk = Desk(store, tmp_path)
-    await desk.play(None, 1)
-    assert desk.rows() == []
-    desk.clock_offset = ClockOffset(-45.0, 3)
-    await desk.play(None, 1)
-    (row,) = desk.rows()
+    bench = AlertBench(store, tmp_path)
+    await bench.play(None, 1)
+    assert bench.rows() == []
+    bench.clock_offset = ClockOffset(-45.0, 3)
+    await bench.play(None, 1)
+    (row,) = bench.rows()
     assert (row.rule, row.subject, row.value) == ("clock-off", "miner", 45.0)
     assert "45 s (this clock is behind those of 3 validators), above 30 s" in row.text
     assert SYNC_FIX in row.text
-    desk.clock_offset = None  # nobody says that it is right again
-    await desk.play(None, 1)
-    assert desk.rows()[0].resolved_at is None
-    desk.clock_offset = ClockOffset(0.2, 3)
-    await desk.play(None, 1)
-    assert desk.rows()[0].resolved_at is not None
+    bench.clock_offset = None  # nobody says that it is right again
+    await bench.play(None, 1)
+    assert bench.rows()[0].resolved_at is None
+    bench.clock_offset = ClockOffset(0.2, 3)
+    await bench.play(None, 1)
+    assert bench.rows()[0].resolved_at is not None
 
 
 async def test_an_alert_is_never_in_the_way_of_whoever_raises_it(store: Store, tmp_path: Path) -> None:
-    desk = Desk(store, tmp_path)
+    bench = AlertBench(store, tmp_path)
     await store.writer.close()
-    desk.alerts(AlertKind.GPU_OUT, "GPU g3", "g3")
-    assert desk.notified == []
+    bench.alerts(AlertKind.GPU_OUT, "GPU g3", "g3")
+    assert bench.notified == []

@@ -1,4 +1,4 @@
-"""What is told, when, and to whom; the targets are played."""
+"""What is sent, when, and to whom; the targets are doubles."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class PlayedTargets(NotifyTargets):
         return [(message.title, message.body) for _, message in taken]
 
 
-class NotifyDesk:
-    """A notifier whose clock and targets the test controls; `tell` does what its loop does."""
+class NotifyBench:
+    """A notifier whose clock and targets the test controls; `deliver` does what its loop does."""
 
     def __init__(self, store: Store, *urls: str) -> None:
         self.store, self.now = store, NOW
@@ -86,54 +86,54 @@ class NotifyDesk:
         if recorded.notify:
             self.notifier.add(recorded.row)
 
-    async def tell(self, after: float = 1.0) -> list[tuple[str, str]]:
+    async def deliver(self, after: float = 1.0) -> list[tuple[str, str]]:
         self.now += after
         await self.notifier.send_due()
         return self.targets.take()
 
 
 @pytest.fixture
-def desk(store: Store) -> NotifyDesk:
-    return NotifyDesk(store)
+def bench(store: Store) -> NotifyBench:
+    return NotifyBench(store)
 
 
-async def test_an_alert_goes_out_at_once_and_its_end_too(desk: NotifyDesk) -> None:
-    await desk.raised("gpu-hot")
-    assert await desk.tell() == [("god-miner on rack1: [warning] gpu-hot, gpu:0", "it is hot")]
-    await desk.resolved("gpu-hot")
-    assert await desk.tell(PERIOD) == [("god-miner on rack1: [resolved] gpu-hot, gpu:0", "cool again")]
-    assert await desk.tell(PERIOD) == []
+async def test_an_alert_goes_out_at_once_and_its_end_too(bench: NotifyBench) -> None:
+    await bench.raised("gpu-hot")
+    assert await bench.deliver() == [("god-miner on rack1: [warning] gpu-hot, gpu:0", "it is hot")]
+    await bench.resolved("gpu-hot")
+    assert await bench.deliver(PERIOD) == [("god-miner on rack1: [resolved] gpu-hot, gpu:0", "cool again")]
+    assert await bench.deliver(PERIOD) == []
 
 
 async def test_of_one_rule_there_is_one_message_in_a_period_and_a_digest_of_the_rest(
-    desk: NotifyDesk,
+    bench: NotifyBench,
 ) -> None:
-    await desk.raised("gpu-hot", "gpu:0")
-    assert len(await desk.tell()) == 1
+    await bench.raised("gpu-hot", "gpu:0")
+    assert len(await bench.deliver()) == 1
     for gpu in (1, 2, 3):
-        await desk.raised("gpu-hot", f"gpu:{gpu}")
-        assert await desk.tell() == []
-    await desk.raised("disk-low", "host")
-    assert [title for title, _ in await desk.tell()] == ["god-miner on rack1: [warning] disk-low, host"]
-    ((title, body),) = await desk.tell(PERIOD)
+        await bench.raised("gpu-hot", f"gpu:{gpu}")
+        assert await bench.deliver() == []
+    await bench.raised("disk-low", "host")
+    assert [title for title, _ in await bench.deliver()] == ["god-miner on rack1: [warning] disk-low, host"]
+    ((title, body),) = await bench.deliver(PERIOD)
     assert title == "god-miner on rack1: 3 alerts"
     assert body.splitlines() == [f"[warning] gpu-hot, gpu:{gpu}: it is hot" for gpu in (3, 2, 1)]
 
 
-async def test_a_clock_that_is_put_back_keeps_nothing_waiting(desk: NotifyDesk) -> None:
-    desk.targets.down = set(desk.targets.names)
-    await desk.raised("gpu-hot")
-    assert await desk.tell() == []
-    desk.targets.down = set()
-    await desk.raised("gpu-hot", "gpu:1")
-    ((title, _),) = await desk.tell(-DAY)
+async def test_a_clock_that_is_put_back_keeps_nothing_waiting(bench: NotifyBench) -> None:
+    bench.targets.down = set(bench.targets.names)
+    await bench.raised("gpu-hot")
+    assert await bench.deliver() == []
+    bench.targets.down = set()
+    await bench.raised("gpu-hot", "gpu:1")
+    ((title, _),) = await bench.deliver(-DAY)
     assert title == "god-miner on rack1: 2 alerts"
 
 
-async def test_many_at_once_are_one_message(desk: NotifyDesk) -> None:
+async def test_many_at_once_are_one_message(bench: NotifyBench) -> None:
     for number in range(120):
-        await desk.raised(f"rule-{number}")
-    ((title, body),) = await desk.tell()
+        await bench.raised(f"rule-{number}")
+    ((title, body),) = await bench.deliver()
     assert title == "god-miner on rack1: 120 alerts"
     assert body.endswith("and 20 more: god-miner alerts list")
 
@@ -141,51 +141,53 @@ async def test_many_at_once_are_one_message(desk: NotifyDesk) -> None:
 async def test_a_target_that_fails_is_tried_again_and_then_gets_what_it_missed(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk = NotifyDesk(store, "json://good.example/", f"discord://123/{SECRET}")
-    desk.targets.down = {"discord"}
-    await desk.raised("gpu-hot")
-    assert len(await desk.tell()) == 1
-    await desk.raised("disk-low", "host")
-    assert len(await desk.tell()) == 1  # the failed one is not tried again yet
-    state = desk.notifier.status()[1]
+    bench = NotifyBench(store, "json://good.example/", f"discord://123/{SECRET}")
+    bench.targets.down = {"discord"}
+    await bench.raised("gpu-hot")
+    assert len(await bench.deliver()) == 1
+    await bench.raised("disk-low", "host")
+    assert len(await bench.deliver()) == 1  # the failed one is not tried again yet
+    state = bench.notifier.status()[1]
     assert (state["target"], state["waiting"], state["failures"]) == ("discord", 2, 1)
-    assert await desk.tell(notify.RETRY_SECONDS) == []
-    assert desk.notifier.status()[1]["failures"] == 2
-    desk.targets.down = set()
-    assert await desk.tell(notify.RETRY_SECONDS) == []  # the pause has doubled
-    assert [title for title, _ in await desk.tell(notify.RETRY_SECONDS)] == ["god-miner on rack1: 2 alerts"]
-    assert desk.notifier.status()[1]["waiting"] == 0
+    assert await bench.deliver(notify.RETRY_SECONDS) == []
+    assert bench.notifier.status()[1]["failures"] == 2
+    bench.targets.down = set()
+    assert await bench.deliver(notify.RETRY_SECONDS) == []  # the pause has doubled
+    assert [title for title, _ in await bench.deliver(notify.RETRY_SECONDS)] == [
+        "god-miner on rack1: 2 alerts"
+    ]
+    assert bench.notifier.status()[1]["waiting"] == 0
     assert SECRET not in caplog.text
 
 
-async def test_what_was_not_sent_is_sent_after_a_restart_and_nothing_twice(desk: NotifyDesk) -> None:
-    await desk.raised("sent")
-    await desk.tell()
-    await desk.raised("lost")
-    desk.now += HOUR
-    desk.restart()
-    await desk.notifier.start()
-    await desk.notifier.stop()
-    assert [title for title, _ in await desk.tell()] == ["god-miner on rack1: [warning] lost, gpu:0"]
-    desk.restart()
-    await desk.notifier.start()
-    await desk.notifier.stop()
-    assert await desk.tell() == []
+async def test_what_was_not_sent_is_sent_after_a_restart_and_nothing_twice(bench: NotifyBench) -> None:
+    await bench.raised("sent")
+    await bench.deliver()
+    await bench.raised("lost")
+    bench.now += HOUR
+    bench.restart()
+    await bench.notifier.start()
+    await bench.notifier.stop()
+    assert [title for title, _ in await bench.deliver()] == ["god-miner on rack1: [warning] lost, gpu:0"]
+    bench.restart()
+    await bench.notifier.start()
+    await bench.notifier.stop()
+    assert await bench.deliver() == []
 
 
-async def test_an_end_that_nobody_was_told_of_is_told_after_a_restart(desk: NotifyDesk) -> None:
-    await desk.raised("gpu-hot")
-    await desk.tell()
-    desk.now += 1
-    await desk.resolved("gpu-hot")
-    desk.restart()
-    await desk.notifier.start()
-    await desk.notifier.stop()
-    assert [title for title, _ in await desk.tell()] == ["god-miner on rack1: [resolved] gpu-hot, gpu:0"]
+async def test_an_end_that_nobody_was_notified_of_is_sent_after_a_restart(bench: NotifyBench) -> None:
+    await bench.raised("gpu-hot")
+    await bench.deliver()
+    bench.now += 1
+    await bench.resolved("gpu-hot")
+    bench.restart()
+    await bench.notifier.start()
+    await bench.notifier.stop()
+    assert [title for title, _ in await bench.deliver()] == ["god-miner on rack1: [resolved] gpu-hot, gpu:0"]
 
 
 async def test_old_silenced_expired_and_unwanted_alerts_are_not_sent_after_a_restart(
-    desk: NotifyDesk,
+    bench: NotifyBench,
 ) -> None:
     def fill(connection: sqlite3.Connection) -> None:
         def add(rule: str, at: float, **how: Any) -> None:
@@ -199,30 +201,30 @@ async def test_old_silenced_expired_and_unwanted_alerts_are_not_sent_after_a_res
         add("expired", NOW - 7 * HOUR)
         expire_alerts(connection, ["expired"], NOW - 6 * HOUR, NOW)
 
-    await desk.store.write(fill)
-    await desk.notifier.start()
-    await desk.notifier.stop()
-    assert await desk.tell() == []
+    await bench.store.write(fill)
+    await bench.notifier.start()
+    await bench.notifier.stop()
+    assert await bench.deliver() == []
 
 
-async def test_an_alert_that_comes_from_the_store_too_is_told_once(desk: NotifyDesk) -> None:
-    await desk.raised("early")
-    await desk.notifier.start()
-    await desk.notifier.stop()
-    assert len(await desk.tell()) == 1
-    (row,) = await desk.store.read(newest_alerts, 5)
-    assert row.notified_at == desk.now
+async def test_an_alert_that_comes_from_the_store_too_is_reported_once(bench: NotifyBench) -> None:
+    await bench.raised("early")
+    await bench.notifier.start()
+    await bench.notifier.stop()
+    assert len(await bench.deliver()) == 1
+    (row,) = await bench.store.read(newest_alerts, 5)
+    assert row.notified_at == bench.now
 
 
 async def test_no_secret_no_control_character_and_no_call_of_everybody_is_in_a_message(
-    desk: NotifyDesk,
+    bench: NotifyBench,
 ) -> None:
     hostile = "x" * 595 + SECRET  # its end would be cut off in the middle of the secret
-    await desk.raised("half", "job:1", hostile)
-    assert SECRET[:5] not in str(await desk.tell())
+    await bench.raised("half", "job:1", hostile)
+    assert SECRET[:5] not in str(await bench.deliver())
     hostile = f"{SECRET} hf_abcdefghijklmnopqrst \x1b[31m @everyone " + "x" * 5000
-    await desk.raised("job_failed", "job:1", hostile)
-    ((_, body),) = await desk.tell()
+    await bench.raised("job_failed", "job:1", hostile)
+    ((_, body),) = await bench.deliver()
     assert SECRET not in body
     assert "hf_abc" not in body
     assert "\x1b" not in body
@@ -254,34 +256,36 @@ def test_targets_are_named_without_their_secrets() -> None:
 
 
 async def test_a_report_goes_to_mail_as_html_and_elsewhere_as_markdown(store: Store) -> None:
-    desk = NotifyDesk(store, "json://good.example/", "mailtos://me:pw@mail.example")
-    desk.notifier.add_report(ReportNotice("Daily", "# text", "<p>text</p>"))
-    await desk.notifier.send_due()
-    assert [(message.format, message.body) for _, message in desk.targets.sent] == [
+    bench = NotifyBench(store, "json://good.example/", "mailtos://me:pw@mail.example")
+    bench.notifier.add_report(ReportNotice("Daily", "# text", "<p>text</p>"))
+    await bench.notifier.send_due()
+    assert [(message.format, message.body) for _, message in bench.targets.sent] == [
         ("markdown", "# text"),
         ("html", "<p>text</p>"),
     ]
 
 
-async def test_a_report_is_sent_once_when_its_period_is_over_and_the_hour_has_come(desk: NotifyDesk) -> None:
+async def test_a_report_is_sent_once_when_its_period_is_over_and_the_hour_has_come(
+    bench: NotifyBench,
+) -> None:
     midnight = NOW - NOW % DAY
 
     async def titles(at: float) -> list[str]:
-        await send_due_reports(desk.store, desk.notifier, Policy(), ("daily", "weekly"), 6, at, str)
-        return [title for title, _ in await desk.tell()]
+        await send_due_reports(bench.store, bench.notifier, Policy(), ("daily", "weekly"), 6, at, str)
+        return [title for title, _ in await bench.deliver()]
 
     assert await titles(midnight + 5 * HOUR) == []
     assert len(await titles(midnight + 6 * HOUR)) == 2
     assert await titles(midnight + 7 * HOUR) == []
-    assert await desk.store.read(report_was_sent, "daily", midnight - DAY)
+    assert await bench.store.read(report_was_sent, "daily", midnight - DAY)
     assert [title[:25] for title in await titles(midnight + DAY + 6 * HOUR)] == ["god-miner on rack1: Daily"]
 
 
-async def test_a_resolved_alert_that_was_still_held_is_told_with_both_ends(desk: NotifyDesk) -> None:
-    await desk.raised("gpu-hot", "gpu:0")
-    await desk.tell()
-    row = await desk.raised("gpu-hot", "gpu:1")
-    desk.notifier.add(replace(row, resolved_at=desk.now, text="cool again"))
-    ((title, body),) = await desk.tell(PERIOD)
+async def test_a_resolved_alert_that_was_still_held_is_shown_with_both_ends(bench: NotifyBench) -> None:
+    await bench.raised("gpu-hot", "gpu:0")
+    await bench.deliver()
+    row = await bench.raised("gpu-hot", "gpu:1")
+    bench.notifier.add(replace(row, resolved_at=bench.now, text="cool again"))
+    ((title, body),) = await bench.deliver(PERIOD)
     assert title == "god-miner on rack1: 2 alerts"
     assert body.splitlines()[0] == "[resolved] gpu-hot, gpu:1: cool again"

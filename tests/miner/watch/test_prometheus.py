@@ -49,7 +49,7 @@ def values(samples: list[Sample], name: str, *labels: str) -> dict[tuple[str, ..
     }
 
 
-async def test_trainings_and_cards_are_shown_and_vanish_when_they_end(
+async def test_trainings_and_gpus_are_shown_and_vanish_when_they_end(
     running: DaemonInProcess, tmp_path: Path
 ) -> None:
     trainings = await know_everything(running, tmp_path)
@@ -86,7 +86,7 @@ async def test_what_is_not_known_has_no_series(running: DaemonInProcess, tmp_pat
         assert {index for (index,) in values(found, f"gpu_{name}", "index")} == {"1"}
 
 
-async def test_a_card_or_host_that_is_not_measured_any_more_has_no_numbers(
+async def test_a_gpu_or_host_that_is_not_measured_any_more_has_no_numbers(
     running: DaemonInProcess, tmp_path: Path
 ) -> None:
     await know_everything(running, tmp_path)

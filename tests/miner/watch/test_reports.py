@@ -46,7 +46,7 @@ def fill(connection: sqlite3.Connection) -> None:
     )
     add_job(connection, "cancelled", NOW - 6 * HOUR, state="cancelled", reason="cancelled")
     add_job(connection, "yesterday", NOW - 30 * HOUR, took=4.0, value=VALUE, gain=0.1)
-    for hour in range(1, 5):  # three of four hours of one card were used
+    for hour in range(1, 5):  # three of four hours of one GPU were used
         add_rollup(connection, NOW - hour * HOUR, busy=0.0 if hour == 1 else 1.0, utilization=0.6)
     add_rollup(connection, NOW - 4 * HOUR, "g1", busy=0.0, utilization=0.0)
     for hour, rank in ((40, 30), (20, 25), (10, 35), (1, 28)):
@@ -103,7 +103,7 @@ def test_the_day_before_and_the_targets_stand_beside_it(report: dict[str, Any]) 
     assert [found[name]["met"] for name in ("success_rate", "mean_hours", "published")] == [False, True, None]
 
 
-def test_success_is_told_by_task_family_and_size(report: dict[str, Any]) -> None:
+def test_success_is_reported_by_task_family_and_size(report: dict[str, Any]) -> None:
     found = {
         name: {row["name"]: (row["published"], row["jobs"]) for row in rows}
         for name, rows in report["success"].items()
@@ -125,7 +125,7 @@ def test_gains_have_quality_times_work_and_a_failure_costs_its_work(report: dict
     assert (week["jobs"], week["final"]) == (5, pytest.approx(3 * 8 - 8 + half))
 
 
-def test_the_rank_is_told_from_the_first_to_the_last(report: dict[str, Any]) -> None:
+def test_the_rank_is_shown_from_the_first_to_the_last(report: dict[str, Any]) -> None:
     rank = report["rank"]
     assert (rank["first"]["rank"], rank["last"]["rank"], rank["best"], rank["worst"]) == (30, 28, 25, 35)
     assert [point["rank"] for point in rank["history"]] == [25, 35, 28]

@@ -1,7 +1,7 @@
 """FSDP2 over gloo, for the tests: on PYTHONPATH, with FSDP_ON_CPU set, every Python that starts does this.
 
 accelerate takes a training for sharded only on accelerators, though torch shards on the CPU as well. Changed
-are the words of its state that say so (with FSDP_ON_CPU=bf16 also that of mixed precision, as on a card), and
+are the words of its state that say so (with FSDP_ON_CPU=bf16 also that of mixed precision, as on a GPU), and
 the one place where Axolotl names a device for its mesh; all else is theirs.
 """
 
@@ -30,7 +30,7 @@ def shard(state: Any) -> None:
             self.distributed_type = state.DistributedType.FSDP
             state.PartialState._shared_state["distributed_type"] = self.distributed_type
             self.fsdp_plugin = fsdp_plugin
-            if os.environ.get(VARIABLE) == "bf16":  # as on a card: computed with in bf16, whatever lies there
+            if os.environ.get(VARIABLE) == "bf16":  # as on a GPU: computed with in bf16, whatever is there
                 self._mixed_precision = "bf16"
                 fsdp_plugin.set_mixed_precision("bf16")
             sys.stderr.write(f"FSDP{2 if self.is_fsdp2 else 1} on the CPU\n")

@@ -23,7 +23,7 @@ def output(code: str) -> dict[str, object]:
     return found
 
 
-def test_two_processes_add_up_and_the_rate_is_told() -> None:
+def test_two_processes_add_up_and_the_rate_is_reported() -> None:
     assert torch.distributed.is_available()
     found = output("from trainer.runner.check_links import main; main()")
     assert (found["backend"], found["processes"]) == ("gloo", 2), found
@@ -31,6 +31,6 @@ def test_two_processes_add_up_and_the_rate_is_told() -> None:
     assert found["bytes_s"] > 0
 
 
-def test_a_measurement_that_hangs_is_ended_and_told() -> None:
+def test_a_measurement_that_hangs_is_ended_and_reported() -> None:
     found = output("from trainer.runner.check_links import main; main(limit_s=0.05)")
     assert "had not ended after 0.05 s" in str(found["problem"])

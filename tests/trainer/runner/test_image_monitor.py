@@ -119,7 +119,7 @@ NAN = safetensors(
 )
 
 
-@pytest.mark.parametrize("placed", [True, False], ids=["the older one lies there", "nothing lies there"])
+@pytest.mark.parametrize("placed", [True, False], ids=["the older one is there", "nothing is there"])
 def test_of_files_that_came_together_the_newest_good_one_counts(watch: ImageMonitor, placed: bool) -> None:
     left(watch, "last-000001.safetensors")
     if placed:
@@ -213,7 +213,7 @@ def test_pictures_per_second_follow_from_steps_and_batch_and_what_is_unknown_is_
     ],
     ids=["digits", "nul", "brackets", "bars", "blanks"],
 )
-def test_whatever_an_engine_prints_is_heard_at_once_and_without_an_error(
+def test_whatever_an_engine_prints_is_read_at_once_and_without_an_error(
     watch: ImageMonitor, line: str
 ) -> None:
     """A reader that ponders over a line, in this case for minutes, keeps the engine waiting."""

@@ -62,7 +62,7 @@ def planned(
     micro: int = 4,
     wanted: int | None = None,
 ) -> RunSpec:
-    """A plan for a card that nobody here has: the stand-ins only count."""
+    """A plan for a GPU that nobody here has: the stand-ins only count."""
     assert run.image_type is not None
     plan = image_plan(
         run.image_type,

@@ -17,33 +17,33 @@ GB = 10**9
 
 
 class Driver(SimpleNamespace):
-    """The driver's library with these cards: (name, memory, capability)."""
+    """The driver's library with these GPUs: (name, memory, capability)."""
 
-    def __init__(self, *cards: tuple[str, int, tuple[int, int]]) -> None:
+    def __init__(self, *gpus: tuple[str, int, tuple[int, int]]) -> None:
         super().__init__()
-        self.cards, self.closed = cards, False
+        self.gpus, self.closed = gpus, False
 
     def nvmlInit(self) -> None:
-        if not self.cards:
+        if not self.gpus:
             raise RuntimeError("Driver Not Loaded")
 
     def nvmlShutdown(self) -> None:
         self.closed = True
 
     def nvmlDeviceGetCount(self) -> int:
-        return len(self.cards)
+        return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, at: int) -> int:
         return at
 
     def nvmlDeviceGetName(self, at: int) -> bytes:
-        return self.cards[at][0].encode()
+        return self.gpus[at][0].encode()
 
     def nvmlDeviceGetMemoryInfo(self, at: int) -> Any:
-        return SimpleNamespace(total=self.cards[at][1])
+        return SimpleNamespace(total=self.gpus[at][1])
 
     def nvmlDeviceGetCudaComputeCapability(self, at: int) -> tuple[int, int]:
-        return self.cards[at][2]
+        return self.gpus[at][2]
 
 
 H100 = ("NVIDIA H100 80GB HBM3", 85_520_809_984, (9, 0))
@@ -52,15 +52,15 @@ T4 = ("Tesla T4", 16_106_127_360, (7, 5))
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """No torch, as in an image trainer's own interpreter, and these cards."""
+    """No torch, as in an image trainer's own interpreter, and these GPUs."""
     plain = planning.importlib.util.find_spec
     monkeypatch.setattr(
         planning.importlib.util, "find_spec", lambda name: None if name == "torch" else plain(name)
     )
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def put(*cards: tuple[str, int, tuple[int, int]]) -> Driver:
-        library = Driver(*cards)
+    def put(*gpus: tuple[str, int, tuple[int, int]]) -> Driver:
+        library = Driver(*gpus)
         monkeypatch.setitem(sys.modules, "pynvml", library)
         return library
 

@@ -222,7 +222,7 @@ STEPS = range(1, 40)
 
 def assert_whole_whenever_it_dies(tmp_path: Path, deaths: Iterable[tuple[int, float]]) -> None:
     """Of a process that does nothing but submit, killed before a step or after seconds. A tournament uploads
-    what lies there then."""
+    what is there then."""
     place = tmp_path / "submission"
     command = [sys.executable, "-u", "-c", WRITER, str(place)]
     with subprocess.Popen(

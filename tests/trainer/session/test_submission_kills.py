@@ -1,4 +1,4 @@
-"""A real training of each engine, killed at random moments and in the middle of a save: what lies there then
+"""A real training of each engine, killed at random moments and in the middle of a save: what is there then
 is uploaded by the uploader's rules, loaded and scored.
 
 `tests/integration/test_kills.py` does the same with the image's own containers, which takes far longer: here

@@ -134,7 +134,7 @@ def test_grpo_samples_as_validators_do() -> None:
     assert config["rl"] == "grpo"
 
 
-def test_vllm_shares_the_card_and_has_its_parallel_size_set() -> None:
+def test_vllm_shares_the_gpu_and_has_its_parallel_size_set() -> None:
     config = config_of(text_plan(GRPO, grpo=GrpoPlan(vllm=True, vllm_memory_share=0.4)))
     assert (config["trl"]["use_vllm"], config["trl"]["vllm_mode"]) == (True, "colocate")
     assert config["vllm"] == {"gpu_memory_utilization": 0.4, "tensor_parallel_size": 1}

@@ -85,7 +85,7 @@ def test_log_lines_stand_above_the_picture_and_do_not_break_it(monkeypatch: pyte
     assert stderr.getvalue() == ""
 
 
-def test_where_nobody_watches_only_changes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_watches_only_changes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     monkeypatch.setattr(jobs, "QUIET_SECONDS", float("inf"))
     display = JobDisplay(console=Terminal(file=out, force_terminal=False, width=200))

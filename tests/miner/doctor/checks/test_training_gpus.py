@@ -1,4 +1,4 @@
-"""What the doctor says of the cards."""
+"""What the doctor says of the GPUs."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def found(folder: Path, gpus: str) -> list[tuple[FindingStatus, str]]:
     return [(one.status, one.detail) for one in check_gpus(CheckContext(settings))]
 
 
-def test_cards_that_answer_are_fine_and_one_that_fails_at_once_is_not_counted(
+def test_gpus_that_answer_are_fine_and_one_that_fails_at_once_is_not_counted(
     nvml_host: Host, tmp_path: Path
 ) -> None:
-    cards = nvml_host(4)
+    gpus = nvml_host(4)
     assert found(tmp_path, "auto") == [(FindingStatus.OK, "4xH100-SXM (driver 550.127.05)")]
-    cards.gpu(3, error=LOST)
+    gpus.gpu(3, error=LOST)
     assert found(tmp_path, "nvml") == [(FindingStatus.OK, "3xH100-SXM (driver 550.127.05)")]
 
 
-def test_no_card_at_all_is_a_failure(nvml_host: Host, tmp_path: Path) -> None:
+def test_no_gpu_at_all_is_a_failure(nvml_host: Host, tmp_path: Path) -> None:
     nvml_host(0)
     assert found(tmp_path, "nvml")[0][0] is FindingStatus.FAIL
     assert [one.status for one in gpu_findings(InventoryState(), "never read")] == [FindingStatus.FAIL]

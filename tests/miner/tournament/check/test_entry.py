@@ -23,7 +23,7 @@ from tests.miner.tournament.entries import NOW, open_again, open_small
 from tests.miner.tournament.repositories import commit_files, git, make_repository
 
 
-def test_nothing_a_commit_an_address_and_a_directory_are_told_apart(tmp_path: Path) -> None:
+def test_nothing_a_commit_an_address_and_a_directory_are_distinguished(tmp_path: Path) -> None:
     here = str(source_root())
     assert named_source(None) == (here, None)
     assert named_source("0123abcd") == (here, "0123abcd")

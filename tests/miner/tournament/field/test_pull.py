@@ -156,7 +156,7 @@ def test_a_repository_that_is_gone_costs_only_its_entry(
     assert len([one for one in read_field(tmp_path / "field")[0].entries if one.recipe.lr]) == 2
 
 
-def test_a_task_that_is_not_told_costs_only_itself(
+def test_a_task_that_is_not_reported_costs_only_itself(
     site: PublicApiSite, client: PoliteClient, tmp_path: Path
 ) -> None:
     site.pages["/tournament/latest/details"]["image"]["rounds"][0]["tasks"].append({"task_id": TASKS[1]})

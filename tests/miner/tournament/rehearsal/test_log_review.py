@@ -27,7 +27,7 @@ TOKEN = "hf_" + "a1" * 17
         "Epoch 1/3: loss 2.1",
     ],
 )
-def test_a_setting_with_its_value_tells_rivals_the_plan(line: str) -> None:
+def test_a_setting_with_its_value_shows_competitors_the_plan(line: str) -> None:
     (found,) = review_log(["begin", line])
     assert (found.kind, found.line) == (LogFindingKind.PLAN, 2)
 

@@ -105,7 +105,7 @@ def test_a_container_has_what_validators_give_and_nothing_else(
     assert not (tmp_path / "out/flux/cache").exists()
 
 
-def test_a_training_is_killed_at_its_limit_and_what_lies_there_is_uploaded(
+def test_a_training_is_killed_at_its_limit_and_what_is_there_is_uploaded(
     docker_host: Dockerd, tmp_path: Path, model: Path
 ) -> None:
     task = only(rehearsed(docker_host, tmp_path, model, "forever", hours=5 / 3600))
@@ -124,7 +124,7 @@ def test_a_good_model_with_an_exit_code_is_a_failure_after_two_attempts(
     assert [end.exit_code for end in task.attempts] == [3, 3]
     assert not task.passed
     assert not report.passed
-    assert "exit code 3: nothing is uploaded although something lies there" in task.problems[0]
+    assert "exit code 3: nothing is uploaded although something is there" in task.problems[0]
     assert not task.uploaded
     assert "FAILED" in "\n".join(report_lines(report))
 
@@ -143,7 +143,7 @@ def test_a_secret_in_the_public_log_is_a_failure_and_the_plan_a_warning(
 ) -> None:
     task = only(rehearsed(docker_host, tmp_path, model, "leak"))
     assert any("the public log shows a secret" in text for text in task.problems)
-    assert any("tells rivals how it is trained" in text and "lora_r" in text for text in task.warnings)
+    assert any("shows competitors how it is trained" in text and "lora_r" in text for text in task.warnings)
     assert not any("hf_" in text for text in (*task.problems, *task.warnings))
 
 
