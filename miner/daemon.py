@@ -35,6 +35,7 @@ from miner.observe.redact import Redactor
 from miner.offers.history import read_outcomes
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
+from miner.publish.reachable import HubReachability
 from miner.settings import EngineKind, Settings
 from miner.store import database
 from miner.store.alerts import prune_alerts
@@ -63,6 +64,8 @@ FIRST_METAGRAPH_SECONDS = 0.5
 #: How often jobs that have ended are learned from, and old offers and events forgotten.
 LEARN_SECONDS = 60.0
 PRUNE_SECONDS = 600.0
+#: How often it is tried whether the hub can be reached.
+HUB_SECONDS = 300.0
 #: For power limits to be put back before a stop.
 RESTORE_SECONDS = 10.0
 _DAY = 86_400.0
@@ -115,8 +118,9 @@ class Daemon:
                 PeriodicTask("disk space of finished jobs", self._clean_disk, PRUNE_SECONDS),
             ]
         )
-        # A runner of their own: what they ask of a driver that hangs must not keep an offer from its end.
+        # Runners of their own: a driver or a network that hangs must not keep an offer from its end.
         self.rule_task = PeriodicTasks([PeriodicTask("alert rules", self.alert_service.evaluate)])
+        self.hub_task = PeriodicTasks([PeriodicTask("the hub", self.hub.check, HUB_SECONDS)])
 
     def _build_chain(self) -> None:
         """Who may call."""
@@ -158,6 +162,7 @@ class Daemon:
         """Alert rules, notifications, indicators, and what a scrape shows."""
         settings = self.settings
         self.request_watch = RequestWatch()
+        self.hub = HubReachability(settings.hf_endpoint)
         self.kpis = CurrentKpis(self.store, lambda: self.policy_runtime.policy.terms.targets, self.clock)
         self.notifier = Notifier(
             self.store,
@@ -206,6 +211,8 @@ class Daemon:
         await self._wait_for_first_metagraph()
         self.periodic_tasks.start()
         self.rule_task.start()
+        if self.settings.engine is not EngineKind.NONE:
+            self.hub_task.start()
         self.sampler.start()
         self._in_background(self.power.restore_after_restart())
         self._in_background(self._start_jobs())
@@ -213,6 +220,7 @@ class Daemon:
     async def stop(self) -> None:
         await self.periodic_tasks.stop()
         await self.rule_task.stop()
+        await self.hub_task.stop()
         # Before the fleet and the store, which it writes to. Trainings go on without us.
         for task in self._background_tasks:
             task.cancel()

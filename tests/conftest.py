@@ -87,6 +87,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/jobs/test_worker_mishaps.py",
         "miner/publish/test_local_hub.py",
         "miner/publish/test_publisher",
+        "miner/publish/test_reachable.py",
         "miner/settings/test_load.py::test_importing_the_settings",
         "miner/store/test_database.py::test_a_file_that_is_up_to_date_is_not_migrated",
         "miner/support/test_subprocess.py",

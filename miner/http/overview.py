@@ -28,6 +28,7 @@ from miner.offers.past_offers import stored_offers
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
 from miner.offers.views import offer_as_json
+from miner.publish.reachable import HubReachability
 from miner.store import alerts as store_alerts
 from miner.store import jobs as store_jobs
 from miner.store.store import Store
@@ -58,6 +59,7 @@ class ObservedDaemon(Protocol):
     authenticator: Authenticator
     nonces: NonceLedger
     notifier: Notifier
+    hub: HubReachability
 
     def live(self, job_id: int) -> LiveJob | None: ...
 
@@ -108,6 +110,7 @@ async def show_status(daemon: Annotated[ObservedDaemon, Depends(overview_depende
         "profile": daemon.policy_runtime.profile.name,
         **daemon.policy_runtime.problems,
         "doubted_clock_seconds": daemon.clock.doubted_seconds,
+        "hub": daemon.hub.status(),
         "notifications": daemon.notifier.status(),
         "store": await daemon.store.summary(),
         "live_nonces": len(daemon.nonces),
@@ -166,6 +169,7 @@ def _state(daemon: ObservedDaemon) -> dict[str, Any]:
             ("GPUs", daemon.fleet.inventory.problem),
             ("training", ability.problem),
             ("chain", chain.last_error if chain.stale else None),
+            ("hub", daemon.hub.problem),
             *daemon.policy_runtime.problems.items(),
         ),
     }

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from miner.publish.reachable import HubReachability
+
+
+async def test_a_hub_that_goes_and_comes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        hub = HubReachability(f"http://127.0.0.1:{port}", lambda: 7.0)
+        assert hub.status() == {"endpoint": hub.endpoint, "checked_at": None, "problem": None}
+        await hub.check()
+        assert (hub.problem, hub.checked_at) == (None, 7.0)
+    await hub.check()
+    assert hub.problem is not None
+    assert f"127.0.0.1:{port} cannot be reached" in hub.problem
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("http_proxy", f"127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "")
+        await hub.check()
+        assert hub.problem is None
