@@ -13,6 +13,7 @@ from miner.support.background import run_in_thread
 
 #: For one connection; and for all of a check, since the resolver has limits of its own.
 CONNECT_SECONDS, CHECK_SECONDS = 5.0, 20.0
+NO_ADDRESS = "its address, or that of the proxy for it (HTTPS_PROXY, ALL_PROXY), has no valid host and port"
 
 
 class HubReachability:
@@ -26,12 +27,17 @@ class HubReachability:
         self._clock = clock
 
     async def check(self) -> None:
-        host, port = _address(self.endpoint)
         problem = None
         try:
+            host, port = _address(self.endpoint)
+        except ValueError:  # whose text may hold a part of the proxy's password
+            self.problem, self.checked_at = NO_ADDRESS, self._clock()
+            return
+        try:
             await run_in_thread(lambda: _connect(host, port), CHECK_SECONDS, "the connection to the hub")
-        except OSError as error:  # also a `TimeoutError`
-            problem = f"{host}:{port} cannot be reached: {error.strerror or error}"
+        except (OSError, UnicodeError) as error:  # also a `TimeoutError`; a name that cannot be looked up
+            why = error.strerror if isinstance(error, OSError) else None
+            problem = f"{host}:{port} cannot be reached: {why or error}"
         self.problem, self.checked_at = problem, self._clock()
 
     def status(self) -> dict[str, Any]:
@@ -45,7 +51,9 @@ def _address(endpoint: str) -> tuple[str, int]:
     proxy = proxies.get(url.scheme) or proxies.get("all")
     if proxy:
         url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+    if not url.hostname:
+        raise ValueError("no host")
+    return url.hostname, url.port or (443 if url.scheme == "https" else 80)
 
 
 def _connect(host: str, port: int) -> None:

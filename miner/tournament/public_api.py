@@ -6,13 +6,13 @@ July 2026; never asked from the machine on which this was written:
 - `/tournament/fees`: `text_tournament_fee_rao` and the same for image and environment.
 - `/tournament/balance/{coldkey}`: `balance_rao`; 404 if the coldkey never paid.
 - `/tournament/latest/details`: by kind one tournament, with `tournament_id`, `status`, `winner_hotkey`,
-  `base_winner_hotkey` (the champion before it), `participants` and `rounds[].tasks[]`.
+  `participants`, `rounds[].tasks[]` and `boss_round_performance[]` with `task_id`.
   `/tournament/{id}/details`: one of them.
 - `/auditing/tasks/{id}`: `task_type`, `model_id`, `model_type` (pictures), `hours_to_complete`,
   `image_text_pairs[]` (pictures), `hotkey_details[]` with `hotkey`, `repo`, `rank`, `test_loss`.
 - `/v1/performance/latest-tournament-weights`: `burn_data` with `{kind}_tournament_weight`.
 - `/v1/performance/weight-projection-static`: `projections[]` for some improvements over the champion, with
-  `{kind}_projection.projections[]` of `days`, `weight` and `total_alpha`.
+  `{kind}_projection.projections[]` of `days` and `total_alpha`.
 
 Every field is optional here and checked: what an answer of another shape does not hold is left out.
 """
@@ -89,12 +89,8 @@ class Tournament:
     kind: TournamentType
     status: str | None = None
     winner: str | None = None
-    #: Who was the champion before.
-    champion: str | None = None
     participants: tuple[str, ...] = ()
     task_ids: tuple[str, ...] = ()
-    #: Tasks of the final round against the champion.
-    boss_task_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,6 @@ class Prize:
 
     days: int
     alpha: float
-    weight: float
 
 
 @contextmanager
@@ -244,8 +239,7 @@ def _tournament(raw: Any, kind: TournamentType) -> Tournament | None:
     if not tournament_id or not _NAME.fullmatch(tournament_id):
         return None
     rounds = [mapping(one) for one in sequence(found.get("rounds"))]
-    tasks = [(bool(one.get("is_final_round")), task) for one in rounds for task in sequence(one.get("tasks"))]
-    ids = [(final, text(mapping(task).get("task_id"))) for final, task in tasks]
+    ids = [text(mapping(task).get("task_id")) for one in rounds for task in sequence(one.get("tasks"))]
     boss = [text(mapping(one).get("task_id")) for one in sequence(found.get("boss_round_performance"))]
     participants = [text(mapping(one).get("hotkey")) for one in sequence(found.get("participants"))]
     return Tournament(
@@ -253,10 +247,8 @@ def _tournament(raw: Any, kind: TournamentType) -> Tournament | None:
         kind,
         text(found.get("status")),
         text(found.get("winner_hotkey")),
-        text(found.get("base_winner_hotkey")),
         tuple(hotkey for hotkey in participants if hotkey),
-        _names([name for _, name in ids] + boss),
-        _names([name for final, name in ids if final] + boss),
+        _names(ids + boss),
     )
 
 
@@ -270,7 +262,7 @@ def _prizes(projection: Mapping[str, Any]) -> tuple[Prize, ...]:
         row = mapping(one)
         days, alpha = number(row.get("days"), least=0), number(row.get("total_alpha"), least=0)
         if days is not None and alpha is not None:
-            found.append(Prize(int(days), alpha, number(row.get("weight"), least=0) or 0.0))
+            found.append(Prize(int(days), alpha))
     return tuple(sorted(found, key=lambda prize: prize.days))
 
 

@@ -7,6 +7,7 @@ the packages of this installation and nothing else; what it writes is in memory 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import select
@@ -14,10 +15,10 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import core
 from core.domain.records import printable
@@ -80,9 +81,7 @@ def run_confined(
 
     Without a sandbox it has the operator's rights: time, memory and output are limited all the same."""
     tree = tree.resolve()
-    with temporary_tree("god-miner-check-") as folder, tempfile.TemporaryFile() as given:
-        given.write(order.encode())
-        given.seek(0)
+    with temporary_tree("god-miner-check-") as folder, _sealed(order) as given:
         scratch = folder.resolve()
         python = str(sandbox.interpreter.path) if sandbox else sys.executable
         command = [python, "-c", script, str(tree)]
@@ -105,6 +104,15 @@ def run_confined(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _sealed(text: str) -> BinaryIO:
+    """The text in a file in memory that nobody can write to: through another, the code could fill a disk."""
+    file = os.fdopen(os.memfd_create("order", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")
+    file.write(text.encode())
+    file.seek(0)  # also writes what is buffered
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return file
 
 
 def _limited_output(process: subprocess.Popen[bytes], limit_s: float, most: int) -> ConfinedOutput:

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from miner.publish.reachable import HubReachability
+from miner.publish.reachable import NO_ADDRESS, HubReachability
 
 
 async def test_a_hub_that_goes_and_comes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +24,14 @@ async def test_a_hub_that_goes_and_comes_is_noticed(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("no_proxy", "")
         await hub.check()
         assert hub.problem is None
+
+
+@pytest.mark.parametrize("proxy", ["http://user:pass/word@127.0.0.1:1", "http://user:password@"])
+async def test_an_address_of_a_proxy_that_cannot_be_read_is_a_problem_and_stays_secret(
+    monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.setenv("no_proxy", "")
+    hub = HubReachability("http://127.0.0.1:1", lambda: 7.0)
+    await hub.check()
+    assert (hub.problem, hub.checked_at) == (NO_ADDRESS, 7.0)

@@ -77,8 +77,7 @@ def test_the_latest_tournament_of_each_kind(api: PublicApi, site: PublicApiSite)
     latest = api.latest()
     image = latest[TournamentType.IMAGE]
     assert image.task_ids == (TASK, TASK.replace("1", "9"))
-    assert image.boss_task_ids == (TASK.replace("1", "9"),)
-    assert (image.winner, image.champion) == HOTKEYS[:2]
+    assert image.winner == HOTKEYS[0]
     assert set(latest) == {TournamentType.IMAGE}
     assert api.details("tourn_0123_20261116") == image
 
@@ -126,10 +125,10 @@ def test_a_task_of_another_shape_costs_only_what_it_lacks(raw: object) -> None:
 
 def test_prizes_are_those_of_the_least_win(api: PublicApi, site: PublicApiSite) -> None:
     def projection(placement: str, alpha: float) -> dict[str, object]:
-        rows = [{"days": 30, "weight": 0.1, "total_alpha": 2 * alpha}]
+        rows = [{"days": 30, "total_alpha": 2 * alpha}]
         return {
             "placement": placement,
-            "projections": [*rows, {"days": 7, "weight": 0.2, "total_alpha": alpha}],
+            "projections": [*rows, {"days": 7, "total_alpha": alpha}],
         }
 
     site.pages["/v1/performance/weight-projection-static"] = {
@@ -141,7 +140,7 @@ def test_prizes_are_those_of_the_least_win(api: PublicApi, site: PublicApiSite) 
         ]
     }
     prizes, _ = api.prizes()
-    assert prizes == {TournamentType.TEXT: (Prize(7, 100.0, 0.2), Prize(30, 200.0, 0.1))}
+    assert prizes == {TournamentType.TEXT: (Prize(7, 100.0), Prize(30, 200.0))}
 
 
 def test_the_settings_name_the_api_and_the_hub(site: PublicApiSite, tmp_path: Path) -> None:

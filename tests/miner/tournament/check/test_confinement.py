@@ -35,6 +35,8 @@ def fill():
         for _ in range(200):
             file.write(bytes(1 << 20))
 attempt("fill", fill)
+attempt("fill_input", lambda: os.write(0, bytes(1 << 20)))
+attempt("reopen_input", lambda: os.write(os.open("/proc/self/fd/0", os.O_RDWR), b"x"))
 def bomb():
     started = 0
     try:
@@ -80,6 +82,7 @@ def test_a_hostile_entry_point_reaches_nothing(
         }
         done = run_confined(HOSTILE, tree, json.dumps(order), sandbox)
     found = json.loads(done.text.splitlines()[-1])
+    assert found.pop("reopen_input") == "PermissionError"
     assert found.pop("write_home") in ("FileNotFoundError", "PermissionError", "OSError")
     assert found == {
         "read_secret": "FileNotFoundError",
@@ -89,6 +92,7 @@ def test_a_hostile_entry_point_reaches_nothing(
         "variables": "TypeError",
         "kill": "ProcessLookupError",
         "fill": "OSError",
+        "fill_input": "PermissionError",
         "bomb": "refused",
         "memory": "MemoryError",
     }
