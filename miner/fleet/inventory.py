@@ -59,7 +59,8 @@ class GpuInventory:
         self._fleet.on_release(self._wake.set)
         self._task = asyncio.create_task(self._run(), name="inventory")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._first.wait(), FIRST_SCAN_SECONDS)
+            async with asyncio.timeout(FIRST_SCAN_SECONDS):
+                await self._first.wait()
 
     async def stop(self) -> None:
         task, self._task = self._task, None
@@ -89,7 +90,8 @@ class GpuInventory:
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), self._refresh_seconds)
+            async with asyncio.timeout(self._refresh_seconds):
+                await self._wake.wait()
         self._wake.clear()
 
     def _note_problem(self, text: str) -> None:

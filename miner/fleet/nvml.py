@@ -155,7 +155,10 @@ class NvmlSource:
         if self._process is None:
             limit = self._start_timeout
         try:
-            answer = await asyncio.wait_for(self._query(request, kind), limit)
+            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes with the answer, and the
+            # daemon would wait for ever for a task that goes on.
+            async with asyncio.timeout(limit):
+                answer = await self._query(request, kind)
         except TimeoutError:
             self._drop()
             raise ScanFailed(f"NVML did not answer within {limit:g} s: the driver hangs; see dmesg") from None

@@ -132,7 +132,8 @@ async def run_child(
             await process.stdin.drain()
         await _pass_on_lines(process, on_line, silence)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), END_SECONDS)
+            async with asyncio.timeout(END_SECONDS):
+                await process.wait()
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -162,7 +163,9 @@ async def _pass_on_lines(
     assert process.stdout is not None
     while True:
         try:
-            line = await asyncio.wait_for(process.stdout.readline(), silence)
+            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes with a line.
+            async with asyncio.timeout(silence):
+                line = await process.stdout.readline()
         except TimeoutError:
             raise ChildSilent(f"no line for {silence:g} s") from None
         except ValueError:

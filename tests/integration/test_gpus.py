@@ -111,7 +111,7 @@ async def test_a_driver_that_hangs_while_it_is_measured_holds_up_neither_scans_n
     policy = tmp_path / "at-once.yaml"
     policy.write_text(POLICY)
     terms = {"GPUS": "nvml", "GPU_REFRESH_SECONDS": "0.2", "GPU_SAMPLE_SECONDS": "0.2", "POLICY": str(policy)}
-    running(**GENEROUS, **terms, **host.environment)
+    daemon = running(**GENEROUS, **terms, **host.environment)
     watched = Watched(validator)
     host.gpu(1, **training(temperature=83, used_mib=4))
     page = watched.until(
@@ -129,3 +129,5 @@ async def test_a_driver_that_hangs_while_it_is_measured_holds_up_neither_scans_n
     assert page["trouble"] is None
     assert await watched.accepted(1) == 1
     assert watched.alerts() == []
+    # A stop while a measurement and a scan wait for the driver.
+    assert daemon.stop(120) == 0

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ _MADE = re.compile(r"---> ([0-9a-f]{12})")
 #: Of the output, for the report of a failure.
 _KEPT_LINES = 30
 _REMOVE_S = 300.0
+#: The engine ends the container of an interrupted step by itself: SIGKILL, then what it must write.
+_STEP_END_S = 60.0
 _DISK_FULL = "see docker system df, god-miner tournament clean, god-miner images prune"
 
 
@@ -125,14 +128,24 @@ def remove_entry(client: DockerClient, build: Build) -> None:
     """Remove what a build has made, also one that failed: its finished steps are images without a name."""
 
     def remove(api: Any) -> None:
-        import docker
-
+        ends = time.monotonic() + _STEP_END_S
         for image in (build.image, *reversed(build.made)):
             if image is not None:
-                with contextlib.suppress(docker.errors.APIError):  # gone with the one before
-                    api.remove_image(image, force=True)
+                while _removal_conflicts(api, image) and time.monotonic() < ends:
+                    time.sleep(0.1)
 
     client.call_blocking(remove, _REMOVE_S)
+
+
+def _removal_conflicts(api: Any, image: str) -> bool:
+    """Remove the image; return whether a container holds it, as that of a step just interrupted does."""
+    import docker
+
+    try:
+        api.remove_image(image, force=True)
+    except docker.errors.APIError as error:  # 404: gone with the one before
+        return error.status_code == HTTPStatus.CONFLICT
+    return False
 
 
 class _Building:
