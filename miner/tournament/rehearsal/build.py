@@ -144,7 +144,7 @@ def _removal_conflicts(api: Any, image: str) -> bool:
     try:
         api.remove_image(image, force=True)
     except docker.errors.APIError as error:  # 404: gone with the one before
-        return error.status_code == HTTPStatus.CONFLICT
+        return bool(error.status_code == HTTPStatus.CONFLICT)
     return False
 
 
