@@ -75,12 +75,16 @@ def compare_models(champion: Sequence[float], challenger: Sequence[float]) -> Co
     p_win = _share_won(rates, means, win_rate - rate_bound, mean_gap - gap_bound, needed)
     if rate_bound < WIN_RATE:
         reason = (
-            f"of {wins + losses} decided rows {wins} are won: surely {rate_bound:.1%}, {WIN_RATE:.0%} needed"
+            f"of {wins + losses} decided rows {wins} are won: {rate_bound:.1%} at the 1st percentile, "
+            f"{WIN_RATE:.0%} needed"
         )
     elif gap_bound < needed:
-        reason = f"the mean gap is surely {gap_bound:.4f}, {needed:.4f} needed"
+        reason = f"the mean gap is {gap_bound:.4f} at the 1st percentile, {needed:.4f} needed"
     else:
-        reason = f"surely {rate_bound:.1%} of the decided rows, and {gap_bound:.4f} on average"
+        reason = (
+            f"of {wins + losses} decided rows {wins} are won; at the 1st percentile {rate_bound:.1%} "
+            f"({WIN_RATE:.0%} needed), and the mean gap is {gap_bound:.4f} ({needed:.4f} needed)"
+        )
     return Comparison(
         rows=len(gaps),
         wins=wins,

@@ -258,8 +258,10 @@ class TrainerContainer:
 
     def kill(self) -> None:
         """End it without notice, and remove it."""
-        self._kill()
-        self.close()
+        try:
+            self._kill()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Remove the container, running or not."""

@@ -192,6 +192,8 @@ def split_rows(path: Path) -> tuple[list[dict[str, object]], list[dict[str, obje
             rows = list(JsonRows(file))
     except (OSError, BadRows) as error:
         raise BadInput(f"{path} cannot be read as rows: {error}") from None
+    if len(rows) < 2:
+        raise BadInput(f"{path} has {len(rows)} row, which is kept for the score: add some")
     count = min(max(1, int(len(rows) * TEST_SHARE)), MOST_TEST_ROWS)
     random.Random(0).shuffle(rows)  # noqa: S311 - repeatable
     return rows[count:], rows[:count]

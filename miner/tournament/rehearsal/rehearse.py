@@ -19,7 +19,7 @@ from miner.tournament.checkout import clone_repository
 from miner.tournament.rehearsal.build import Build, build_entry, remove_entry
 from miner.tournament.rehearsal.container import internal_network, training_machine
 from miner.tournament.rehearsal.inputs import check_entry, check_inputs
-from miner.tournament.rehearsal.leftovers import IMAGE, RehearsalRecord, rehearsal_record
+from miner.tournament.rehearsal.leftovers import IMAGE, RECORD, RehearsalRecord, rehearsal_record
 from miner.tournament.rehearsal.options import RehearsalOptions, Say
 from miner.tournament.rehearsal.report import Rehearsal
 from miner.tournament.rehearsal.task_run import TaskRun
@@ -41,6 +41,7 @@ def rehearse(
     options.output.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         record = stack.enter_context(rehearsal_record(options.output))
+        stack.callback(_remove_unused, options.output)
         if options.keep:
             stack.callback(record.keep)
         else:
@@ -70,6 +71,12 @@ def rehearse(
         report.complete = True
         save()
     return report
+
+
+def _remove_unused(output: Path) -> None:
+    """A rehearsal that was refused leaves no directory."""
+    if [path.name for path in output.iterdir()] == [RECORD]:
+        remove_tree(output)
 
 
 def _built(

@@ -26,7 +26,7 @@ class TaskRehearsal:
     dockerfile: str
     hours: float
     attempts: list[ContainerEnd] = field(default_factory=list)
-    #: Of the last attempt: until something lay at the submission's place; None if nothing came.
+    #: Of the first attempt that submitted: from its start to its submission; None if none came.
     first_submission_s: float | None = None
     uploaded: list[str] = field(default_factory=list)
     upload_bytes: int = 0

@@ -364,7 +364,7 @@ class TaskRun:
             report = KillReport(self.options.seed, tuple(kills))
             self.report.kills, self.report.kills_text = report.as_dict(), report.summary()
             self.save()
-            self.say(f"  kill {kill.number}: {kill.problem or 'it scores'}")
+            self.say(f"  {kill.summary()}")
 
         report = run_kills(
             start,

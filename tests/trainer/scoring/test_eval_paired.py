@@ -19,6 +19,7 @@ def test_a_clearly_better_challenger_wins() -> None:
     comparison = compare_models(BOSS.tolist(), (BOSS - 0.1 + CHANCE.normal(0, 0.05, 800)).tolist())
     assert comparison.won
     assert comparison.win_rate_bound > 0.9
+    assert "at the 1st percentile" in comparison.reason
     assert comparison.mean_gap == pytest.approx(0.1, abs=0.01)
     assert comparison.mean_gap_bound < comparison.mean_gap
 

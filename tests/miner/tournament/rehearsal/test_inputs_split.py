@@ -52,6 +52,13 @@ def test_one_picture_is_too_few(tmp_path: Path) -> None:
         split_pictures(source, tmp_path)
 
 
+def test_one_row_is_too_few(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('[{"text": "1"}]', encoding="utf-8")
+    with pytest.raises(BadInput, match="1 row, which is kept for the score"):
+        split_rows(path)
+
+
 def test_made_up_pictures_are_kept_back_too(tmp_path: Path) -> None:
     train, test = training_data(TASKS["krea2"], RehearsalInputs(), tmp_path)
     assert len(zipfile.ZipFile(train).namelist()) // 2 + len(pictures_in(test)) == PICTURES

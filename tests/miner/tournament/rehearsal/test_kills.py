@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.tournament.rehearsal.kills import KillKind, KillReport, kill_moments, run_kills
+from miner.tournament.rehearsal.kills import MOST_REPEATS, KillKind, KillReport, kill_moments, run_kills
 from miner.tournament.rehearsal.upload import what_is_uploaded
 from trainer.session.submission import Submission, submission_kind
 
@@ -66,6 +66,13 @@ def wait_until(done: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def half_written(file: Path) -> bool:
+    try:
+        return file.stat().st_size == 30_000
+    except FileNotFoundError:  # the save before it has just been renamed
+        return False
+
+
 def check(place: Path) -> str | None:
     """Whether it would be uploaded, and is a whole model."""
     problems = what_is_uploaded(place, "org/model").problems
@@ -79,11 +86,12 @@ def killed(tmp_path: Path) -> Callable[[str, int], KillReport]:
 
         def start() -> Submitter:
             place = tmp_path / str(len(started)) / "submission"
-            started.append(Submitter(how, place))
+            ends = how == "ends once" and not started
+            started.append(Submitter("ends after its first" if ends else how, place))
             if how == "stops in a save":
                 half = place.with_name(".submission.new") / "adapter_model.safetensors"
-                wait_until(lambda: half.is_file() and half.stat().st_size == 30_000)
-            if how == "ends after its first":
+                wait_until(lambda: half_written(half))
+            if how == "ends after its first" or (how == "ends once" and len(started) == 1):
                 started[-1].process.wait()
             return started[-1]
 
@@ -134,7 +142,22 @@ def test_a_training_that_never_submits_is_a_failure(killed: Callable[[str, int],
     assert report.as_dict()["survivors"] == 0
 
 
-def test_a_training_that_has_ended_by_itself_is_no_kill(killed: Callable[[str, int], KillReport]) -> None:
+def test_a_training_that_has_ended_by_itself_is_no_kill(
+    killed: Callable[[str, int], KillReport], tmp_path: Path
+) -> None:
     report = killed("ends after its first", 1)
-    assert (report.survivors, report.ended) == (1, 1)
+    assert (report.survivors, report.late, report.passed) == (0, 1, False)
     assert report.problem == "1 of 1 trainings had ended before their kill: give them more time"
+    assert report.kills[0].summary() == "kill 1: its training had ended before it"
+    assert "0 of 0 kills left" in report.summary()
+    assert len(list(tmp_path.iterdir())) == 1 + MOST_REPEATS
+
+
+def test_a_kill_that_came_too_late_is_repeated_and_all_after_it_come_earlier(
+    killed: Callable[[str, int], KillReport], tmp_path: Path
+) -> None:
+    report = killed("ends once", 2)
+    assert report.passed, report.summary()
+    assert len(list(tmp_path.iterdir())) == 3
+    drawn = kill_moments(2, 56, 0.3)
+    assert [kill.moment.seconds for kill in report.kills] == [moment.seconds / 2 for moment in drawn]

@@ -196,6 +196,14 @@ def test_pictures_need_a_model(docker_host: Dockerd, tmp_path: Path) -> None:
         rehearse(client, str(tmp_path), options)
 
 
+def test_a_refused_entry_leaves_no_directory(docker_host: Dockerd, tmp_path: Path, model: Path) -> None:
+    options = RehearsalOptions(output=tmp_path / "outputs/one", tasks=[TASKS["chat"]])
+    entry = make_entry(tmp_path / "entry")
+    with closing(DockerClient(docker_host.host)) as client, pytest.raises(BadInput, match="no Dockerfile"):
+        rehearse(client, str(entry), options)
+    assert list((tmp_path / "outputs").iterdir()) == []
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_rehearsal_leaves_nothing_behind(
     docker_host: Dockerd, tmp_path: Path, model: Path, sent: signal.Signals
