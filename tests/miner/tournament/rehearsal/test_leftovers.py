@@ -18,12 +18,12 @@ import pytest
 from miner.tournament.rules import TASKS
 from tests.doubles import base_image
 from tests.doubles.dockerd import WORK_LIMIT_S, Dockerd
-from tests.miner.tournament.rehearsal.test_rehearse import held, model, what_the_library_leaves_open
+from tests.miner.tournament.rehearsal.test_rehearse import held, model
 from tests.miner.tournament.rehearsed_entries import make_entry
 
-__all__ = ["model", "what_the_library_leaves_open"]
+__all__ = ["model"]
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unread_replies_collected")]
 
 SLOW_BUILD = f"FROM {base_image.NAME}\nENV A=1\nRUN sleep 1000\n"
 
