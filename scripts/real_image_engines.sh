@@ -3,17 +3,18 @@
 #
 #   scripts/real_image_engines.sh SD_SCRIPTS AI_TOOLKIT [--python-kohya P] [--python-toolkit P]
 #                                 [--python P] [--out DIRECTORY] [--steps N] [--no-container]
-#                                 [--only configurations|trainings]
+#                                 [--only configurations|trainings|rehearsals]
 #
 # SD_SCRIPTS and AI_TOOLKIT are checkouts; each P is a Python that can run the engine (its requirements.txt with any
 # torch; for ai-toolkit a CPU needs a torch without Triton). --python is the one with god-miner's own packages.
 # Every configuration is read by the engine and, with --steps, trains a small model for so many steps as well.
+# Rehearsals are each image kind of tournaments from clone to score; they take minutes each, so only if asked for.
 # Prints a table and ends with 1 if anything failed. Containers are used where Docker answers.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 here=$root/scripts/real_image_engines
-usage() { sed -n '2,11p' "$0" | cut -c3- >&2; exit 2; }
+usage() { sed -n '2,12p' "$0" | cut -c3- >&2; exit 2; }
 
 places=() python=$root/.venv/bin/python kohya_python=python3 toolkit_python=python3
 out=$(pwd)/real-image-engines how=container only=all steps=0
@@ -67,7 +68,7 @@ for family in z-image qwen-image krea2 ideogram4 flux; do
 done
 
 # Every configuration in the engine's own code.
-if [ $only != trainings ]; then
+if [ $only = all ] || [ $only = configurations ]; then
     rm -rf "$out/configurations" "$out/hub"
     mkdir -p "$out/hub" "$out/pictures/10_lora style"
     cp -r "$out"/models/kohya-*/hf_cache/. "$out/hub/"
@@ -83,7 +84,12 @@ if [ $only != trainings ]; then
 fi
 
 # Whole trainings through our own entry point.
-if [ $only != configurations ]; then
+if [ $only = all ] || [ $only = trainings ]; then
     PYTHONPATH=$root "$python" "$here/train.py" "$out" "$sd_scripts" "$ai_toolkit" $how "$records" || true
+fi
+
+# What validators do with this working tree, in an engine of its own that shows it the environments.
+if [ $only = rehearsals ]; then
+    PYTHONPATH=$root "$python" "$here/rehearse.py" "$out" "$sd_scripts" "$ai_toolkit" "$records" || true
 fi
 PYTHONPATH=$root "$python" "$here/table.py" "$records"

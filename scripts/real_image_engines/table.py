@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = "{:<11}{:<11}{:>9}{:>9}{:>9}{:>9}  {}"
+#: Records of whole runs; every other name is that of a configuration.
+TRAINED, REHEARSED = "trained", "rehearsed"
 
 
 def lines_of(records: Iterable[dict[str, Any]]) -> list[str]:
-    """The table's lines. A record is a training, or one configuration."""
+    """The table's lines. A record is a training, a rehearsal, or one configuration."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
         groups.setdefault((record["engine"], record["family"]), []).append(record)
@@ -23,8 +25,8 @@ def lines_of(records: Iterable[dict[str, Any]]) -> list[str]:
         COLUMNS.format("engine", "family", "loaded", "trained", "seconds", "peak MB", "keys of the adapter")
     ]
     for (engine, family), group in sorted(groups.items()):
-        tried = [record for record in group if record["name"] != "trained"]
-        whole = [record for record in group if record["name"] == "trained"]
+        whole = [record for record in group if record["name"] in (TRAINED, REHEARSED)]
+        tried = [record for record in group if record not in whole]
         loaded = f"{sum(record['ok'] for record in tried)}/{len(tried)}" if tried else "-"
         trained = ("yes" if whole[0]["ok"] else "no") if whole else "-"
         seconds = f"{whole[0]['seconds']:.0f}" if whole else "-"
