@@ -18,7 +18,7 @@ stamps: list[tuple[float, float]] = []
 tokens: list[int] = []
 
 
-class _Clock(TrainerCallback):  # type: ignore[misc]
+class _StepTimes(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         stamps.append(now())
 
@@ -35,7 +35,7 @@ class Stamps(BasePlugin):  # type: ignore[misc]
             return step(model, inputs, *rest, **named)
 
         trainer.training_step = counted
-        return [_Clock()]
+        return [_StepTimes()]
 
 
 def train(folder: Path, path: Path, made: list[tuple[list[int], int]], what: dict[str, Any]) -> Any:

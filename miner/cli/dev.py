@@ -182,9 +182,7 @@ def repo(
 def _way_to_enter(kind: TournamentType, exchange: Exchange) -> str:
     if exchange.reply is not None and exchange.reply.status in (401, 403):
         return "the miner refuses this key: --key with one that its nodes file has, or `god-miner dev nodes`"
-    return (
-        f"set TRAINING_REPO_{kind.name}_URL and TRAINING_REPO_{kind.name}_COMMIT, then start the miner anew"
-    )
+    return f"set TRAINING_REPO_{kind.name}_URL and TRAINING_REPO_{kind.name}_COMMIT, then restart the miner"
 
 
 @app.command()

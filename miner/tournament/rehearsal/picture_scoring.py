@@ -22,6 +22,7 @@ from miner.tournament.rehearsal.scoring import (
     CannotScore,
     FolderScore,
     gains,
+    readable_report,
     run_scorer,
     write_json,
 )
@@ -113,10 +114,12 @@ def score_pictures(
     python = '"${GOD_MINER_ENGINE_PYTHON:-python}"'
     command = f"{variables} {python} -m trainer.scoring.pictures {INSIDE / _JOB}"
     report = run_scorer(client, image, command, folder, seen, gpus)
-    losses = {one["path"]: one["loss"] for one in report["files"]}
-    missing = [path or "the base" for path in files if path not in losses]
+    with readable_report():
+        losses = {one["path"]: float(one["loss"]) for one in report["files"]}
+        missing = [path or "the base" for path in files if path not in losses]
+        reason = str(report["reason"])
     if missing:
-        raise CannotScore(f"{', '.join(missing)} cannot be scored: {report['reason']}")
+        raise CannotScore(f"{', '.join(missing)} cannot be scored: {reason}")
     other = losses[files[2]] if against else None
     return FolderScore(
         metric="reconstruction loss",

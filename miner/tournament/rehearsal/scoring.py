@@ -12,7 +12,8 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,28 +144,39 @@ def score_text(
     arguments += ["--rows", str(max_rows)] if max_rows else []
     command = shlex.join(["python", "-m", "trainer.scoring.eval", *arguments])
     report = run_scorer(client, image, f"{command} > {INSIDE / REPORT}", folder, seen, gpus)
-    if "error" in report:
-        raise CannotScore(str(report["error"].get("message", report["error"])))
-    scores = report["models"]
-    ours = scores[-1]
-    other = scores[1]["score"] if against else None
-    wins = ours["over_first"]["won"] if ours["over_first"] else None
-    if wins is None and other is not None:  # GRPO: without losses of rows
-        gain = ours["score"] - other
-        wins = gains(-gain if report["lower_is_better"] else gain, other)
-    return FolderScore(
-        metric=ours["metric"],
-        base=scores[0]["score"],
-        ours=ours["score"],
-        lower_is_better=report["lower_is_better"],
-        against=other,
-        rows=report["rows"],
-        over_base=ours["over_base"],
-        over_against=ours["over_first"],
-        wins=wins,
-        seconds=round(time.monotonic() - began, 1),
-        notes=tuple(f"{count} rows left out: {why}" for why, count in report["dropped"].items()),
-    )
+    with readable_report():
+        if "error" in report:
+            raise CannotScore(str(report["error"].get("message", report["error"])))
+        scores = report["models"]
+        ours = scores[-1]
+        other = scores[1]["score"] if against else None
+        wins = ours["over_first"]["won"] if ours["over_first"] else None
+        if wins is None and other is not None:  # GRPO: without losses of rows
+            gain = ours["score"] - other
+            wins = gains(-gain if report["lower_is_better"] else gain, other)
+        return FolderScore(
+            metric=ours["metric"],
+            base=scores[0]["score"],
+            ours=ours["score"],
+            lower_is_better=report["lower_is_better"],
+            against=other,
+            rows=report["rows"],
+            over_base=ours["over_base"],
+            over_against=ours["over_first"],
+            wins=wins,
+            seconds=round(time.monotonic() - began, 1),
+            notes=tuple(f"{count} rows left out: {why}" for why, count in report["dropped"].items()),
+        )
+
+
+@contextmanager
+def readable_report() -> Iterator[None]:
+    """Read a scorer's report, which comes from the entry's image: another commit may write another form."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        text = f"the scorer's report cannot be read by this version: {type(error).__name__}: {error}"
+        raise CannotScore(text) from None
 
 
 def gains(gain: float, other: float) -> bool:

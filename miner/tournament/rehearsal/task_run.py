@@ -96,10 +96,15 @@ class TaskRun:
             self.report.problems.append(str(error))
             self.report.complete = True
         finally:
+            if not self.options.keep:
+                try:
+                    self._clear(self.build.image)
+                except (GodMinerError, OSError) as error:  # the next task is rehearsed nevertheless
+                    self.report.deviations.append(
+                        f"not everything is removed: {error}; run god-miner tournament clean"
+                    )
             self.report.seconds = time.monotonic() - began
             self.save()
-            if not self.options.keep:
-                self._clear(self.build.image)
 
     def _name_deviations(self) -> None:
         add = self.report.deviations.append

@@ -128,7 +128,7 @@ async def test_a_gpu_that_vanishes_and_returns_is_left_out_and_measured_again(nv
         assert list(await measured(nvml)) == [0, 2]
         host.gpu(1, error=0)
         host.set(count=2)
-        await nvml.scan()  # a scan that sees other GPUs than before has the samples begin anew
+        await nvml.scan()  # samples start again after a scan that finds other GPUs
         assert list(await measured(nvml)) == [0, 1]
 
 

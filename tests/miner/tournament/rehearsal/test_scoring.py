@@ -95,6 +95,18 @@ def test_ours_stands_beside_the_base_and_the_champion(
     assert "against the other folder: would not win, P(win) 20%" in found.summary()
 
 
+@pytest.mark.parametrize("text", ['{"rows": 90}', '{"models": [1, 2]}', '{"models": [], "rows": 1}'])
+def test_the_report_of_another_version_is_a_problem_of_its_task(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Image(monkeypatch, lambda folder: text)
+    with pytest.raises(CannotScore, match="cannot be read by this version"):
+        score_text(
+            CLIENT, "image", TASKS["instruct"],
+            folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"),
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "name", [name for name, task in TASKS.items() if task.task_type not in (None, "EnvTask")]
 )
