@@ -33,6 +33,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "fuzz",
         "integration",
         "miner/http/test_config.py",
+        "miner/slurm",
         "miner/http/test_jobs.py",
         "miner/http/test_offers.py::test_a_backtest",
         "miner/http/test_offers.py::test_one_backtest",

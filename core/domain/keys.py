@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -10,6 +11,21 @@ from core.domain.selectors import Lane
 
 #: The pretended GPU of a host without any. Where several are configured, the others are `cpu:1`, `cpu:2`…
 CPU_ID = "cpu"
+
+
+def gpu_on_node(index: int | str, node: str) -> str:
+    """The id of a GPU of a cluster's node, such as `0@n1`. GPUs of this machine have no node in theirs."""
+    return f"{index}@{node}"
+
+
+def node_of(gpu: str) -> str:
+    """The node in a GPU's id; "" for this machine."""
+    return gpu.partition("@")[2]
+
+
+def nodes_of(gpus: Iterable[str]) -> tuple[str, ...]:
+    """The nodes of these GPUs, each once, in order."""
+    return tuple(dict.fromkeys(map(node_of, gpus)))
 
 
 #: A lane and its name in the profile, as `core.planning.gpu_count.lane_for` finds them.

@@ -75,6 +75,12 @@ class EndCause(StrEnum):
     TIMEOUT = "timeout"
     #: The machine was restarted or failed.
     NODE_FAIL = "node-fail"
+    #: A cluster's scheduler took the machine for a job that goes before ours.
+    PREEMPTED = "preempted"
+    #: Somebody else cancelled it in the cluster's scheduler.
+    CANCELLED = "cancelled"
+    #: The machine could not begin it: its prolog, its shared directory, its GPUs.
+    NOT_STARTED = "not-started"
     #: Host memory, not the GPU's.
     OOM_KILLED = "oom-killed"
     LOST = "lost"
@@ -102,6 +108,8 @@ class EngineSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     #: GPU ids as the fleet names them; empty for a run on the CPU, which gets no device request at all.
     gpus: tuple[str, ...] = ()
+    #: The cluster's nodes to run on, one task each; empty: this machine.
+    nodes: tuple[str, ...] = ()
     memory_bytes: int | None = None
     shm_bytes: int | None = None
     #: As docker's cpuset: "0-63".

@@ -21,6 +21,26 @@ class Gpu:
     linked: frozenset[str] = frozenset()
     #: None: it may be used.
     unusable_reason: str | None = None
+    #: The machine that it is in; "" is this one.
+    node: str = ""
+    #: When others use it, by what the cluster's scheduler knows: (from, until), in order.
+    busy: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNode:
+    """A machine with GPUs of one kind, planned by its own hardware."""
+
+    #: "" is the daemon's machine.
+    name: str
+    #: The engine that runs trainings there, by name.
+    engine: str
+    #: With its usable GPUs only; None: none is usable.
+    hardware: Hardware | None
+    #: With all of its GPUs.
+    installed: Hardware
+    #: As its scheduler names it: "idle", "mixed", "drained: bad disk". Empty for this machine.
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)

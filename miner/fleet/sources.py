@@ -41,8 +41,23 @@ class ScannedGpu:
     used_bytes: int | None = None
     #: Processes that compute on it.
     processes: int = 0
-    #: Why the operator excluded it; None: it is not excluded.
+    #: Why the operator, or the cluster's scheduler, excluded it; None: it is not excluded.
     excluded: str | None = None
+    #: The machine that it is in, and when others use it: as in `Gpu`.
+    node: str = ""
+    busy: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedNode:
+    """A machine of a cluster."""
+
+    name: str
+    #: The engine that runs trainings there.
+    engine: str
+    #: Fields of `Hardware`, without `gpus`.
+    facts: Mapping[str, Any]
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +65,10 @@ class GpuScan:
     gpus: tuple[ScannedGpu, ...]
     #: Index → what is wrong with a GPU that is there but does not give its id.
     errors: Mapping[int, str] = field(default_factory=dict)
-    #: "driver 550.127.05", "GPUS=4xH100".
+    #: "driver 550.127.05", "GPUS=4xH100", "Slurm 24.11.5, partition train".
     source: str = ""
+    #: Machines of a cluster; empty: all GPUs are in this one.
+    nodes: tuple[ScannedNode, ...] = ()
 
 
 class GpuSource(Protocol):

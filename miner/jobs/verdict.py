@@ -25,6 +25,9 @@ REASON_OF_ENGINE_END: dict[EndCause, EndReason] = {
     EndCause.KILLED: EndReason.KILLED,
     EndCause.TIMEOUT: EndReason.STOPPED,
     EndCause.NODE_FAIL: EndReason.LOST,
+    EndCause.PREEMPTED: EndReason.KILLED,
+    EndCause.CANCELLED: EndReason.KILLED,
+    EndCause.NOT_STARTED: EndReason.LOST,
     EndCause.OOM_KILLED: EndReason.HOST_MEMORY,
     EndCause.LOST: EndReason.LOST,
 }

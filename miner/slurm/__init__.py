@@ -1,0 +1,1 @@
+"""Slurm's own commands, and what they print."""
