@@ -16,7 +16,11 @@ from tests.doubles import outside, watch
 
 # The training environment runs the trainer's tests without the daemon's packages.
 if importlib.util.find_spec("pydantic_settings") is not None:
-    from tests.doubles.engine_fixtures import docker_host, unread_replies_collected  # noqa: F401
+    from tests.doubles.engine_fixtures import (  # noqa: F401
+        docker_host,
+        slurm,
+        unread_replies_collected,
+    )
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,6 +33,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "core/engines/test_launch_launchers.py",
         "core/submission/test_folder.py",
         "core/submission/test_swap.py::test_a_trainer_killed_before",
+        "doubles/test_slurm.py",
         "doubles/test_watch.py",
         "fuzz",
         "integration",

@@ -17,6 +17,7 @@ from tests.doubles import base_image, dockerd
 from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_bench import EngineBench, docker_bench, process_bench
 from tests.doubles.required import missing
+from tests.doubles.slurm import OwnSlurm, own_slurm
 
 KINDS = ("process", "sandboxed process", "docker")
 
@@ -54,6 +55,13 @@ def docker_host() -> Iterator[Dockerd]:
     """One for all tests that leave it alone."""
     with own_dockerd() as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[OwnSlurm]:
+    """One of two nodes with four GPUs each, for all tests that leave it alone."""
+    with own_slurm() as slurm:
+        yield slurm
 
 
 @pytest.fixture(params=KINDS)
