@@ -300,7 +300,7 @@ def _busy(hardware: Hardware) -> FleetSnapshot:
         for number in range(6)
     ]
     assert len(holds) == RUNNING
-    return FleetSnapshot(idle.gpus, tuple(holds), hardware, 0.0)
+    return FleetSnapshot(idle.inventory, tuple(holds), 0.0)
 
 
 def _history() -> SuccessHistory:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from core.domain.choices import Engine
 from core.domain.hardware import GpuKind, GpuSet, Hardware
@@ -33,7 +34,7 @@ class FleetNode:
 
     #: "" is the daemon's machine.
     name: str
-    #: The engine that runs trainings there, by name.
+    #: The engine that runs trainings there, as ENGINE names it.
     engine: str
     #: With its usable GPUs only; None: none is usable.
     hardware: Hardware | None
@@ -41,6 +42,89 @@ class FleetNode:
     installed: Hardware
     #: As its scheduler names it: "idle", "mixed", "drained: bad disk". Empty for this machine.
     state: str = ""
+    #: Whether memory in use is known: if not, a released GPU counts as clean.
+    sees_memory: bool = False
+
+
+class NodeClass(NamedTuple):
+    """Nodes that a plan cannot tell apart."""
+
+    hardware: Hardware
+    engine: str
+    names: frozenset[str]
+
+
+class NodeGpus(NamedTuple):
+    """The GPUs of one node: all, and those that a task may use."""
+
+    node: str
+    every: tuple[Gpu, ...]
+    usable: tuple[Gpu, ...]
+
+
+def group_by_node(gpus: Iterable[Gpu]) -> tuple[NodeGpus, ...]:
+    """The GPUs of each node, in the order in which the nodes come first."""
+    groups: dict[str, list[Gpu]] = {}
+    for gpu in gpus:
+        groups.setdefault(gpu.node, []).append(gpu)
+    return tuple(
+        NodeGpus(node, tuple(group), tuple([gpu for gpu in group if gpu.unusable_reason is None]))
+        for node, group in groups.items()
+    )
+
+
+@dataclass(frozen=True)
+class InventoryState:
+    """What the inventory knows: every GPU, also those that may not be used, with their reason."""
+
+    gpus: tuple[Gpu, ...] = ()
+    #: The machines that they are in.
+    nodes: tuple[FleetNode, ...] = ()
+    #: GPU → what happened to it, for GPUs that no job can go on with.
+    failed: Mapping[str, str] = field(default_factory=dict)
+    #: GPUs with memory that their last job has not freed yet.
+    unclean: frozenset[str] = frozenset()
+    #: Used a little by somebody else.
+    shared: frozenset[str] = frozenset()
+    #: Why the last scan failed; the GPUs are those of the last one that did not.
+    problem: str | None = None
+
+    @cached_property
+    def gpus_by_node(self) -> tuple[NodeGpus, ...]:
+        return group_by_node(self.gpus)
+
+    @cached_property
+    def classes(self) -> tuple[NodeClass, ...]:
+        """The nodes with usable GPUs, grouped by their engine and hardware: the largest ones first."""
+        groups: dict[tuple[object, ...], list[FleetNode]] = {}
+        for node in self.nodes:
+            if (has := node.hardware) is not None:
+                # Machines of one order differ by a few megabytes.
+                memory = f"{has.memory_bytes:.1e}"
+                groups.setdefault((node.engine, has.gpus, has.cpu_cores, memory), []).append(node)
+        classes = [
+            NodeClass(
+                min((node.hardware for node in group if node.hardware), key=lambda has: has.memory_bytes),
+                group[0].engine,
+                frozenset(node.name for node in group),
+            )
+            for group in groups.values()
+        ]
+        return tuple(sorted(classes, key=lambda one: _power(one.hardware), reverse=True))
+
+    @property
+    def hardware(self) -> Hardware | None:
+        """The largest node with its usable GPUs only; None: no GPU is usable. Others may differ from it."""
+        return self.classes[0].hardware if self.classes else None
+
+    @cached_property
+    def installed(self) -> Hardware | None:
+        """The largest node with all of its GPUs, also those that are out for a while."""
+        return max((node.installed for node in self.nodes), key=_power, default=None)
+
+
+def _power(hardware: Hardware) -> tuple[float, int]:
+    return hardware.gpus.count * hardware.gpus.kind.bf16_flops, hardware.gpus.memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +143,22 @@ class EngineAbility:
 class FleetSnapshot:
     """The fleet at one instant, immutable: what a decision is made on."""
 
-    gpus: tuple[Gpu, ...]
+    inventory: InventoryState
     reservations: tuple[GpuReservation, ...]
-    #: The whole host as the planner wants it, with the usable GPUs only. None: nothing is usable.
-    hardware: Hardware | None
     taken_at: float
-    #: Why the last scan failed; the GPUs are those of the last one that did not.
-    problem: str | None = None
     ability: EngineAbility = field(default_factory=EngineAbility)
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        return self.inventory.gpus
+
+    @property
+    def nodes(self) -> tuple[FleetNode, ...]:
+        return self.inventory.nodes
+
+    @property
+    def problem(self) -> str | None:
+        return self.inventory.problem
 
     @cached_property
     def usable(self) -> tuple[Gpu, ...]:

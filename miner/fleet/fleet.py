@@ -5,38 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 
-from core.domain.hardware import PCIE_BANDWIDTH, GpuLink, GpuSet, Hardware
-from core.domain.keys import GpuReservation, NamedLane, Placement, TaskKey
-from miner.fleet.base import EngineAbility, FleetSnapshot, Gpu, GpuGrant, GpuLostListener
+from core.domain.hardware import PCIE_BANDWIDTH, GpuLink, GpuSet
+from core.domain.keys import GpuReservation, NamedLane, Placement, TaskKey, node_of
+from miner.fleet.base import EngineAbility, FleetSnapshot, GpuGrant, GpuLostListener, InventoryState
 from miner.fleet.ledger import GpuLedger
 from miner.fleet.placement import topology_of
 from miner.fleet.schedule import GpuClaim, QueueRules
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class InventoryState:
-    """What the inventory knows: every GPU, also those that may not be used, with their reason."""
-
-    gpus: tuple[Gpu, ...] = ()
-    #: The host with the usable GPUs; None where there is none.
-    hardware: Hardware | None = None
-    #: GPU → what happened to it, for GPUs that no job can go on with.
-    failed: Mapping[str, str] = field(default_factory=dict)
-    #: GPUs with memory that their last job has not freed yet.
-    unclean: frozenset[str] = frozenset()
-    #: Used a little by somebody else.
-    shared: frozenset[str] = frozenset()
-    #: Why the last scan failed.
-    problem: str | None = None
-    #: The host with all GPUs, also those that may not be used at the moment.
-    installed: Hardware | None = None
-    #: Whether memory in use is known: if not, a released GPU counts as clean.
-    sees_memory: bool = False
 
 
 class Fleet:
@@ -85,9 +63,7 @@ class Fleet:
         inventory, reservations = self.inventory, self.ledger.reservations
         if any(reservation.key == without for reservation in reservations):
             reservations = tuple(entry for entry in reservations if entry.key != without)
-        return FleetSnapshot(
-            inventory.gpus, reservations, inventory.hardware, now, inventory.problem, self.ability
-        )
+        return FleetSnapshot(inventory, reservations, now, self.ability)
 
     def on_lost(self, listener: GpuLostListener) -> None:
         """Call `listener(key, gpu id, why)` when a GPU that a job has fails or vanishes."""
@@ -191,10 +167,12 @@ class Fleet:
         claim = self.ledger.claim(key)
         if claim is None:
             return
-        if claim.is_running and self.inventory.sees_memory:
+        measured = {node.name for node in self.inventory.nodes if node.sees_memory}
+        used = [gpu for gpu in claim.gpus if node_of(gpu) in measured] if claim.is_running else []
+        if used:
             # Its processes may take a while to end: the next job gets the GPUs when a scan finds them empty.
-            self.ledger.unclean.update(claim.gpus)
-            self.released_at.update(dict.fromkeys(claim.gpus, self._clock()))
+            self.ledger.unclean.update(used)
+            self.released_at.update(dict.fromkeys(used, self._clock()))
             for listener in self._on_release:
                 listener()
         self.ledger.release(key)
@@ -219,7 +197,7 @@ class Fleet:
 
     @property
     def usable_count(self) -> int:
-        return self.inventory.hardware.gpus.count if self.inventory.hardware else 0
+        return sum(gpu.unusable_reason is None for gpu in self.inventory.gpus)
 
     def queue(self) -> list[GpuClaim]:
         return self.ledger.queue(self._clock())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -71,8 +71,8 @@ class FleetTerms(ConfigFileModel):
     )
     exclude: dict[str, str] = Field(
         default_factory=dict,
-        description="GPUs to leave alone, by index or id, each with the reason. "
-        "A job that runs on one may finish.",
+        description="GPUs to leave alone, by index or id, or a cluster's nodes by name, each with the "
+        "reason. A job that runs on one may finish.",
     )
     host: HostTerms = Field(default=HostTerms(), description="What surrounds the GPUs.")
 
@@ -124,15 +124,17 @@ class FleetFileSource:
 def apply_terms(scan: GpuScan, terms: FleetTerms) -> GpuScan:
     gpus = list(scan.gpus)
     if terms.links is not None:
-        groups = _groups(terms.links, [gpu.index for gpu in gpus])
-        names = {gpu.index: gpu.id for gpu in gpus}
-        gpus = [_linked(gpu, groups.get(gpu.index, frozenset()), names) for gpu in gpus]
+        names = {gpu.index: gpu.id for gpu in gpus if not gpu.node}
+        groups = _groups(terms.links, list(names))
+        gpus = [gpu if gpu.node else _linked(gpu, groups.get(gpu.index, frozenset()), names) for gpu in gpus]
     if terms.exclude:
-        gpus = [
-            replace(gpu, excluded=terms.exclude.get(gpu.id) or terms.exclude.get(str(gpu.index)))
-            for gpu in gpus
-        ]
+        gpus = [replace(gpu, excluded=_exclusion(gpu, terms.exclude) or gpu.excluded) for gpu in gpus]
     return replace(scan, gpus=tuple(gpus))
+
+
+def _exclusion(gpu: ScannedGpu, exclude: Mapping[str, str]) -> str | None:
+    """By its id; of this machine by its index, of another by the node's name."""
+    return exclude.get(gpu.id) or exclude.get(gpu.node or str(gpu.index))
 
 
 def _groups(links: LinkKeyword | list[list[int]], indices: Sequence[int]) -> dict[int, frozenset[int]]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from core.domain.keys import GpuReservation, TaskKey
 from core.domain.units import show_bytes
-from miner.fleet.base import Gpu
-from miner.fleet.fleet import Fleet, InventoryState
+from miner.fleet.base import Gpu, InventoryState
+from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
 from miner.fleet.samples import FRESH_SECONDS, GpuSample, SampleHistory
 from miner.fleet.schedule import ClaimStage, GpuClaim

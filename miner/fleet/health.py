@@ -6,6 +6,7 @@ fine for a while: one that comes and goes would take a job with it every time.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,15 +33,15 @@ class GpuChange(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class GpuHealthReport:
     gpus: tuple[Gpu, ...]
-    #: What this host is planned for, with the least memory of the usable GPUs; None: none is usable.
-    kind: GpuKind | None
+    #: Node → what it is planned for: the kind that it has most of, with the least memory of its usable GPUs.
+    kinds: dict[str, GpuKind]
     #: GPU → what happened, where not even a running job can go on.
     failed: dict[str, str] = field(default_factory=dict)
     #: GPUs whose last job's memory is not free yet.
     unclean: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
-    #: Whether memory in use can be seen at all.
-    sees_memory: bool = False
+    #: The nodes where memory in use can be seen.
+    measured: frozenset[str] = frozenset()
     changes: tuple[GpuChange, ...] = ()
 
 
@@ -69,6 +70,8 @@ class GpuHealth:
         first_scan_at = self._first_scan_at = now if self._first_scan_at is None else self._first_scan_at
         changes, unclean = [], set()
         faults = self._faults(scan)
+        for name in [name for name in faults if self._tracked[name].scanned.node and not in_use(name)]:
+            del faults[name], self._tracked[name]  # nodes of a cluster come and go
         for name, tracked in self._tracked.items():
             fault, is_fatal = faults.get(name), name in faults
             if fault is None and not in_use(name) and (foreign := _foreign_use(tracked.scanned)):
@@ -86,7 +89,9 @@ class GpuHealth:
             known = self._tracked.setdefault(name, _TrackedGpu(gpu))
             known.scanned = gpu
         return {
-            name: scan.errors.get(tracked.scanned.index, "the driver does not list it any more")
+            name: f"the cluster does not list {tracked.scanned.node} any more"
+            if tracked.scanned.node
+            else scan.errors.get(tracked.scanned.index, "the driver does not list it any more")
             for name, tracked in self._tracked.items()
             if name not in seen
         }
@@ -112,26 +117,44 @@ class GpuHealth:
         return []
 
     def _report(self, unclean: frozenset[str], changes: tuple[GpuChange, ...]) -> GpuHealthReport:
-        main = self._main_kind()
-        by_index = sorted(self._tracked.items(), key=lambda item: item[1].scanned.index)
-        gpus = tuple(_gpu(name, tracked, main) for name, tracked in by_index)
-        usable = [gpu.kind for gpu in gpus if gpu.unusable_reason is None]
+        main = self._main_kinds()
+        by_index = sorted(self._tracked.items(), key=_node_order)
+        gpus = tuple(_gpu(name, tracked, main[tracked.scanned.node]) for name, tracked in by_index)
+        kinds = dict(main)
+        for gpu in gpus:
+            if gpu.unusable_reason is None and gpu.kind.memory_bytes < kinds[gpu.node].memory_bytes:
+                kinds[gpu.node] = gpu.kind
         return GpuHealthReport(
             gpus=gpus,
-            kind=min(usable, key=lambda kind: kind.memory_bytes, default=None),
+            kinds=kinds,
             failed={name: tracked.fault for name, tracked in by_index if tracked.fault and tracked.is_fatal},
             unclean=unclean,
             shared=frozenset(name for name, tracked in by_index if tracked.scanned.processes),
-            sees_memory=any(tracked.scanned.used_bytes is not None for _, tracked in by_index),
+            measured=frozenset(
+                tracked.scanned.node for _, tracked in by_index if tracked.scanned.used_bytes is not None
+            ),
             changes=changes,
         )
 
-    def _main_kind(self) -> str | None:
-        """Plans are made for one kind of GPU: the most frequent, among equals the faster one."""
-        kinds = [tracked.scanned.kind for tracked in self._tracked.values()]
-        count = Counter(kind.name for kind in kinds)
-        main = max(kinds, key=lambda kind: (count[kind.name], kind.bf16_flops, kind.name), default=None)
-        return None if main is None else main.name
+    def _main_kinds(self) -> dict[str, GpuKind]:
+        """Plans are made for one kind of GPU in each node: the most frequent, among equals the faster one,
+        and of that the usable one with the most memory."""
+        nodes: dict[str, list[GpuKind]] = {}
+        for tracked in self._tracked.values():
+            nodes.setdefault(tracked.scanned.node, []).append(tracked.scanned.kind)
+        return {node: _main_kind(kinds) for node, kinds in nodes.items()}
+
+
+def _main_kind(kinds: list[GpuKind]) -> GpuKind:
+    count = Counter(kind.name for kind in kinds)
+    return max(kinds, key=lambda kind: (count[kind.name], kind.bf16_flops, kind.name, kind.memory_bytes))
+
+
+def _node_order(item: tuple[str, _TrackedGpu]) -> tuple[list[tuple[int, str]], int]:
+    """This machine first, then n2 before n10."""
+    gpu = item[1].scanned
+    parts = re.findall(r"\d+|\D+", gpu.node)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts], gpu.index
 
 
 def _foreign_use(gpu: ScannedGpu) -> str | None:
@@ -140,12 +163,12 @@ def _foreign_use(gpu: ScannedGpu) -> str | None:
     return f"somebody else uses {gpu.used_bytes / 2**30:.1f} GiB of it"
 
 
-def _gpu(name: str, tracked: _TrackedGpu, main: str | None) -> Gpu:
+def _gpu(name: str, tracked: _TrackedGpu, main: GpuKind) -> Gpu:
     gpu, reason = tracked.scanned, tracked.fault
     if reason is not None and tracked.fine_since is not None:
         reason = f"{reason}; fine again, and watched for a while"
     if reason is None and gpu.excluded is not None:
         reason = f"taken out: {gpu.excluded}"
-    if reason is None and gpu.kind.name != main:
-        reason = f"a {gpu.kind.name} among {main}: this host is planned for one kind of GPU"
-    return Gpu(name, gpu.index, gpu.kind, gpu.linked, reason)
+    if reason is None and gpu.kind.name != main.name:
+        reason = f"a {gpu.kind.name} among {main.name}: a machine is planned for one kind of GPU"
+    return Gpu(name, gpu.index, gpu.kind, gpu.linked, reason, gpu.node, gpu.busy)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from core.domain.hardware import GpuSet, Hardware
-from miner.fleet.fleet import Fleet, InventoryState
+from miner.fleet.base import FleetNode, InventoryState, NodeGpus, group_by_node
+from miner.fleet.fleet import Fleet
 from miner.fleet.health import GpuHealth, GpuHealthReport
-from miner.fleet.sources import GpuScan, GpuSource, NoNvidiaDriver, ScanFailed
+from miner.fleet.sources import GpuScan, GpuSource, NoNvidiaDriver, ScanFailed, ScannedNode
 from miner.observe.alerts import AlertKind
 
 log = logging.getLogger(__name__)
@@ -37,20 +38,23 @@ class GpuInventory:
         on_event: FleetEventListener,
         *,
         refresh_seconds: float,
+        engine: str = "",
         clock: Callable[[], float] = time.time,
         file_problem: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`host` returns what surrounds the GPUs, as fields of `Hardware`; `file_problem`, why FLEET_FILE as
-        it is now is not in force."""
+        """`host` returns what surrounds this machine's GPUs, as fields of `Hardware`; `engine` is what runs
+        trainings here; `file_problem` returns why FLEET_FILE as it is now is not in force."""
         self.file_problem = file_problem
         self._source, self._fleet, self._health = source, fleet, health
-        self._host, self._on_event = host, on_event
+        self._host, self._engine, self._on_event = host, engine, on_event
         self._refresh_seconds = refresh_seconds
         self._clock = clock
         self._wake = asyncio.Event()
         self._first = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._report: GpuHealthReport | None = None
+        #: Nodes of a cluster as they were last scanned.
+        self._scanned_nodes: dict[str, ScannedNode] = {}
         self.source_name = ""
         self.scanned_at: float | None = None
 
@@ -104,6 +108,7 @@ class GpuInventory:
         fleet = self._fleet
         had_problem = fleet.inventory.problem is not None
         self.source_name, self.scanned_at = scan.source, self._clock()
+        self._scanned_nodes |= {node.name: node for node in scan.nodes}
         self._report = self._health.update(scan, self.scanned_at, fleet.is_in_use, fleet.released_at)
         fleet.update(self._state(self._report, None))
         if had_problem:
@@ -116,22 +121,34 @@ class GpuInventory:
     def _state(self, report: GpuHealthReport | None, problem: str | None) -> InventoryState:
         if report is None:
             return InventoryState(problem=problem)
-        usable = sum(gpu.unusable_reason is None for gpu in report.gpus)
-        hardware = installed = None
-        if report.kind is not None:
-            gpus = GpuSet(kind=report.kind, count=usable)
-            hardware = Hardware.model_validate({**self._host(), "gpus": gpus})
-            installed = hardware.model_copy(update={"gpus": gpus.take(len(report.gpus))})
+        this_machine = ScannedNode("", self._engine, self._host())
+        scanned = {**self._scanned_nodes, "": this_machine}
         return InventoryState(
             gpus=report.gpus,
-            hardware=hardware,
-            installed=installed,
+            nodes=tuple(
+                _fleet_node(scanned[group.node], group, report)
+                for group in group_by_node(report.gpus)
+                if group.node in scanned
+            ),
             failed=report.failed,
             unclean=report.unclean,
             shared=report.shared,
             problem=problem,
-            sees_memory=report.sees_memory,
         )
+
+
+def _fleet_node(node: ScannedNode, group: NodeGpus, report: GpuHealthReport) -> FleetNode:
+    gpus = GpuSet(kind=report.kinds[node.name], count=len(group.every))
+    installed = Hardware.model_validate({**node.facts, "gpus": gpus})
+    usable = len(group.usable)
+    return FleetNode(
+        name=node.name,
+        engine=node.engine,
+        hardware=installed.model_copy(update={"gpus": gpus.take(usable)}) if usable else None,
+        installed=installed,
+        state=node.state,
+        sees_memory=node.name in report.measured,
+    )
 
 
 class AutoGpuSource:

@@ -84,7 +84,8 @@ class GpuLedger:
         known = self._claims.get(key)
         if known is not None and known.kind is ReservationKind.JOB:
             return True
-        others = GpuCalendar.from_reservations((held for held in self.reservations if held.key != key), now)
+        held_by_others = (held for held in self.reservations if held.key != key)
+        others = GpuCalendar.from_reservations(held_by_others, now, self.gpus)
         usable = {gpu.id for gpu in self.gpus if gpu.unusable_reason is None}
         start = max(placement.starts_at, now)
         if not placement.gpus or not all(

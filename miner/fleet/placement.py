@@ -155,9 +155,12 @@ class GpuCalendar:
         self._taken: dict[str, list[TakenWindow]] = {}
 
     @classmethod
-    def from_reservations(cls, reservations: Iterable[GpuReservation], now: float) -> GpuCalendar:
-        """The windows that are taken from now on."""
+    def from_reservations(
+        cls, reservations: Iterable[GpuReservation], now: float, gpus: Iterable[Gpu] = ()
+    ) -> GpuCalendar:
+        """The windows that are taken from now on, by us and by others who use these GPUs."""
         calendar = cls()
+        calendar.add_others(gpus)
         for reservation in reservations:
             end = reservation.ends_at
             if reservation.kind is ReservationKind.JOB:
@@ -169,6 +172,12 @@ class GpuCalendar:
     def add(self, gpus: Iterable[str], start: float, end: float) -> None:
         for gpu in gpus:
             self._taken.setdefault(gpu, []).append(TakenWindow(start, end))
+
+    def add_others(self, gpus: Iterable[Gpu]) -> None:
+        """Add when others use them, by what the cluster's scheduler knows."""
+        for gpu in gpus:
+            for start, end in gpu.busy:
+                self.add((gpu.id,), start, end)
 
     def remove(self, gpus: Iterable[str], start: float, end: float) -> None:
         """Remove a window that was added with the same values."""
@@ -240,7 +249,7 @@ class PlacementSearch:
     def __init__(self, snapshot: FleetSnapshot, now: float) -> None:
         self._usable, self._now = snapshot.usable, now
         self._calendar, self._topology = (
-            GpuCalendar.from_reservations(snapshot.reservations, now),
+            GpuCalendar.from_reservations(snapshot.reservations, now, snapshot.gpus),
             topology_of(snapshot.gpus),
         )
 

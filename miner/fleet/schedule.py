@@ -149,6 +149,7 @@ class SchedulingPass:
         self._ids = {gpu.id for gpu in self._usable}
         self._topology = topology_of(gpus.gpus)
         self._calendar = GpuCalendar()
+        self._calendar.add_others(gpus.gpus)
         self._now, self._rules = now, rules
         running = [claim for claim in claims if claim.is_running]
         waiting = [claim for claim in claims if not claim.is_running and not claim.yielded]

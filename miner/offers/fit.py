@@ -99,17 +99,18 @@ def fit_offer(
     offer: ParsedOffer, now: float, fleet: FleetSnapshot, terms: FitTerms, profile: LoadedProfile
 ) -> FitResult:
     """The best place there is, or why there is none."""
-    if fleet.hardware is None or not fleet.usable:
+    hardware = fleet.inventory.hardware
+    if hardware is None or not fleet.usable:
         return _unplanned("no GPU is usable", "a usable GPU", Refusal.NO_GPU)
     try:
         resolved = resolve_profile(profile, offer.task_type, offer.model, offer.rows)
     except ConfigError as error:
         text = f"profile {profile.name} contradicts itself for such tasks: {error.problems[0]}"
         return _unplanned(text, "a profile that `profile check` finds fine")
-    search = _FitSearch(offer, now, fleet, terms, resolved, fleet.hardware)
+    search = _FitSearch(offer, now, fleet, terms, resolved, hardware)
     if (no_gpu := search.no_gpu_in_time()) is not None:
         return FitResult(no_gpu)
-    full = search.plan(fleet.hardware.gpus.count)
+    full = search.plan(hardware.gpus.count)
     if full.code is not None:
         return _unplanned(full.reason, _REFUSED_PLANS[full.code].way, full.code, full)
     if (too_much := search.too_much_data(full)) is not None:

@@ -156,9 +156,7 @@ class DecisionCache:
         # By identity: what these are made of never changes in place. The history does, and counts.
         state = (
             fleet.reservations,
-            fleet.gpus,
-            fleet.hardware,
-            fleet.problem,
+            fleet.inventory,
             fleet.ability,
             policy,
             profile,

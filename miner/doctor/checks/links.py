@@ -14,9 +14,8 @@ from miner.doctor.checks.subnet import running_daemon
 from miner.doctor.checks.training import temporary_data_dir
 from miner.doctor.examine import CheckContext, DoctorCheck, Finding, ok, skip, warn
 from miner.engines.trial import TRIAL_TIMEOUT_S, run_trial
-from miner.fleet.base import Gpu
+from miner.fleet.base import Gpu, InventoryState
 from miner.fleet.build import scan_once
-from miner.fleet.fleet import InventoryState
 from miner.fleet.placement import topology_of
 from miner.settings import EngineKind, Settings
 
@@ -30,7 +29,7 @@ _TOPOLOGY = "look at nvidia-smi topo -m and nvidia-smi nvlink --status"
 
 def check_links(context: CheckContext) -> Iterator[Finding]:
     stock = scan_once(context.settings)[0].inventory
-    if not stock.sees_memory:
+    if not any(node.sees_memory for node in stock.nodes if not node.name):
         yield skip(WHAT, "no driver reports what GPUs there are and whether they are idle")
         return
     idle = idle_gpus(stock)
@@ -46,9 +45,9 @@ def check_links(context: CheckContext) -> Iterator[Finding]:
 
 
 def idle_gpus(stock: InventoryState) -> list[Gpu]:
-    """Usable GPUs that nobody uses: a measurement must not disturb a training, nor be disturbed by one."""
+    """Usable GPUs of this machine that nobody uses: a measurement and a training disturb each other."""
     busy = stock.unclean | stock.shared
-    return [gpu for gpu in stock.gpus if gpu.unusable_reason is None and gpu.id not in busy]
+    return [gpu for gpu in stock.gpus if not gpu.node and gpu.unusable_reason is None and gpu.id not in busy]
 
 
 def link_finding(gpus: list[Gpu]) -> Finding:

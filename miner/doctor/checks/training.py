@@ -20,8 +20,8 @@ from core.profile.explain import ProfileFindingLevel, check_profile
 from core.profile.resolve import load_profile, profile_files
 from miner.doctor.examine import CheckContext, DoctorCheck, Finding, fail, is_healthy, ok, warn
 from miner.engines.base import IMAGE_OF
+from miner.fleet.base import InventoryState
 from miner.fleet.build import scan_once
-from miner.fleet.fleet import InventoryState
 from miner.offers.backtest.policy_check import policy_findings
 from miner.offers.policies.load import load_policy, policy_files
 from miner.offers.policies.selection import ActiveConfig, active_config

@@ -17,7 +17,7 @@ from core.domain.decisions import Decision, ExpectedValue
 from core.domain.hardware import GpuLink, Hardware
 from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.profile.resolve import LoadedProfile
-from miner.fleet.base import FleetSnapshot, Gpu
+from miner.fleet.base import FleetNode, FleetSnapshot, Gpu, InventoryState
 from miner.offers.decide import decide, expected_value
 from miner.offers.history import JobOutcome, SuccessHistory
 from miner.offers.parsed_offer import parse_offer
@@ -59,7 +59,8 @@ def idle_fleet(hardware: Hardware) -> FleetSnapshot:
         elif kind.link is GpuLink.NVLINK_PAIR:  # bridges join neighbours
             linked = frozenset(ids[index ^ 1 : (index ^ 1) + 1])
         gpus.append(Gpu(id=gpu, index=index, kind=kind, linked=linked))
-    return FleetSnapshot(tuple(gpus), (), hardware, 0.0)
+    nodes = (FleetNode("", "", hardware, hardware),)
+    return FleetSnapshot(InventoryState(tuple(gpus), nodes), (), 0.0)
 
 
 def replay(
@@ -79,7 +80,7 @@ def replay(
         while ended and ended[0].ended_at <= now:
             history.add(ended.popleft())
         holds = [hold for hold in holds if hold.ends_at > now]
-        fleet = FleetSnapshot(idle.gpus, tuple(holds), hardware, now)
+        fleet = FleetSnapshot(idle.inventory, tuple(holds), now)
         decision = decide(offer, now, fleet, history, policy, profile)
         value = decision.value
         if value_policy is not None and value is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from core.domain.hardware import GPU_KINDS, GpuSet, Hardware
 from core.domain.keys import GpuReservation, NamedLane, Placement, ReservationKind, TaskKey
-from miner.fleet.base import FleetSnapshot, Gpu
+from miner.fleet.base import FleetNode, FleetSnapshot, Gpu, InventoryState, group_by_node
 from miner.fleet.placement import PlacementSearch
 
 H100 = GPU_KINDS["H100-SXM"]
@@ -45,9 +46,17 @@ def reservation(
 def fleet(
     gpus: Sequence[Gpu], reservations: Sequence[GpuReservation] = (), now: float = 0.0
 ) -> FleetSnapshot:
-    usable = [gpu for gpu in gpus if gpu.unusable_reason is None]
-    hardware = Hardware(gpus=GpuSet(kind=H100, count=len(usable))) if usable else None
-    return FleetSnapshot(tuple(gpus), tuple(reservations), hardware, now)
+    return FleetSnapshot(inventory_of(gpus), tuple(reservations), now)
+
+
+def inventory_of(gpus: Sequence[Gpu], *, sees_memory: bool = False, **more: Any) -> InventoryState:
+    """These GPUs and their nodes."""
+    nodes = []
+    for name, every, usable in group_by_node(gpus):
+        installed = Hardware(gpus=GpuSet(kind=every[0].kind, count=len(every)))
+        left = installed.model_copy(update={"gpus": installed.gpus.take(len(usable))}) if usable else None
+        nodes.append(FleetNode(name, "slurm" if name else "", left, installed, sees_memory=sees_memory))
+    return InventoryState(tuple(gpus), tuple(nodes), **more)
 
 
 def place(

@@ -6,24 +6,18 @@ import asyncio
 
 import pytest
 
-from core.domain.hardware import GPU_KINDS, PCIE_BANDWIDTH, GpuLink, GpuSet, Hardware
+from core.domain.hardware import GPU_KINDS, PCIE_BANDWIDTH, GpuLink, GpuSet
 from core.domain.keys import GpuReservation, Placement, ReservationKind, TaskKey
-from miner.fleet.base import Gpu, GpuGrant
-from miner.fleet.fleet import Fleet, InventoryState
+from miner.fleet.base import GpuGrant, InventoryState
+from miner.fleet.fleet import Fleet
 from miner.fleet.schedule import QueueRules
-from tests.miner.fleet.setups import H100, HOUR, make_gpus
+from tests.miner.fleet.setups import H100, HOUR, inventory_of, make_gpus
 
 A, B = TaskKey("v", "a"), TaskKey("w", "a")
 
 
-def inventory(gpus: list[Gpu], **more: object) -> InventoryState:
-    usable = [gpu for gpu in gpus if gpu.unusable_reason is None]
-    hardware = Hardware(gpus=GpuSet(kind=H100, count=len(usable))) if usable else None
-    return InventoryState(tuple(gpus), hardware, **more)  # type: ignore[arg-type]
-
-
 def fleet_of(count: int, **rules: object) -> Fleet:
-    return Fleet(inventory(make_gpus(count)), clock=lambda: 0.0, rules=QueueRules(**rules))  # type: ignore[arg-type]
+    return Fleet(inventory_of(make_gpus(count)), clock=lambda: 0.0, rules=QueueRules(**rules))  # type: ignore[arg-type]
 
 
 async def acquire(on: Fleet, key: TaskKey, *counts: int) -> GpuGrant:
@@ -105,18 +99,18 @@ async def test_the_snapshot_has_all_reservations() -> None:
         GpuReservation(A, ReservationKind.JOB, ("g0",), 0.0, HOUR),
         GpuReservation(B, ReservationKind.OFFER, ("g1",), HOUR / 2, 3 * HOUR, 2.0),
     }
-    assert seen.hardware == on.inventory.hardware
+    assert seen.inventory is on.inventory
 
 
 async def test_a_lost_gpu_is_reported_to_its_job_once() -> None:
     on, reported = fleet_of(4), []
     on.on_lost(lambda *what: reported.append(what))
     await acquire(on, A, 2)
-    broken = inventory(make_gpus(4, unusable=[1, 3]), failed={"g1": "it is gone", "g3": "it is gone"})
+    broken = inventory_of(make_gpus(4, unusable=[1, 3]), failed={"g1": "it is gone", "g3": "it is gone"})
     on.update(broken)
     on.update(broken)
     assert reported == [(A, "g1", "it is gone")]
-    on.update(inventory(make_gpus(4, unusable=[3]), failed={"g3": "it is gone"}))
+    on.update(inventory_of(make_gpus(4, unusable=[3]), failed={"g3": "it is gone"}))
     on.update(broken)
     assert reported == [(A, "g1", "it is gone")] * 2, "it came back and failed again"
     on.release(A)
@@ -132,24 +126,24 @@ async def test_a_failing_listener_does_not_silence_the_others() -> None:
     on.on_lost(broken)
     on.on_lost(lambda *what: reported.append(what))
     await acquire(on, A, 1)
-    on.update(inventory(make_gpus(1, unusable=[0]), failed={"g0": "gone"}))
+    on.update(inventory_of(make_gpus(1, unusable=[0]), failed={"g0": "gone"}))
     assert reported == [(A, "g0", "gone")]
 
 
 async def test_a_gpu_is_granted_again_when_a_scan_finds_it_empty() -> None:
-    on = Fleet(inventory(make_gpus(1), sees_memory=True), clock=lambda: 5.0)
+    on = Fleet(inventory_of(make_gpus(1), sees_memory=True), clock=lambda: 5.0)
     await acquire(on, A, 1)
     on.release(A)
     assert on.released_at == {"g0": 5.0}
     task = await waiting(on, B, 1)
-    on.update(inventory(make_gpus(1), sees_memory=True, unclean=frozenset(["g0"])))
+    on.update(inventory_of(make_gpus(1), sees_memory=True, unclean=frozenset(["g0"])))
     assert not task.done()
-    on.update(inventory(make_gpus(1), sees_memory=True))
+    on.update(inventory_of(make_gpus(1), sees_memory=True))
     assert (await task).ids == ("g0",)
 
 
 async def test_gpus_without_a_link_are_granted_as_pcie() -> None:
-    on = Fleet(inventory(make_gpus(4, links=[(0, 1), (2, 3)])), clock=lambda: 0.0)
+    on = Fleet(inventory_of(make_gpus(4, links=[(0, 1), (2, 3)])), clock=lambda: 0.0)
     pair, rest = await acquire(on, A, 2), await acquire(on, B, 2)
     assert pair.gpus.link is rest.gpus.link is GpuLink.NVLINK
     on.release(A)
@@ -180,7 +174,7 @@ async def test_reservations_and_runs_survive_a_restart() -> None:
 
 async def test_an_equal_scan_changes_nothing_but_cleans_used_gpus() -> None:
     def empty() -> InventoryState:
-        return inventory(make_gpus(1), sees_memory=True)
+        return inventory_of(make_gpus(1), sees_memory=True)
 
     on = Fleet(empty(), clock=lambda: 5.0)
     before = on.snapshot(5.0)

@@ -50,8 +50,8 @@ def kinds(report: GpuHealthReport) -> list[tuple[str, str]]:
 def test_gpus_that_answer_are_usable(host: WatchedHost) -> None:
     report = host.sees(0.0, scanned(0), scanned(1))
     assert reasons(report) == [None, None]
-    assert (report.kind, report.failed, report.changes) == (H100, {}, ())
-    assert report.sees_memory
+    assert (report.kinds, report.failed, report.changes) == ({"": H100}, {}, ())
+    assert report.measured == {""}
 
 
 def test_a_vanished_gpu_is_excluded_at_once_and_reported_once(host: WatchedHost) -> None:
@@ -139,17 +139,17 @@ def test_an_exclusion_by_the_operator_costs_no_job(host: WatchedHost) -> None:
 def test_a_host_is_planned_for_one_kind_of_gpu() -> None:
     other = GPU_KINDS["L40S"]
     report = WatchedHost().sees(0.0, scanned(0, kind=other), scanned(1), scanned(2))
-    assert report.kind == H100
-    assert reasons(report) == ["a L40S among H100-SXM: this host is planned for one kind of GPU", None, None]
+    assert report.kinds == {"": H100}
+    assert reasons(report) == ["a L40S among H100-SXM: a machine is planned for one kind of GPU", None, None]
 
 
 def test_plans_are_made_for_the_gpu_with_the_least_memory() -> None:
     smaller = H100.model_copy(update={"memory_bytes": H100.memory_bytes - GIB})
     report = WatchedHost().sees(0.0, scanned(0), scanned(1, kind=smaller))
-    assert report.kind == smaller
+    assert report.kinds == {"": smaller}
     assert reasons(report) == [None, None]
 
 
 def test_a_host_without_gpus_has_no_kind() -> None:
     report = WatchedHost().sees(0.0)
-    assert (report.kind, report.gpus, report.sees_memory) == (None, (), False)
+    assert (report.kinds, report.gpus, report.measured) == ({}, (), frozenset())

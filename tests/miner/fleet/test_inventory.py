@@ -72,7 +72,7 @@ async def test_the_fleet_knows_the_gpus_and_the_host() -> None:
         ScriptedSource(scanned(0), scanned(1)), host={"cpu_cores": 7, "disk_free_bytes": 5}
     )
     await watched.scan()
-    hardware = watched.fleet.snapshot(0.0).hardware
+    hardware = watched.fleet.inventory.hardware
     assert hardware is not None
     assert (hardware.gpus.count, hardware.cpu_cores, hardware.disk_free_bytes) == (2, 7, 5)
     assert watched.fleet.inventory.installed == hardware

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from core.domain.keys import TaskKey
-from miner.fleet.base import Gpu
-from miner.fleet.fleet import Fleet, InventoryState
+from miner.fleet.base import Gpu, InventoryState
+from miner.fleet.fleet import Fleet
 from miner.fleet.host import HostMeter
 from miner.fleet.nvml import NumberedSample
 from miner.fleet.sampler import MAX_PAUSE_SECONDS, GpuSampler, samples_of_fleet

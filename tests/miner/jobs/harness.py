@@ -43,8 +43,8 @@ from miner.engines.base import (
     RunStatus,
 )
 from miner.engines.trial import EngineTrials, MissingByEngine
-from miner.fleet.base import Gpu
-from miner.fleet.fleet import Fleet, InventoryState
+from miner.fleet.base import FleetNode, Gpu, InventoryState
+from miner.fleet.fleet import Fleet
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.context import JobServices
@@ -493,7 +493,7 @@ def fleet_of(gpus: str = "4xH100") -> Fleet:
         for index in range(kinds.count)
     )
     hardware = Hardware(gpus=kinds, cpu_cores=16, memory_bytes=64 * 10**9)
-    return Fleet(InventoryState(gpus=gpus, hardware=hardware))
+    return Fleet(InventoryState(gpus, (FleetNode("", "", hardware, hardware),)))
 
 
 @asynccontextmanager

@@ -254,9 +254,9 @@ async def test_a_lost_gpu_moves_the_job_to_others(harness: JobsHarness) -> None:
     gpus = tuple(
         replace(gpu, unusable_reason="fell off the bus") if gpu.id == lost else gpu for gpu in inventory.gpus
     )
-    assert inventory.hardware is not None
-    less = inventory.hardware.model_copy(update={"gpus": inventory.hardware.gpus.take(3)})
-    harness.fleet.update(replace(inventory, gpus=gpus, hardware=less, failed={lost: "fell off the bus"}))
+    (node,) = inventory.nodes
+    less = replace(node, hardware=node.installed.model_copy(update={"gpus": node.installed.gpus.take(3)}))
+    harness.fleet.update(replace(inventory, gpus=gpus, nodes=(less,), failed={lost: "fell off the bus"}))
     await harness.done(job)
     assert await harness.ends(job) == [EndReason.GPU_LOST, EndReason.TRAINED]
     assert priorities == {5.0}, "what is reserved for it stands"

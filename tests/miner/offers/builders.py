@@ -50,12 +50,7 @@ def picture_offer(**changes: Any) -> MinerTaskOffer:
 
 def fleet(gpus: str = "4xH100", *holds: GpuReservation, **changes: Any) -> FleetSnapshot:
     idle = idle_fleet(Hardware(gpus=parse_gpus(gpus)))
-    whole: dict[str, Any] = {
-        "gpus": idle.gpus,
-        "reservations": tuple(holds),
-        "hardware": idle.hardware,
-        "taken_at": NOON,
-    }
+    whole: dict[str, Any] = {"inventory": idle.inventory, "reservations": tuple(holds), "taken_at": NOON}
     return FleetSnapshot(**{**whole, **changes})
 
 

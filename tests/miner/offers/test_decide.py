@@ -13,7 +13,7 @@ from core.domain.decisions import Decision
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerTaskOffer
 from core.profile.resolve import load_profile
-from miner.fleet.base import EngineAbility
+from miner.fleet.base import EngineAbility, InventoryState
 from miner.offers.decide import decide
 from miner.offers.history import SuccessHistory
 from tests.doubles.each import each
@@ -106,10 +106,13 @@ def test_a_clock_that_went_backwards_breaks_nothing(hours_back: float) -> None:
 @pytest.mark.parametrize(
     ("changes", "rules", "text"),
     [
-        ({"problem": "NVML: Unknown Error"}, {"inventory"}, "NVML: Unknown Error"),
+        (
+            {"inventory": replace(fleet().inventory, problem="NVML: Unknown Error")},
+            {"inventory"},
+            "NVML: Unknown Error",
+        ),
         ({"ability": EngineAbility(problem="Docker does not run")}, {"engine"}, "Docker does not run"),
-        ({"hardware": None}, {"plan", "gpus"}, "no GPU is usable"),
-        ({"gpus": ()}, {"plan", "gpus"}, "no GPU is usable"),
+        ({"inventory": InventoryState()}, {"plan", "gpus"}, "no GPU is usable"),
     ],
 )
 def test_nothing_is_accepted_without_gpus_that_can_be_seen_and_an_engine(
@@ -154,9 +157,9 @@ def test_what_no_engine_here_can_train_is_refused_and_nothing_else(
 def test_a_gpu_that_is_out_is_not_given_and_is_named() -> None:
     idle = fleet("2xH100")
     first = replace(idle.gpus[0], unusable_reason="fell off the bus")
-    hardware = idle.hardware
-    usable = hardware.model_copy(update={"gpus": hardware.gpus.take(1)})
-    decision = decided(on=replace(idle, gpus=(first, idle.gpus[1]), hardware=usable))
+    (node,) = idle.nodes
+    left = replace(node, hardware=node.installed.model_copy(update={"gpus": node.installed.gpus.take(1)}))
+    decision = decided(on=replace(idle, inventory=InventoryState((first, idle.gpus[1]), (left,))))
     assert decision.placement.gpus == ("1",)
     assert "not 0 (fell off the bus)" in verdict(decision, "inventory").text
 

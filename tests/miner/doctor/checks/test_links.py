@@ -12,10 +12,10 @@ from core.domain.hardware import GPU_KINDS
 from miner.doctor.checks import links
 from miner.doctor.checks.links import all_reduce_finding, check_links, idle_gpus, link_finding
 from miner.doctor.examine import CheckContext, FindingStatus
-from miner.fleet.base import Gpu
-from miner.fleet.fleet import InventoryState
+from miner.fleet.base import Gpu, InventoryState
 from miner.settings import load_settings
 from tests.doubles.each import each
+from tests.miner.fleet.setups import inventory_of
 
 NAMES = frozenset("0123")
 
@@ -46,7 +46,7 @@ def test_a_measured_rate_is_judged_by_what_plans_count_on(
 
 
 def test_gpus_that_somebody_uses_are_not_measured() -> None:
-    stock = InventoryState(tuple(gpus()), unclean=frozenset("1"), shared=frozenset("3"), sees_memory=True)
+    stock = inventory_of(gpus(), unclean=frozenset("1"), shared=frozenset("3"))
     assert [gpu.id for gpu in idle_gpus(stock)] == ["0", "2"]
     assert idle_gpus(InventoryState(tuple(gpus(unusable_reason="failed")))) == []
 
@@ -58,7 +58,7 @@ def test_boards_without_the_links_that_they_come_with_are_warned_of() -> None:
 
 def test_beside_a_daemon_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take the measurement for somebody else's use, and its GPUs out."""
-    stock = InventoryState(tuple(gpus()), sees_memory=True)
+    stock = inventory_of(gpus(), sees_memory=True)
     monkeypatch.setattr(links, "scan_once", lambda _: (SimpleNamespace(inventory=stock), "driver"))
     monkeypatch.setattr(links, "running_daemon", lambda _: {"pid": 1})
     context = CheckContext(load_settings(env={}, env_file=None, data_dir=tmp_path))

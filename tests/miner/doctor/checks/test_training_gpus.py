@@ -9,7 +9,7 @@ import pytest
 
 from miner.doctor.checks.training import check_gpus, gpu_findings
 from miner.doctor.examine import CheckContext, FindingStatus
-from miner.fleet.fleet import InventoryState
+from miner.fleet.base import InventoryState
 from miner.settings import load_settings
 from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, NvmlHost
 from tests.miner.fleet.conftest import nvml_host, nvml_library
