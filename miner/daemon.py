@@ -88,7 +88,7 @@ class Daemon:
         self._background_tasks: set[asyncio.Task[None]] = set()
 
         self.metrics = Metrics()
-        self.store = Store(database.prepare_store(settings.data_dir))
+        self.store = Store(database.prepare_store(settings.store_dir))
         self.alerts = Alerts(self.metrics, self.store)
         self.clock = SteadyClock(on_jump=lambda text: self.alerts(AlertKind.CLOCK_JUMPED, text))
         self._build_chain()

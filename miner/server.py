@@ -79,7 +79,7 @@ class _UvicornServer(uvicorn.Server):
 def run_daemon(settings: Settings) -> DaemonExitCode:
     """Run until a signal ends it."""
     logs.skip_call_sites()
-    lock = DataDirLock(settings.data_dir)
+    lock = DataDirLock(settings.data_dir, settings.store_dir)
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_exit_on_signals())

@@ -208,7 +208,7 @@ def _from_store(settings: Settings, limit: int, *, only_open: bool) -> dict[str,
     def silences(connection: sqlite3.Connection) -> list[dict[str, Any]]:
         return [row.as_dict() for row in store_alerts.silences_in_force(connection, time.time())]
 
-    with open_store(settings.data_dir) as connection:
+    with open_store(settings.store_dir) as connection:
         rows = store_alerts.newest_alerts(connection, limit, only_open=only_open)
         return {
             "alerts": [row.as_dict() for row in rows],

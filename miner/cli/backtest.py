@@ -171,7 +171,7 @@ def _offers_from_store(
     from miner.offers.past_offers import stored_offers
     from miner.store.database import open_store
 
-    with open_store(settings.data_dir) as connection:
+    with open_store(settings.store_dir) as connection:
         return stored_offers(connection, since=start), job_outcomes(connection, now)
 
 

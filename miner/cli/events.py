@@ -39,13 +39,13 @@ def events(
     from miner.store import jobs as store_jobs
     from miner.store.database import open_store
 
-    data_dir = load_settings().data_dir
+    store_dir = load_settings().store_dir
     start = 0.0 if since is None else parse_time(since, time.time())
-    with open_store(data_dir) as connection:
+    with open_store(store_dir) as connection:
         row = None if job is None else store_jobs.find_job(connection, job)
 
     def look(after: int) -> list[EventRow]:
-        with open_store(data_dir) as connection:
+        with open_store(store_dir) as connection:
             return store_events.list_events(
                 connection,
                 after=after,

@@ -48,7 +48,7 @@ def _without_daemon(settings: Settings) -> dict[str, Any]:
     from miner.store.store import Store
 
     seen, source, samples = scan_and_sample_once(settings)
-    path = settings.data_dir / database.FILE_NAME
+    path = settings.store_dir / database.FILE_NAME
     is_current = database.schema_version(path) == database.SCHEMA_VERSION
     taken = Store(path).read_now(open_reservations) if is_current else []
     return view_without_daemon(seen.inventory, source, samples, taken, time.time())

@@ -210,5 +210,5 @@ def _attempts(settings: Settings, which: str) -> list[AttemptRow]:
 def _query_store(settings: Settings, query: Callable[[sqlite3.Connection], _T]) -> _T:
     from miner.store.database import open_store
 
-    with open_store(settings.data_dir) as connection:
+    with open_store(settings.store_dir) as connection:
         return query(connection)

@@ -33,7 +33,7 @@ def list_offers(
     from miner.store.database import open_store
 
     start = 0.0 if since is None else parse_time(since, time.time())
-    with open_store(load_settings().data_dir) as connection:
+    with open_store(load_settings().store_dir) as connection:
         found = stored_offers(connection, since=start, accepted=accepted, most=most)
     if as_json:
         echo_json([offer_as_json(one) for one in found])
@@ -79,7 +79,7 @@ def _load_offer(which: str) -> StoredOffer:
     from miner.offers.past_offers import find_stored_offer
     from miner.store.database import open_store
 
-    with open_store(load_settings().data_dir) as connection:
+    with open_store(load_settings().store_dir) as connection:
         return find_stored_offer(connection, which)
 
 

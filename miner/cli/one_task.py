@@ -78,7 +78,7 @@ def _follow_to_end(settings: Settings, path: str, on_event: EventCallback) -> bo
 
 def run_here(settings: Settings, task: TaskFile, on_event: EventCallback) -> dict[str, Any]:
     """Run the task in this process and return the finished job. The first SIGINT cancels it."""
-    lock = DataDirLock(settings.data_dir)
+    lock = DataDirLock(settings.data_dir, settings.store_dir)
     lock.acquire()
     try:
         return asyncio.run(_run_here(settings, task, on_event))
@@ -109,7 +109,7 @@ async def _pipeline(settings: Settings, on_event: EventCallback) -> AsyncIterato
             on_event("note", {"kind": kind, "text": text})
         log.warning("%s: %s", kind, text)
 
-    store = Store(database.prepare_store(settings.data_dir))
+    store = Store(database.prepare_store(settings.store_dir))
     store.writer.start(asyncio.get_running_loop())
     fleet = build_fleet(settings, time.time)
     inventory = build_inventory(

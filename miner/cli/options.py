@@ -144,7 +144,7 @@ def complete_jobs(incomplete: str) -> list[tuple[str, str]]:
     from miner.store import jobs as store_jobs
     from miner.store.database import open_store
 
-    with contextlib.suppress(Exception), open_store(load_settings().data_dir) as connection:
+    with contextlib.suppress(Exception), open_store(load_settings().store_dir) as connection:
         rows = store_jobs.newest_jobs(connection, _COMPLETED_JOBS)
         shown = [(str(row.id), f"{row.state.value} {row.task_type.value} {row.model}") for row in rows]
         shown += [(row.task_id, f"job {row.id}") for row in rows if incomplete]

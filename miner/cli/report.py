@@ -57,7 +57,7 @@ def _print_report(
     period = last_period(wanted, now) if at is None else calendar_period(wanted, _moment(at))
     here = local_hardware(settings) if backtest or settings.policy == "auto" else None
     policy = policy_in_force(settings, here)
-    with open_store(settings.data_dir) as connection:
+    with open_store(settings.store_dir) as connection:
         report = redact_report(build_report(connection, period, policy.terms), Redactor(settings.secrets()))
     if backtest:
         report["backtest"] = _backtest(settings, period, policy, here)
@@ -106,5 +106,5 @@ def _backtest(
     chosen = active_profile_name(settings, policy, hardware)
     profile = load_profile(chosen.name, [settings.profile_dir])
     others = [load_policy(name, [settings.policy_dir]) for name in _COMPARED if name != policy.name]
-    with open_store(settings.data_dir) as connection:
+    with open_store(settings.store_dir) as connection:
         return backtest_policies(connection, period, [policy, *others], profile, hardware)

@@ -23,9 +23,9 @@ MAX_CHANGES = 200
 class PastOffers:
     """The offers of some time and what has become of jobs, read from the store once."""
 
-    def __init__(self, data_dir: Path, since: float, now: float, most: int = MAX_OFFERS) -> None:
+    def __init__(self, store_dir: Path, since: float, now: float, most: int = MAX_OFFERS) -> None:
         self._most = most
-        with open_store(data_dir) as connection:
+        with open_store(store_dir) as connection:
             self.stored: list[StoredOffer] = stored_offers(connection, since=since, most=most)
             self.outcomes: list[JobOutcome] = job_outcomes(connection, now)
 
@@ -54,7 +54,7 @@ def backtest_changes(order: BacktestOrder) -> dict[str, Any]:
     """Carry out an order: what would other values in the policy in force have done?"""
     policy = order.terms.loaded_policy()
     changed = policy.with_overrides(order.changes)
-    past = PastOffers(Path(order.data_dir), order.since, order.now)
+    past = PastOffers(Path(order.store_dir), order.since, order.now)
     return past.compare(order.terms, order.terms.loaded_profile(), policy, changed)
 
 

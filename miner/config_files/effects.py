@@ -69,7 +69,7 @@ def changes_of(order: CheckOrder, edited: LoadedFile, directories: Sequence[Path
     what is in force."""
     if isinstance(edited, LoadedAlertRules):
         return {"rules": list(_rule_changes(_rules_before(order), edited))}
-    past = PastOffers(Path(order.data_dir), order.now - _DAYS * 86_400, order.now, _MAX_OFFERS)
+    past = PastOffers(Path(order.store_dir), order.now - _DAYS * 86_400, order.now, _MAX_OFFERS)
     if isinstance(edited, LoadedProfile):
         before = _before(order, edited, lambda name: load_profile(name, directories))
         return _plan_changes(before or order.terms.loaded_profile(), edited, order, past)

@@ -76,7 +76,7 @@ class TermsInForce(Record):
 
 class BacktestOrder(Record):
     order: Literal["backtest"] = "backtest"
-    data_dir: str
+    store_dir: str
     since: float
     now: float
     terms: TermsInForce
@@ -99,7 +99,7 @@ class CheckOrder(Record):
     #: Also say what the edit would change.
     effects: bool
     terms: TermsInForce
-    data_dir: str
+    store_dir: str
     now: float
 
 

@@ -79,7 +79,8 @@ class EndCause(StrEnum):
     PREEMPTED = "preempted"
     #: Somebody else cancelled it in the cluster's scheduler.
     CANCELLED = "cancelled"
-    #: The machine could not begin it: its prolog, its shared directory, its GPUs.
+    #: It never began: the machine could not begin it (its prolog, its shared directory, its GPUs), or the
+    #: scheduler did not let it begin in time. Best tried on another machine.
     NOT_STARTED = "not-started"
     #: Host memory, not the GPU's.
     OOM_KILLED = "oom-killed"
@@ -116,6 +117,8 @@ class EngineSpec:
     cpus: str | None = None
     #: It runs hostile code (reward functions): an engine without a sandbox must reject it.
     hostile: bool = False
+    #: What this task asks of the cluster's scheduler: `core.profile.targets.ClusterTargets`.
+    cluster: Mapping[str, str] = field(default_factory=dict)
     #: Which of our images, by its short name: "text", "image" or "toolkit".
     image: str = "text"
     #: The engine ends it after so long, as a last resort: the deadline is the daemon's.
@@ -133,6 +136,12 @@ class RunStatus:
     ended_at: float | None = None
     #: For people: the node, the engine's message.
     detail: str = ""
+    #: Where it runs, or ran, as a cluster's scheduler names it: "n1", "n[1-2]".
+    node: str = ""
+
+
+#: Causes that are the machine's fault: the next attempt is better made on another one.
+NODE_FAULTS = frozenset({EndCause.NODE_FAIL, EndCause.NOT_STARTED})
 
 
 class EngineRun(NamedTuple):

@@ -10,9 +10,11 @@ import asyncio
 import importlib.util
 import logging
 import os
+import shutil
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import core
 from core.config.files import config_dir
 from core.domain.errors import GodMinerError
 from core.system import wrapper
+from miner.engines import sandbox_init
 from miner.engines.base import EngineUnreachable, ExecutionEngine
 from miner.engines.docker.client import DockerClient, DockerRefused
 from miner.engines.docker.container import ContainerDefaults
@@ -31,8 +34,11 @@ from miner.engines.process.engine import ProcessEngine
 from miner.engines.process.interpreter import Interpreter, NoTrainingPython, examine_interpreter
 from miner.engines.process.run_registry import RunRegistry
 from miner.engines.process.sandbox import Sandbox, detect_sandbox
+from miner.engines.slurm.engine import SlurmEngine, SlurmOptions
+from miner.engines.slurm.runs import SlurmRuns
 from miner.observe.redact import Redactor
 from miner.settings import EngineKind, SandboxKind, Settings
+from miner.slurm.commands import SlurmCommands
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +129,52 @@ def process_engine(settings: Settings, _images: TrainerImages | None = None) -> 
     )
 
 
+def slurm_engine(settings: Settings, _images: TrainerImages | None = None) -> SlurmEngine:
+    folder = _engines_dir(settings) / "slurm"
+    folder.mkdir(exist_ok=True)
+    in_container = settings.slurm_container is not None
+    interpreter = None if in_container else training_interpreter(settings)
+    code = None if interpreter is None else copied_code(folder)
+    sandbox: Sandbox | str = "trainings run in SLURM_CONTAINER, which has the machine's network"
+    if interpreter is not None and code is not None:
+        sandbox = sandbox_of(settings, interpreter, code)
+    if isinstance(sandbox, Sandbox):
+        sandbox = replace(sandbox, elsewhere=True)
+    return SlurmEngine(
+        slurm_commands(settings),
+        SlurmRuns(folder / "runs"),
+        data_id(settings.data_dir),
+        SlurmOptions(
+            placement={name: getattr(settings, f"slurm_{name}") or "" for name in SLURM_PLACEMENT},
+            options=settings.slurm_options,
+            modules=settings.slurm_modules,
+            container=settings.slurm_container,
+            nodes=settings.slurm_nodes or "",
+            cpus_per_gpu=settings.slurm_cpus_per_gpu,
+            memory_per_gpu=settings.slurm_memory_per_gpu,
+            pending_s=settings.slurm_pending_seconds,
+            grace_s=settings.stop_grace_seconds,
+        ),
+        interpreter=interpreter,
+        code=code,
+        wrapper_file=_wrapper_on_host(settings),
+        sandbox=sandbox if isinstance(sandbox, Sandbox) else None,
+        why_no_sandbox=sandbox if isinstance(sandbox, str) else "",
+        poll_s=settings.slurm_poll_seconds,
+        redact=Redactor(settings.secrets()),
+        trusted=(settings.data_dir,),
+        ulimits=settings.ulimits(),
+    )
+
+
+#: What settings and profiles say of where a job runs, by sbatch's option.
+SLURM_PLACEMENT = ("partition", "account", "qos", "constraint", "reservation")
+
+
+def slurm_commands(settings: Settings) -> SlurmCommands:
+    return SlurmCommands(str(settings.slurm_bin_dir or ""))
+
+
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
     build: Callable[[Settings, TrainerImages], ExecutionEngine]
@@ -133,20 +185,25 @@ class EngineEntry:
 ENGINES: Mapping[EngineKind, EngineEntry] = {
     EngineKind.DOCKER: EngineEntry(docker_engine, "god-miner images build"),
     EngineKind.PROCESS: EngineEntry(process_engine, "make training, or set TRAINER_PYTHON"),
+    EngineKind.SLURM: EngineEntry(slurm_engine, "set TRAINER_PYTHON or SLURM_CONTAINER: docs/slurm.md"),
 }
 #: The engines of this machine, which ENGINE=auto chooses from. Others are chosen by name only.
 AUTOMATIC = (EngineKind.DOCKER, EngineKind.PROCESS)
 
 
-def sandbox_of(settings: Settings, interpreter: Interpreter) -> Sandbox | str:
-    """A sandbox that was tried out; or why there is none."""
+def sandbox_of(settings: Settings, interpreter: Interpreter, copy: Path | None = None) -> Sandbox | str:
+    """A sandbox that was tried out on this machine; or why there is none. `copy`: of our packages, for other
+    machines."""
     if settings.trainer_sandbox is SandboxKind.OFF:
         return "TRAINER_SANDBOX=off"
     uid = settings.trainer_uid if os.geteuid() == 0 else None
-    code = _code_folder(settings)
+    code = copy or _code_folder(settings)
+    init = Path(sandbox_init.__file__)
+    if copy is not None:
+        init = copy / init.relative_to(SOURCE_ROOT)
     visible = (code, *(path.resolve() for path in code.iterdir()), config_dir())
     hosts = _engines_dir(settings) / "hosts"
-    return detect_sandbox(interpreter, hosts, visible, uid, settings.trainer_processes)
+    return detect_sandbox(interpreter, hosts, visible, uid, settings.trainer_processes, init)
 
 
 def training_interpreter(settings: Settings) -> Interpreter:
@@ -256,6 +313,41 @@ def _wrapper_on_host(settings: Settings) -> Path:
         part.chmod(0o644)
         part.replace(path)
     return path
+
+
+def copied_code(parent: Path) -> Path:
+    """A copy of our packages for other machines, named by its content: what runs there stays the same when
+    this installation changes."""
+    files = sorted(
+        (Path(name) / path.relative_to(root), path)
+        for name, root in _copied_parts()
+        for path in ([root] if root.is_file() else root.rglob("*"))
+        if path.is_file() and path.suffix != ".pyc"
+    )
+    digest = sha256()
+    for name, path in files:
+        text = path.read_bytes()
+        digest.update(f"{name} {len(text)} ".encode() + text)
+    folder = parent / f"code-{digest.hexdigest()[:12]}"
+    if not folder.exists():
+        part = Path(tempfile.mkdtemp(prefix=".code-", dir=parent))
+        for name, path in files:
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, part / name)
+        for copied in (part, *part.rglob("*")):
+            copied.chmod(0o755 if copied.is_dir() else 0o644)
+        try:
+            part.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(part)
+    return folder
+
+
+def _copied_parts() -> Iterator[tuple[str, Path]]:
+    yield from ((name, SOURCE_ROOT / name) for name in ("core", "trainer"))
+    yield "configs", config_dir()
+    init = Path(sandbox_init.__file__)
+    yield str(init.relative_to(SOURCE_ROOT)), init
 
 
 def _code_folder(settings: Settings) -> Path:

@@ -18,8 +18,9 @@ from miner.engines.base import EngineRejected, EngineSpec, Mount
 _KEY = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9-]{0,99}")
 _LABEL = re.compile(r"[a-z][a-z0-9-]{0,39}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: An index, a UUID, or a MIG slice. Never `all`, and never several in one.
-_GPU = re.compile(r"\d{1,3}|(?:GPU|MIG)-[A-Za-z0-9/-]{4,80}")
+#: An index, a UUID, or a MIG slice, and of a cluster's GPU its node. Never `all`, and never several in one.
+_GPU = re.compile(r"(?:\d{1,3}|(?:GPU|MIG)-[A-Za-z0-9/-]{4,80})(?:@[A-Za-z0-9_.-]{1,100})?")
+_NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _CPUS = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 
 
@@ -32,8 +33,8 @@ def check_spec(spec: EngineSpec, redact: Callable[[str], str], trusted: Iterable
 
 
 def gpus_of(spec: EngineSpec) -> tuple[str, ...]:
-    """The real GPUs, without the pretend one of a CPU run."""
-    return tuple(gpu for gpu in spec.gpus if gpu != CPU_ID)
+    """The real GPUs, without the pretended ones of a CPU run."""
+    return tuple(gpu for gpu in spec.gpus if re.split("[:@]", gpu)[0] != CPU_ID)
 
 
 def mounts_of(spec: EngineSpec) -> tuple[Mount, ...]:
@@ -62,6 +63,7 @@ def _bad_values(spec: EngineSpec) -> Iterator[str]:
     )
     if len(set(spec.gpus)) != len(spec.gpus):
         yield f"a GPU is named twice: {', '.join(spec.gpus)}"
+    yield from (f"{node!r} is not a node's name" for node in spec.nodes if not _NODE.fullmatch(node))
     yield from (f"{name!r} is not a variable name" for name in spec.env if not _VARIABLE.fullmatch(name))
     yield from (f"{name!r} is not a label name" for name in spec.labels if not _LABEL.fullmatch(name))
     if spec.cpus is not None and not _CPUS.fullmatch(spec.cpus):

@@ -145,13 +145,15 @@ class EngineEndReport:
     started_at: float | None = None
     ended_at: float | None = None
     detail: str = ""
+    #: Whether it ran on this machine, whose restarts are known.
+    here: bool = True
 
 
 def end_status(run_dir: Path, report: EngineEndReport | None = None) -> RunStatus:
     """The status of a run that is over, or that the engine does not know (no report)."""
     start, record, stop = read_start(run_dir), read_exit(run_dir), read_stop_record(run_dir)
     end = report or EngineEndReport()
-    rebooted = start is not None and start.boot not in ("", current_boot())
+    rebooted = end.here and start is not None and start.boot not in ("", current_boot())
     why, detail = _end_cause(end, record, stop, rebooted)
     return RunStatus(
         phase=RunPhase.LOST if why is EndCause.LOST else RunPhase.ENDED,

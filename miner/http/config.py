@@ -96,7 +96,7 @@ async def _check(
         saved=await asyncio.to_thread(files.saved_text, kind, name),
         effects=effects,
         terms=terms_in_force(daemon.policy_runtime, daemon.fleet.inventory.installed),
-        data_dir=str(daemon.settings.data_dir),
+        store_dir=str(daemon.settings.store_dir),
         now=time.time(),
     )
     return await what_if.ask(order, what, CHECK_SECONDS)

@@ -79,7 +79,7 @@ async def backtest(wanted: BacktestRequest, request: Request) -> dict[str, Any]:
     daemon, now = request.app.state.daemon, time.time()
     what_if: WhatIf = request.app.state.what_if
     order = BacktestOrder(
-        data_dir=str(daemon.settings.data_dir),
+        store_dir=str(daemon.settings.store_dir),
         since=now - wanted.days * _DAY,
         now=now,
         terms=terms_in_force(daemon.policy_runtime, daemon.fleet.inventory.installed),

@@ -26,6 +26,7 @@ class EngineKind(StrEnum):
     AUTO = "auto"
     DOCKER = "docker"
     PROCESS = "process"
+    SLURM = "slurm"
     NONE = "none"
 
 
@@ -70,7 +71,13 @@ class FilesSection(Section):
     title = "Files"
 
     data_dir: values.AbsolutePath = _setting(
-        Path(".god-miner"), "The daemon's database and files. One daemon per directory."
+        Path(".god-miner"),
+        "The daemon's files; with Slurm on a file system that all nodes share. One daemon per directory.",
+    )
+    store_dir: values.AbsolutePath = Field(
+        default_factory=lambda data: data["data_dir"],
+        description="Directory of the database, on a disk of this machine: SQLite is not safe on NFS.",
+        json_schema_extra={"shown_default": "DATA_DIR"},
     )
 
 
@@ -358,7 +365,7 @@ class TrainingEngineSection(Section):
     engine: EngineKind = _setting(
         EngineKind.AUTO,
         "What runs training: `docker`, `process` (local processes), `auto` (Docker if it answers and has the "
-        "image, else processes), or `none`: answer offers, train nothing.",
+        "image, else processes), `slurm` (a cluster's nodes), or `none`: answer offers, train nothing.",
     )
     docker_host: values.DockerHost = _setting(
         "unix:///var/run/docker.sock",
@@ -391,6 +398,52 @@ class TrainingEngineSection(Section):
     )
     trainer_processes: int = _setting(
         16_384, "Most processes and threads of one training.", ge=16, le=4_000_000
+    )
+
+
+class SlurmSection(Section):
+    title = "Slurm"
+
+    slurm_partition: values.SlurmNames | None = _setting(
+        None, "Partition, or several with commas. Unset: the cluster's default. A profile may name others."
+    )
+    slurm_account: values.SlurmName | None = _setting(None, "Account that jobs are charged to.")
+    slurm_qos: values.SlurmName | None = _setting(None, "Quality of service of jobs.")
+    slurm_constraint: values.SlurmConstraint | None = _setting(
+        None, "Features that a node must have, as sbatch has them: `h100&ib`."
+    )
+    slurm_reservation: values.SlurmName | None = _setting(None, "Reservation to run in.")
+    slurm_options: values.SlurmOptions = _setting(
+        (), "More options for sbatch, separated by blanks, such as `--comment=mine --nice=100`."
+    )
+    slurm_modules: values.SlurmModules = _setting(
+        (), "Modules to load on the node before a training, such as `cuda/12.4`."
+    )
+    slurm_container: values.SlurmContainer | None = _setting(
+        None,
+        "Container to train in: `apptainer:/shared/god-miner.sif`, or `pyxis:` and an image as pyxis has it. "
+        "Unset: TRAINER_PYTHON, at the same path on each node.",
+    )
+    slurm_nodes: values.SlurmNodes | None = _setting(
+        None, "The nodes to use, as Slurm writes them: `n[1-4],big7`. Unset: all of the partition."
+    )
+    slurm_max_gpus: int | None = _setting(
+        None, "Most of the cluster's GPUs in use at once. Unset: no limit of ours.", ge=1, le=100_000
+    )
+    slurm_cpus_per_gpu: int = _setting(
+        16, "CPUs asked for with each GPU, at most the node's share.", ge=1, le=1024
+    )
+    slurm_memory_per_gpu: Annotated[ByteSize, Field(ge=10**8)] = _setting(
+        "64GB", "Host memory with each GPU, at most the node's share, where the plan names none."
+    )
+    slurm_pending_seconds: values.Seconds = _setting(
+        600, "A job that does not begin within this time is withdrawn, and tried again elsewhere."
+    )
+    slurm_poll_seconds: float = _setting(
+        5, "How often Slurm is asked for the state of all jobs, with one command.", ge=0.2, le=60
+    )
+    slurm_bin_dir: values.AbsolutePath | None = _setting(
+        None, "Directory of Slurm's commands. Unset: found by PATH."
     )
 
 

@@ -114,12 +114,14 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 @contextmanager
-def open_store(data_dir: Path) -> Iterator[sqlite3.Connection]:
-    """Open the store of a data directory for reading, beside a daemon that may be running."""
-    path = data_dir / FILE_NAME
+def open_store(store_dir: Path) -> Iterator[sqlite3.Connection]:
+    """Open the store for reading, beside a daemon that may be running."""
+    path = store_dir / FILE_NAME
     version = schema_version(path)
     if version is None:
-        raise NoStore(f"{path} does not exist; the daemon creates it at its first start, or set DATA_DIR")
+        raise NoStore(
+            f"{path} does not exist; the daemon creates it at its first start, or set DATA_DIR (or STORE_DIR)"
+        )
     if version > SCHEMA_VERSION:
         raise _too_new(path, version)
     if version < SCHEMA_VERSION:
@@ -148,10 +150,10 @@ def removed_files(path: Path) -> list[str]:
 # The schema
 
 
-def prepare_store(data_dir: Path) -> Path:
+def prepare_store(store_dir: Path) -> Path:
     """Create the directory and the file, or bring them up to this version; return the file's path."""
-    make_data_dir(data_dir)
-    path = data_dir / FILE_NAME
+    make_data_dir(store_dir)
+    path = store_dir / FILE_NAME
     with store_errors(path):
         version = schema_version(path)
         if version is None:
@@ -249,36 +251,42 @@ def make_data_dir(data_dir: Path) -> None:
 
 
 class DataDirLock:
-    """One daemon per data directory: two would each accept the same nonce and start the same job."""
+    """One daemon per data directory: two would each accept the same nonce and start the same job. Where the
+    store is elsewhere, its directory is locked too."""
 
-    def __init__(self, data_dir: Path) -> None:
-        self._path = data_dir / LOCK_NAME
-        self._handle: int | None = None
+    def __init__(self, *folders: Path) -> None:
+        self._paths = [folder / LOCK_NAME for folder in dict.fromkeys(folders)]
+        self._handles: list[int] = []
 
     def acquire(self) -> None:
-        make_data_dir(self._path.parent)
-        with store_errors(self._path):
-            self._handle = self._locked_file()
-
-    def _locked_file(self) -> int:
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(handle)
-            raise DataDirLocked(
-                f"{self._path.parent} is in use by another god-miner (pid {holder}); "
-                "stop that one, or give this one its own DATA_DIR"
-            ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        return handle
+            for path in self._paths:
+                make_data_dir(path.parent)
+                with store_errors(path):
+                    self._handles.append(_locked_file(path))
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        while self._handles:
+            os.close(self._handles.pop())
+
+
+def _locked_file(path: Path) -> int:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(handle)
+        raise DataDirLocked(
+            f"{path.parent} is in use by another god-miner (pid {holder}); "
+            "stop that one, or give this one its own DATA_DIR"
+        ) from None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    return handle
 
 
 # Statements that several modules need

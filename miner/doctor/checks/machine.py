@@ -186,7 +186,7 @@ def check_store(context: CheckContext) -> Iterator[Finding]:
         schema_version,
     )
 
-    path = context.settings.data_dir / FILE_NAME
+    path = context.settings.store_dir / FILE_NAME
     if not path.exists():
         yield skip("database", f"{path} is created at the first start")
         return

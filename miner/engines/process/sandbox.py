@@ -54,6 +54,8 @@ def _minors(driver: Path) -> dict[str, str]:
     return found
 
 
+#: In a machine that the daemon does not see.
+MOST_GPUS = 16
 HOSTNAME = "job"
 HOSTS = f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost\n"
 TMP_BYTES, SHM_BYTES = 4 << 30, 16 << 30
@@ -90,6 +92,10 @@ class Sandbox:
     #: The most of /tmp, of /dev/shm and of the run directory, which is then in memory too: nothing that a run
     #: writes reaches a disk. None: as trainings have them.
     memory_bytes: int | None = None
+    #: The program that takes the last step.
+    init: Path = Path(sandbox_init.__file__)
+    #: Whether it is for another machine: its scheduler chooses the GPUs, and lets a job open no others.
+    elsewhere: bool = False
 
     def command(self, spec: EngineSpec, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` inside the sandbox."""
@@ -101,7 +107,7 @@ class Sandbox:
             *_memory_file_systems(
                 self.memory_bytes or TMP_BYTES, self.memory_bytes or spec.shm_bytes or SHM_BYTES
             ),
-            *(word for path in device_files(gpus_of(spec)) for word in ("--dev-bind", str(path), str(path))),
+            *self._devices(spec),
             *self._binds(spec),
             # The root of the mounts is in memory, and would be writable where we are not root.
             *("--remount-ro", "/", "--remount-ro", "/dev"),
@@ -115,6 +121,16 @@ class Sandbox:
         return any(
             path.is_relative_to(root) for root in (*self.interpreter.needs, *self.visible, Path("/usr"))
         )
+
+    def _devices(self, spec: EngineSpec) -> Iterator[str]:
+        gpus = gpus_of(spec)
+        if self.elsewhere and gpus:
+            names = (*_COMMON, *(f"nvidia{number}" for number in range(MOST_GPUS)), "nvidia-caps")
+            for path in (DEVICES / name for name in names):
+                yield from ("--dev-bind-try", str(path), str(path))
+            return
+        for path in device_files(gpus):
+            yield from ("--dev-bind", str(path), str(path))
 
     def _namespaces(self, hostile: bool) -> Iterator[str]:
         yield from (
@@ -136,7 +152,7 @@ class Sandbox:
                 yield from ("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_KILL")
 
     def _binds(self, spec: EngineSpec) -> Iterator[str]:
-        ours = [Mount(path) for path in (Path(sandbox_init.__file__), *self.interpreter.needs, *self.visible)]
+        ours = [Mount(path) for path in (self.init, *self.interpreter.needs, *self.visible)]
         mounts = (*ours, *mounts_of(spec))
         for folder in sorted({parent for mount in mounts for parent in mount.path.parents}):
             yield from ("--perms", "0755", "--dir", str(folder))
@@ -147,7 +163,7 @@ class Sandbox:
             yield from ("--ro-bind" if mount.read_only else "--bind", str(mount.path), str(mount.path))
 
     def _last_step(self, spec: EngineSpec) -> Iterator[str]:
-        yield from (str(self.interpreter.path), "-I", "-S", sandbox_init.__file__)
+        yield from (str(self.interpreter.path), "-I", "-S", str(self.init))
         yield from ("--dir", str(spec.run_dir), "--processes", str(self.processes))
         if self.uid is not None:
             yield from ("--uid", str(self.uid))
@@ -159,7 +175,12 @@ class Sandbox:
 
 
 def detect_sandbox(
-    interpreter: Interpreter, hosts: Path, visible: tuple[Path, ...], uid: int | None, processes: int
+    interpreter: Interpreter,
+    hosts: Path,
+    visible: tuple[Path, ...],
+    uid: int | None,
+    processes: int,
+    init: Path = Path(sandbox_init.__file__),
 ) -> Sandbox | str:
     """A sandbox that was tried out; or why there is none."""
     program = shutil.which("bwrap")
@@ -167,7 +188,7 @@ def detect_sandbox(
         return "bubblewrap is not installed (Debian and Ubuntu: apt install bubblewrap)"
     hosts.parent.mkdir(parents=True, exist_ok=True)
     hosts.write_text(HOSTS)
-    sandbox = Sandbox(Path(program), interpreter, hosts, visible, uid, processes)
+    sandbox = Sandbox(Path(program), interpreter, hosts, visible, uid, processes, init=init)
     with tempfile.TemporaryDirectory(prefix="god-miner-") as folder:
         why = _why_unusable(sandbox, Path(folder))
     return sandbox if why is None else why

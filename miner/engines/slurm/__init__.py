@@ -1,0 +1,1 @@
+"""Trainings as jobs of a Slurm cluster."""
