@@ -35,7 +35,7 @@ def check(folder: Path, text: str, **how: Any) -> Any:
         "saved": None,
         "effects": False,
         "terms": TERMS,
-        "data_dir": str(folder),
+        "store_dir": str(folder),
         "now": NOON + HOUR,
     }
     return check_text(CheckOrder(**{**whole, **how}))

@@ -117,8 +117,8 @@ async def test_docker_without_a_socket_is_silent(tmp_path: Path) -> None:
 
 
 async def test_an_unknown_engine_is_rejected_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(NoEngine, match="docker, process"):
-        await build_engine(settings(tmp_path), "slurm")
+    with pytest.raises(NoEngine, match="docker, process, slurm"):
+        await build_engine(settings(tmp_path), "kubernetes")
 
 
 def test_the_training_s_python_is_the_setting_s_or_the_one_that_was_made_or_our_own_with_torch(
