@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from core.domain.choices import Engine
 from core.domain.hardware import GpuKind, GpuSet, Hardware
-from core.domain.keys import GpuReservation, TaskKey
+from core.domain.keys import GpuReservation, TaskKey, nodes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,16 @@ class NodeGpus(NamedTuple):
     usable: tuple[Gpu, ...]
 
 
+class GpuOption(NamedTuple):
+    """One way to run a task: so many GPUs of one node."""
+
+    gpus: int
+    #: One of these nodes; None: any.
+    nodes: frozenset[str] | None = None
+    #: Whole nodes instead of one, with as many of the GPUs in each.
+    over: int = 1
+
+
 def group_by_node(gpus: Iterable[Gpu]) -> tuple[NodeGpus, ...]:
     """The GPUs of each node, in the order in which the nodes come first."""
     groups: dict[str, list[Gpu]] = {}
@@ -111,6 +121,11 @@ class InventoryState:
             for group in groups.values()
         ]
         return tuple(sorted(classes, key=lambda one: _power(one.hardware), reverse=True))
+
+    def nodes_like(self, gpus: Iterable[str]) -> frozenset[str] | None:
+        """The nodes of the same class as those that these GPUs are in; None: the class is not known."""
+        names = nodes_of(gpus)
+        return next((one.names for one in self.classes if one.names.issuperset(names)), None)
 
     @property
     def hardware(self) -> Hardware | None:

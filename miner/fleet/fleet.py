@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from core.domain.hardware import PCIE_BANDWIDTH, GpuLink, GpuSet
 from core.domain.keys import GpuReservation, NamedLane, Placement, TaskKey, node_of
-from miner.fleet.base import EngineAbility, FleetSnapshot, GpuGrant, GpuLostListener, InventoryState
+from miner.fleet.base import (
+    EngineAbility,
+    FleetSnapshot,
+    GpuGrant,
+    GpuLostListener,
+    GpuOption,
+    InventoryState,
+)
 from miner.fleet.ledger import GpuLedger
 from miner.fleet.placement import topology_of
 from miner.fleet.schedule import GpuClaim, QueueRules
@@ -88,7 +95,10 @@ class Fleet:
         """Keep a placement's GPUs for an offer until `until`; False: they are not free. Synchronous, so that
         a decision made on a snapshot of the same instant holds."""
         now = self._clock()
-        return self.ledger.reserve(key, placement, now=now, until=until, priority=priority, lane=lane)
+        others = self.inventory.nodes_like(placement.gpus)
+        return self.ledger.reserve(
+            key, placement, now=now, until=until, priority=priority, lane=lane, others=others
+        )
 
     def renew(self, key: TaskKey, now: float) -> None:
         """The same offer came again: what was reserved for it is reserved from now on."""
@@ -97,7 +107,8 @@ class Fleet:
     def restore(self, reservations: Iterable[tuple[GpuReservation, bool]]) -> None:
         """Take up the reservations from before a restart, each with whether it was an accepted offer's."""
         for reservation, firm in reservations:
-            self.ledger.restore(reservation, firm=firm, now=self._clock())
+            others = self.inventory.nodes_like(reservation.gpus)
+            self.ledger.restore(reservation, firm=firm, now=self._clock(), others=others)
         self.schedule()
 
     def start(self, key: TaskKey, *, until: float, priority: float = 0.0) -> None:
@@ -108,14 +119,14 @@ class Fleet:
     async def acquire(
         self,
         key: TaskKey,
-        counts: Sequence[int],
+        options: Sequence[GpuOption],
         *,
         until: float,
         exclusive: bool = False,
         lane: NamedLane | None = None,
     ) -> GpuGrant:
-        """Wait in the queue (by priority, ageing so that nobody starves) for as many GPUs as the first of
-        `counts` that can be had now. Cancelling the wait leaves the queue; what was reserved for the task
+        """Wait in the queue (by priority, ageing so that nobody starves) for the GPUs of the first of
+        `options` that can be had now. Cancelling the wait leaves the queue; what was reserved for the task
         stays reserved until `release`. A job whose run has ended may call this again without `release`, for
         more, fewer or other GPUs. `until`: it is over by then at the latest; a reservation's window stays as
         long as was planned.
@@ -125,7 +136,7 @@ class Fleet:
             earlier.cancel()
         future: asyncio.Future[GpuGrant] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
-        self.ledger.request(key, counts, now=self._clock(), until=until, exclusive=exclusive, lane=lane)
+        self.ledger.request(key, options, now=self._clock(), until=until, exclusive=exclusive, lane=lane)
         self.schedule()
         try:
             return await future
@@ -205,10 +216,18 @@ class Fleet:
     def _grant(self, key: TaskKey, ids: tuple[str, ...]) -> GpuGrant:
         kinds = {gpu.id: gpu.kind for gpu in self.inventory.gpus}
         kind = min((kinds[name] for name in ids), key=lambda kind: kind.memory_bytes)
-        if len(ids) > 1 and not topology_of(self.inventory.gpus).are_all_linked(ids):
+        if not self._are_linked(ids):
             slower = min(kind.link_bandwidth, PCIE_BANDWIDTH)
             kind = kind.model_copy(update={"link": GpuLink.PCIE, "link_bandwidth": slower})
         return GpuGrant(key, ids, GpuSet(kind=kind, count=len(ids)))
+
+    def _are_linked(self, ids: Sequence[str]) -> bool:
+        """Within each node that they are in."""
+        return all(
+            len(within) < 2 or topology_of(node.every).are_all_linked(within)
+            for node in self.inventory.gpus_by_node
+            if (within := [gpu.id for gpu in node.every if gpu.id in ids])
+        )
 
     def _notify_lost(self, key: TaskKey, gpu: str, why: str) -> None:
         for listener in self._listeners:

@@ -74,7 +74,7 @@ class GpuHealth:
             del faults[name], self._tracked[name]  # nodes of a cluster come and go
         for name, tracked in self._tracked.items():
             fault, is_fatal = faults.get(name), name in faults
-            if fault is None and not in_use(name) and (foreign := _foreign_use(tracked.scanned)):
+            if fault is None and (foreign := _foreign_use(tracked.scanned)) and not in_use(name):
                 if now - max(released_at.get(name, first_scan_at), first_scan_at) < self._settle_seconds:
                     unclean.add(name)
                 else:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from core.domain.keys import GpuReservation, NamedLane, Placement, ReservationKind, TaskKey
-from miner.fleet.base import Gpu
+from core.domain.keys import GpuReservation, NamedLane, Placement, ReservationKind, TaskKey, nodes_of
+from miner.fleet.base import Gpu, GpuOption, NodeGpus, group_by_node
 from miner.fleet.placement import FOREVER, GpuCalendar
 from miner.fleet.schedule import (
     ClaimStage,
@@ -25,11 +25,14 @@ class GpuLedger:
     def __init__(self, rules: QueueRules | None = None) -> None:
         self.rules = rules or QueueRules()
         self.gpus: tuple[Gpu, ...] = ()
+        self._nodes: tuple[NodeGpus, ...] = ()
+        self._usable: frozenset[str] = frozenset()
         self._shared: frozenset[str] = frozenset()
         self._failed: frozenset[str] = frozenset()
         self.unclean: set[str] = set()
         self._claims: dict[TaskKey, GpuClaim] = {}
         self._reservations: tuple[GpuReservation, ...] | None = None
+        self._running: dict[str, TaskKey] | None = None
 
     # What is there
 
@@ -43,13 +46,18 @@ class GpuLedger:
     ) -> None:
         """Set the GPUs as they are now. No job can go on with `failed` ones, `unclean` ones hold memory of
         the last job and are not given to the next yet, `shared` ones are used a little by somebody else."""
-        self.gpus = tuple(gpus)
+        gpus = tuple(gpus)
+        if gpus is not self.gpus:
+            self.gpus, self._nodes = gpus, group_by_node(gpus)
+            self._usable = frozenset(gpu.id for gpu in gpus if gpu.unusable_reason is None)
         self._failed, self.unclean, self._shared = frozenset(failed), set(unclean), frozenset(shared)
 
     def running_on(self, gpu: str) -> TaskKey | None:
         """The task that runs on it now."""
-        running = (claim for claim in self._claims.values() if claim.is_running and gpu in claim.gpus)
-        return next((claim.key for claim in running), None)
+        if self._running is None:
+            running = (claim for claim in self._claims.values() if claim.is_running)
+            self._running = {gpu: claim.key for claim in running for gpu in claim.gpus}
+        return self._running.get(gpu)
 
     @property
     def reservations(self) -> tuple[GpuReservation, ...]:
@@ -78,18 +86,19 @@ class GpuLedger:
         until: float,
         priority: float = 0.0,
         lane: NamedLane | None = None,
+        others: frozenset[str] | None = None,
     ) -> bool:
         """Keep the placement's GPUs for an offer until `until`. False: one of them is taken or not usable. A
-        job keeps what it has, also when it is offered once more."""
+        job keeps what it has, also when it is offered once more. `others`: the nodes to find it others in if
+        these fail; None: any."""
         known = self._claims.get(key)
         if known is not None and known.kind is ReservationKind.JOB:
             return True
         held_by_others = (held for held in self.reservations if held.key != key)
-        others = GpuCalendar.from_reservations(held_by_others, now, self.gpus)
-        usable = {gpu.id for gpu in self.gpus if gpu.unusable_reason is None}
+        calendar = GpuCalendar.from_reservations(held_by_others, now, self.gpus)
         start = max(placement.starts_at, now)
         if not placement.gpus or not all(
-            gpu in usable and others.is_free(gpu, start, until) for gpu in placement.gpus
+            gpu in self._usable and calendar.is_free(gpu, start, until) for gpu in placement.gpus
         ):
             return False
         self._set(
@@ -97,7 +106,7 @@ class GpuLedger:
                 key=key,
                 kind=ReservationKind.OFFER,
                 stage=ClaimStage.RESERVED,
-                counts=(len(placement.gpus),),
+                options=(_same_again(placement.gpus, others),),
                 since=now,
                 until=until,
                 priority=_without_nan(priority),
@@ -111,14 +120,16 @@ class GpuLedger:
         )
         return True
 
-    def restore(self, reservation: GpuReservation, *, firm: bool, now: float) -> None:
+    def restore(
+        self, reservation: GpuReservation, *, firm: bool, now: float, others: frozenset[str] | None = None
+    ) -> None:
         """Take up a reservation from before a restart, as the store has it: it is not checked again, and
-        `schedule` finds it other GPUs where its own are gone."""
+        `schedule` finds it other GPUs, of the nodes `others`, where its own are gone."""
         claim = GpuClaim(
             key=reservation.key,
             kind=reservation.kind,
             stage=ClaimStage.RESERVED,
-            counts=(max(len(reservation.gpus), 1),),
+            options=(_same_again(reservation.gpus, others),),
             since=now,
             until=reservation.ends_at,
             priority=_without_nan(reservation.priority),
@@ -143,7 +154,13 @@ class GpuLedger:
         claim = self._claims.get(key)
         if claim is None:
             claim = GpuClaim(
-                key, ReservationKind.JOB, ClaimStage.RESERVED, (1,), now, until, _without_nan(priority)
+                key,
+                ReservationKind.JOB,
+                ClaimStage.RESERVED,
+                (GpuOption(1),),
+                now,
+                until,
+                _without_nan(priority),
             )
         claim.kind = ReservationKind.JOB
         claim.begin(now, until)
@@ -159,7 +176,7 @@ class GpuLedger:
     def request(
         self,
         key: TaskKey,
-        counts: Sequence[int],
+        options: Sequence[GpuOption],
         *,
         now: float,
         until: float,
@@ -176,7 +193,7 @@ class GpuLedger:
         claim.kind = ReservationKind.JOB
         claim.begin(now, until)
         claim.stage, claim.yielded = ClaimStage.WAITING, False
-        claim.counts = tuple(dict.fromkeys(count for count in counts if count > 0))
+        claim.options = tuple(dict.fromkeys(option for option in options if option.gpus > 0))
         claim.exclusive, claim.lane = exclusive, lane or claim.lane
         self._set(claim)
 
@@ -232,7 +249,7 @@ class GpuLedger:
         if not gpus or not known.issuperset(gpus) or not taken.isdisjoint(gpus):
             return False
         claim = self._claims.get(key) or GpuClaim(
-            key, ReservationKind.JOB, ClaimStage.RUNNING, (len(gpus),), now, until
+            key, ReservationKind.JOB, ClaimStage.RUNNING, (_same_again(gpus),), now, until
         )
         claim.kind, claim.stage = ReservationKind.JOB, ClaimStage.RUNNING
         claim.until = min(claim.until, until) if claim.firm else until
@@ -259,22 +276,28 @@ class GpuLedger:
 
     def release(self, key: TaskKey) -> None:
         if self._claims.pop(key, None) is not None:
-            self._reservations = None
+            self._reservations = self._running = None
 
     def schedule(self, now: float) -> list[GpuClaim]:
         """Grant GPUs to every claim whose turn it is; return these claims."""
         for claim in self._claims.values():
             claim.postpone(now)
-        state = SchedulableGpus(self.gpus, self._shared, self.unclean)
+        state = SchedulableGpus(self._nodes, self._shared, frozenset(self.unclean))
         granted = SchedulingPass(self._claims.values(), state, now, self.rules).granted
         reservations = tuple(claim.reservation() for claim in self._claims.values())
         if reservations != self._reservations:
             self._reservations = reservations
+        self._running = None
         return granted
 
     def _set(self, claim: GpuClaim) -> None:
         self._claims[claim.key] = claim
-        self._reservations = None
+        self._reservations = self._running = None
+
+
+def _same_again(gpus: Sequence[str], nodes: frozenset[str] | None = None) -> GpuOption:
+    """As many GPUs, of as many nodes."""
+    return GpuOption(max(len(gpus), 1), nodes, max(len(nodes_of(gpus)), 1))
 
 
 def _without_nan(priority: float) -> float:

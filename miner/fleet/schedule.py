@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from core.domain.keys import GpuReservation, NamedLane, ReservationKind, TaskKey
-from miner.fleet.base import Gpu
+from core.domain.keys import GpuReservation, NamedLane, ReservationKind, TaskKey, nodes_of
+from miner.fleet.base import GpuOption, NodeGpus
 from miner.fleet.placement import (
     FOREVER,
     OVERDUE_SECONDS,
     FreeWindow,
     GpuCalendar,
-    candidate_pools,
-    topology_of,
+    NodeFilter,
 )
 
 
@@ -39,8 +38,8 @@ class GpuClaim:
     key: TaskKey
     kind: ReservationKind
     stage: ClaimStage
-    #: How many GPUs would do, the most wanted number first.
-    counts: tuple[int, ...]
+    #: Which GPUs would do, the most wanted first.
+    options: tuple[GpuOption, ...]
     #: Since when it is in the queue, and when it is over at the latest.
     since: float
     until: float
@@ -58,6 +57,10 @@ class GpuClaim:
     latest: float = FOREVER
     #: Its inputs do not arrive: no GPU is kept for it until it requests some.
     yielded: bool = False
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(option.gpus for option in self.options)
 
     @property
     def is_running(self) -> bool:
@@ -124,11 +127,11 @@ class QueueRules:
 
 
 class SchedulableGpus(NamedTuple):
-    gpus: Sequence[Gpu]
+    nodes: Sequence[NodeGpus]
     #: Used a little by somebody else: not for a job that wants its GPUs to itself.
-    shared: Collection[str] = ()
+    shared: frozenset[str] = frozenset()
     #: Not to be given out at this moment.
-    unclean: Collection[str] = ()
+    unclean: frozenset[str] = frozenset()
 
 
 def queue_order(claim: GpuClaim, now: float, patience: float) -> tuple[int, float, float]:
@@ -145,11 +148,11 @@ class SchedulingPass:
     ) -> None:
         self.granted: list[GpuClaim] = []
         self._gpus = gpus
-        self._usable = [gpu for gpu in gpus.gpus if gpu.unusable_reason is None]
-        self._ids = {gpu.id for gpu in self._usable}
-        self._topology = topology_of(gpus.gpus)
-        self._calendar = GpuCalendar()
-        self._calendar.add_others(gpus.gpus)
+        self._nodes = NodeFilter(gpus.nodes)
+        self._ids = {gpu.id for node in gpus.nodes for gpu in node.usable}
+        self._calendar = GpuCalendar(now)
+        for node in gpus.nodes:
+            self._calendar.add_others(node.every)
         self._now, self._rules = now, rules
         running = [claim for claim in claims if claim.is_running]
         waiting = [claim for claim in claims if not claim.is_running and not claim.yielded]
@@ -173,10 +176,12 @@ class SchedulingPass:
             else:
                 moved.append(claim)
         for claim in moved:
-            # A waiting claim has named the numbers that would do; for others, fewer are better than none.
-            is_known = claim.stage is ClaimStage.WAITING or not claim.counts
-            fewer = () if is_known else tuple(range(max(claim.counts) - 1, 0, -1))
-            self._plan(claim, (claim.counts, fewer))
+            # A waiting claim has named what would do; for others, fewer are better than none.
+            fewer: tuple[GpuOption, ...] = ()
+            if claim.stage is not ClaimStage.WAITING and claim.options:
+                most = max(claim.options, key=lambda option: option.gpus)
+                fewer = tuple(GpuOption(count, most.nodes) for count in range(most.gpus - 1, 0, -1))
+            self._plan(claim, (claim.options, fewer))
 
     def _still_possible(self, claim: GpuClaim) -> bool:
         start = max(claim.starts_at, self._now)
@@ -194,20 +199,26 @@ class SchedulingPass:
                 self._calendar.remove(claim.gpus, claim.starts_at, claim.until)
             if claim.stage is ClaimStage.WAITING and self._grant(claim):
                 self.granted.append(claim)
-            elif claim.firm and (claim.stage is ClaimStage.RESERVED or len(claim.gpus) in claim.counts):
+            elif claim.firm and self._may_wait(claim):
                 self._calendar.add(claim.gpus, claim.starts_at, claim.until)
             else:
-                self._plan(claim, (claim.counts,))
+                self._plan(claim, (claim.options,))
+
+    def _may_wait(self, claim: GpuClaim) -> bool:
+        """Whether what is reserved for it is of any use to it."""
+        return claim.stage is ClaimStage.RESERVED or any(
+            _is_met(option, claim.gpus) for option in claim.options
+        )
 
     def _grant(self, claim: GpuClaim) -> bool:
         if self._slots_left <= 0:
             return False
         now, unclean = self._now, self._gpus.unclean
-        counts = claim.counts
+        options = claim.options
         if claim.firm and claim.gpus and claim.starts_at > now:
             # That so many later train more than fewer now was decided when they were reserved.
-            counts = tuple(count for count in counts if count >= len(claim.gpus))
-        window = self._reserved_window(claim) or next(self._options(claim, counts, now, unclean), None)
+            options = tuple(option for option in options if option.gpus >= len(claim.gpus))
+        window = self._reserved_window(claim) or next(self._windows(claim, options, now, unclean), None)
         if window is None:
             return False
         claim.stage = ClaimStage.RUNNING
@@ -221,34 +232,46 @@ class SchedulingPass:
         if not (claim.firm and claim.gpus and claim.starts_at <= self._now):
             return None
         bad = {*self._gpus.unclean, *(self._gpus.shared if claim.exclusive else ())}
-        fits = len(claim.gpus) == claim.counts[0] if claim.counts else False
+        fits = bool(claim.options) and _is_met(claim.options[0], claim.gpus)
         if not fits or not bad.isdisjoint(claim.gpus) or not self._ids.issuperset(claim.gpus):
             return None
         free = all(self._calendar.is_free(gpu, self._now, claim.until) for gpu in claim.gpus)
         return FreeWindow(claim.gpus, self._now, claim.until) if free else None
 
-    def _plan(self, claim: GpuClaim, alternatives: Sequence[Sequence[int]]) -> None:
+    def _plan(self, claim: GpuClaim, alternatives: Sequence[Sequence[GpuOption]]) -> None:
         """Give it the window that begins first, of the first alternative that has any."""
         claim.set_window((), claim.until)
-        for counts in alternatives:
+        for options in alternatives:
             latest = claim.latest if claim.firm else claim.until
-            options = self._options(claim, counts, latest)
-            window = min(options, key=lambda option: option.start, default=None)
+            windows = self._windows(claim, options, latest)
+            window = min(windows, key=lambda window: window.start, default=None)
             if window is not None:
                 claim.set_window(window.gpus, window.start, window.end)
                 self._calendar.add(window.gpus, window.start, window.end)
                 return
 
-    def _options(
-        self, claim: GpuClaim, counts: Sequence[int], latest: float, excluded: Collection[str] = ()
+    def _windows(
+        self,
+        claim: GpuClaim,
+        options: Sequence[GpuOption],
+        latest: float,
+        without: frozenset[str] = frozenset(),
     ) -> Iterator[FreeWindow]:
-        """The first window for each count, in the order of the counts."""
-        bad = {*excluded, *(self._gpus.shared if claim.exclusive else ())}
-        usable = [gpu for gpu in self._usable if gpu.id not in bad]
-        for count in counts:
-            for _, pool in candidate_pools(usable, claim.lane):
+        """The first window for each option, in their order."""
+        bad = without | self._gpus.shared if claim.exclusive else without
+        for option in options:
+            for _, nodes in self._nodes.candidates(option.nodes, claim.lane, bad):
                 window = self._calendar.earliest(
-                    pool, count, self._topology, first=self._now, latest=latest, end_of=claim.end_at
+                    nodes, option.gpus, latest=latest, end_of=claim.end_at, over=option.over
                 )
                 if window is not None:
                     yield window
+
+
+def _is_met(option: GpuOption, gpus: Sequence[str]) -> bool:
+    nodes = nodes_of(gpus)
+    return (
+        len(gpus) == option.gpus
+        and len(nodes) == option.over
+        and (option.nodes is None or option.nodes.issuperset(nodes))
+    )

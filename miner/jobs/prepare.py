@@ -22,7 +22,7 @@ from core.planning.oom import OutOfMemory
 from core.planning.plan import TrainingPlan
 from core.runs.remedies import can_resume
 from core.system.files import remove_tree
-from miner.fleet.base import GpuGrant
+from miner.fleet.base import GpuGrant, GpuOption
 from miner.fleet.placement import FOREVER
 from miner.inputs.fetch import FetchedInputs
 from miner.jobs import plans
@@ -307,7 +307,7 @@ async def _acquire(job: JobContext, draft: PlanDraft) -> GpuGrant:
         try:
             return await job.services.fleet.acquire(
                 job.key,
-                draft.counts,
+                [GpuOption(count) for count in draft.counts],
                 until=job.row.deadline_at,
                 exclusive=exclusive,
                 lane=draft.lane,

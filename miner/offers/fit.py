@@ -21,7 +21,7 @@ from core.planning.gpu_count import lane_for
 from core.planning.planner import PlanSummary, quick_plan
 from core.profile.resolve import LoadedProfile, resolve_profile
 from core.profile.schema import ResolvedProfile
-from miner.fleet.base import FleetSnapshot
+from miner.fleet.base import FleetSnapshot, GpuOption
 from miner.fleet.placement import PlacementSearch
 from miner.offers.parsed_offer import ParsedOffer
 from miner.offers.policies.schema import FitTerms
@@ -261,7 +261,9 @@ class _FitSearch:
         key = (count, seconds)
         if key not in self._windows_found:
             deadline = self.now + max(self.offer.hours, 0.0) * 3600
-            options = self._places.options(count, duration_s=seconds, latest_start=deadline, lane=self.lane)
+            options = self._places.options(
+                GpuOption(count), duration_s=seconds, latest_start=deadline, lane=self.lane
+            )
             self._windows_found[key] = list(options)
         return self._windows_found[key]
 

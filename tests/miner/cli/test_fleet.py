@@ -17,6 +17,7 @@ from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.domain.wire import MinerTaskOffer
 from miner.__main__ import app
 from miner.daemon_client import NoDaemon
+from miner.fleet.base import GpuOption
 from miner.store import database
 from miner.store.offers import ReservationRow, record_offer
 from miner.store.store import Store
@@ -197,6 +198,6 @@ async def test_the_daemons_page_shows_who_has_what(running: DaemonInProcess) -> 
     job = page["claims"][1]
     fleet = running.daemon.fleet
     key = TaskKey(job["validator"], job["task_id"])
-    grant = await fleet.acquire(key, [1], until=9e9)
+    grant = await fleet.acquire(key, [GpuOption(1)], until=9e9)
     page = (await running.operator.get("/fleet")).json()
     assert {gpu["id"]: gpu["task_id"] for gpu in page["gpus"]}[grant.ids[0]] == key.task_id

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from core.domain.hardware import GPU_KINDS, GpuSet, Hardware
-from core.domain.keys import GpuReservation, NamedLane, Placement, ReservationKind, TaskKey
-from miner.fleet.base import FleetNode, FleetSnapshot, Gpu, InventoryState, group_by_node
+from core.domain.hardware import GPU_KINDS, GpuKind, GpuSet, Hardware
+from core.domain.keys import GpuReservation, NamedLane, Placement, ReservationKind, TaskKey, gpu_on_node
+from miner.fleet.base import FleetNode, FleetSnapshot, Gpu, GpuOption, InventoryState, group_by_node
 from miner.fleet.placement import PlacementSearch
 
 H100 = GPU_KINDS["H100-SXM"]
@@ -15,18 +15,33 @@ HOUR = 3600.0
 
 
 def make_gpus(
-    count: int, *, links: Iterable[tuple[int, int]] | None = None, unusable: Iterable[int] = ()
+    count: int,
+    *,
+    links: Iterable[tuple[int, int]] | None = None,
+    unusable: Iterable[int] = (),
+    node: str = "",
+    kind: GpuKind = H100,
+    busy: Mapping[int, tuple[float, float]] | None = None,
 ) -> list[Gpu]:
-    """`g0`, `g1`, …; all linked to all unless links are given."""
+    """`g0`, `g1`, … or `g0@node`; all linked to all unless links are given. `busy`: when others use them."""
+    names = [gpu_on_node(f"g{index}", node) if node else f"g{index}" for index in range(count)]
     pairs = [(a, b) for a in range(count) for b in range(count)] if links is None else list(links)
     linked: dict[int, set[str]] = {index: set() for index in range(count)}
     for a, b in pairs:
         if a != b:
-            linked[a].add(f"g{b}")
-            linked[b].add(f"g{a}")
+            linked[a].add(names[b])
+            linked[b].add(names[a])
     gone = set(unusable)
     return [
-        Gpu(f"g{index}", index, H100, frozenset(linked[index]), "broken" if index in gone else None)
+        Gpu(
+            names[index],
+            index,
+            kind,
+            frozenset(linked[index]),
+            "broken" if index in gone else None,
+            node,
+            (busy[index],) if busy and index in busy else (),
+        )
         for index in range(count)
     ]
 
@@ -73,6 +88,8 @@ def place(
     placements = (
         placement
         for count in counts
-        for placement in placing.options(count, duration_s=duration_s, latest_start=latest_start, lane=lane)
+        for placement in placing.options(
+            GpuOption(count), duration_s=duration_s, latest_start=latest_start, lane=lane
+        )
     )
     return next(placements, None)

@@ -8,7 +8,7 @@ import pytest
 
 from core.domain.hardware import GPU_KINDS, PCIE_BANDWIDTH, GpuLink, GpuSet
 from core.domain.keys import GpuReservation, Placement, ReservationKind, TaskKey
-from miner.fleet.base import GpuGrant, InventoryState
+from miner.fleet.base import GpuGrant, GpuOption, InventoryState
 from miner.fleet.fleet import Fleet
 from miner.fleet.schedule import QueueRules
 from tests.miner.fleet.setups import H100, HOUR, inventory_of, make_gpus
@@ -21,7 +21,7 @@ def fleet_of(count: int, **rules: object) -> Fleet:
 
 
 async def acquire(on: Fleet, key: TaskKey, *counts: int) -> GpuGrant:
-    return await on.acquire(key, counts, until=HOUR)
+    return await on.acquire(key, [GpuOption(count) for count in counts], until=HOUR)
 
 
 async def waiting(on: Fleet, key: TaskKey, *counts: int) -> asyncio.Task[GpuGrant]:

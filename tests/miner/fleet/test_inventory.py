@@ -9,6 +9,7 @@ import pytest
 
 from core.domain.hardware import parse_gpus
 from core.domain.keys import TaskKey
+from miner.fleet.base import GpuOption
 from miner.fleet.fleet import Fleet
 from miner.fleet.health import GpuHealth
 from miner.fleet.inventory import AutoGpuSource, GpuInventory
@@ -120,7 +121,7 @@ async def test_a_lost_gpu_is_excluded_and_reported_to_job_and_operator() -> None
     watched, lost = WatchedFleet(source), []
     watched.fleet.on_lost(lambda *what: lost.append(what))
     await watched.scan()
-    await watched.fleet.acquire(KEY, [2], until=9e9)
+    await watched.fleet.acquire(KEY, [GpuOption(2)], until=9e9)
     source.answer = GpuScan((scanned(0),), {1: "GPU is lost"})
     await watched.scan(5.0)
     assert lost == [(KEY, "g1", "GPU is lost")]
@@ -138,7 +139,7 @@ async def test_a_released_gpu_is_scanned_soon_and_granted_when_empty() -> None:
         source.scanned.clear()
         watched.fleet.release(KEY)
         await asyncio.wait_for(source.scanned.wait(), 120)
-        other = asyncio.create_task(watched.fleet.acquire(TaskKey("v", "b"), [1], until=9e9))
+        other = asyncio.create_task(watched.fleet.acquire(TaskKey("v", "b"), [GpuOption(1)], until=9e9))
         await asyncio.sleep(0)
         assert not other.done()
         source.answer = GpuScan((scanned(0),))
@@ -204,6 +205,6 @@ async def test_gpus_from_settings_have_their_usual_links(
 async def test_gpus_without_known_memory_are_granted_again_at_once() -> None:
     watched = WatchedFleet(FixedGpuSource(parse_gpus("1xH100"), "x"))
     await watched.scan()
-    await watched.fleet.acquire(KEY, [1], until=9e9)
+    await watched.fleet.acquire(KEY, [GpuOption(1)], until=9e9)
     watched.fleet.release(KEY)
-    assert (await watched.fleet.acquire(TaskKey("v", "b"), [1], until=9e9)).ids == ("0",)
+    assert (await watched.fleet.acquire(TaskKey("v", "b"), [GpuOption(1)], until=9e9)).ids == ("0",)

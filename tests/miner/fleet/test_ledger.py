@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -11,8 +12,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from core.domain.keys import GpuReservation, NamedLane, Placement, ReservationKind, TaskKey
+from core.domain.keys import (
+    GpuReservation,
+    NamedLane,
+    Placement,
+    ReservationKind,
+    TaskKey,
+    gpu_on_node,
+    nodes_of,
+)
 from core.domain.selectors import Lane
+from miner.fleet.base import Gpu, GpuOption
 from miner.fleet.ledger import GpuLedger
 from miner.fleet.placement import OVERDUE_SECONDS
 from miner.fleet.schedule import MAX_PLANNED_CLAIMS, ClaimStage, GpuClaim, QueueRules
@@ -48,7 +58,7 @@ def ask(
     until = now + hours * HOUR
     if on.claim(key) is None:
         on.start(key, now=now, until=until, priority=priority)
-    on.request(key, counts, now=now, until=until, **more)
+    on.request(key, [GpuOption(count) for count in counts], now=now, until=until, **more)
     return scheduled(on, now)
 
 
@@ -269,7 +279,7 @@ def test_as_many_run_as_may() -> None:
     on.release(A)
     assert scheduled(on) == [B]
     for key in (C, D):
-        on.request(key, [1], now=0.0, until=HOUR)
+        on.request(key, [GpuOption(1)], now=0.0, until=HOUR)
     on.release(B)
     assert len(on.schedule(0.0)) == 1
 
@@ -277,7 +287,7 @@ def test_as_many_run_as_may() -> None:
 def test_a_long_queue_is_planned_up_to_its_limit() -> None:
     on = ledger(1)
     for number in range(3 * MAX_PLANNED_CLAIMS):
-        on.request(TaskKey("v", str(number)), [1], now=float(number), until=1e9)
+        on.request(TaskKey("v", str(number)), [GpuOption(1)], now=float(number), until=1e9)
     assert scheduled(on, 1000.0) == [TaskKey("v", "0")]
     assert len(on.queue(1000.0)) == 3 * MAX_PLANNED_CLAIMS - 1
 
@@ -444,7 +454,107 @@ def test_the_planned_duration_survives_a_restart_without_a_gpu() -> None:
     assert again.reservations[0].ends_at == 7 * HOUR
 
 
+# Several nodes
+
+
+def cluster(*sizes: int, **rules: Any) -> GpuLedger:
+    """`n0` with so many GPUs, `n1` with so many…"""
+    on = GpuLedger(QueueRules(**rules))
+    on.set_gpus([gpu for number, size in enumerate(sizes) for gpu in make_gpus(size, node=f"n{number}")])
+    return on
+
+
+def nodes_given(on: GpuLedger, *options: GpuOption, key: TaskKey = A) -> tuple[str, ...]:
+    on.start(key, now=0.0, until=4 * HOUR)
+    on.request(key, options, now=0.0, until=4 * HOUR)
+    on.schedule(0.0)
+    (claim,) = (claim for claim in on.claims if claim.key == key)
+    return nodes_of(claim.gpus) if claim.is_running else ()
+
+
+def test_a_job_waits_for_one_node_rather_than_use_two() -> None:
+    on = cluster(4, 4)
+    assert nodes_given(on, GpuOption(2), key=B) == ("n0",)
+    assert nodes_given(on, GpuOption(4), key=C) == ("n1",)
+    assert nodes_given(on, GpuOption(4), GpuOption(3), key=D) == ()
+    on.release(B)
+    assert scheduled(on) == [D]
+
+
+def test_the_node_that_is_filled_by_it_is_taken_and_whole_nodes_stay_whole() -> None:
+    on = cluster(8, 4, 8)
+    assert nodes_given(on, GpuOption(4), key=A) == ("n1",)
+    assert nodes_given(on, GpuOption(2), key=B) == ("n0",)
+    assert nodes_given(on, GpuOption(4), key=C) == ("n0",)
+    assert nodes_given(on, GpuOption(8), key=D) == ("n2",)
+
+
+def test_options_name_their_nodes_in_the_order_of_what_is_wanted() -> None:
+    on = cluster(8, 4)
+    wanted = (GpuOption(8, frozenset(["n0"])), GpuOption(4, frozenset(["n1"])))
+    assert nodes_given(on, *wanted, key=A) == ("n0",)
+    assert nodes_given(on, *wanted, key=B) == ("n1",)
+    assert nodes_given(on, *wanted, key=C) == ()
+
+
+def test_two_whole_nodes_are_taken_at_one_moment() -> None:
+    on = cluster(4, 4, 4)
+    assert nodes_given(on, GpuOption(1), key=B) == ("n0",)
+    assert nodes_given(on, GpuOption(8, None, 2), key=A) == ("n1", "n2")
+    on.release(A)
+    assert nodes_given(on, GpuOption(1), key=C) == ("n0",)
+    assert nodes_given(on, GpuOption(4), key=D) == ("n1",)
+    assert nodes_given(on, GpuOption(8, None, 2), key=A) == ()
+    on.release(D)
+    assert scheduled(on) == [A]
+
+
+def test_two_nodes_are_reserved_for_when_both_are_free() -> None:
+    on = cluster(2, 2)
+    on.set_gpus(
+        [*make_gpus(2, node="n0", busy={0: (0, HOUR)}), *make_gpus(2, node="n1", busy={1: (0, 2 * HOUR)})]
+    )
+    nodes_given(on, GpuOption(4, None, 2))
+    (claim,) = on.claims
+    assert (nodes_of(claim.gpus), claim.starts_at) == (("n0", "n1"), 2 * HOUR)
+
+
+def test_what_others_use_is_neither_reserved_nor_given_out() -> None:
+    on = cluster(2)
+    on.set_gpus(make_gpus(2, node="n0", busy={0: (HOUR, 2 * HOUR)}))
+    mine, other = (gpu_on_node(f"g{index}", "n0") for index in range(2))
+    assert not reserve(on, A, Placement((mine,), 0.0, 2 * HOUR))
+    assert reserve(on, A, Placement((other,), 0.0, 2 * HOUR))
+    assert nodes_given(on, GpuOption(2), key=B) == ()
+
+
+def test_an_accepted_offer_moves_when_others_take_its_gpus_and_stays_in_its_class() -> None:
+    on = cluster(2, 2, 2)
+    where = Placement((gpu_on_node("g0", "n0"),), HOUR, 2 * HOUR)
+    assert reserve(on, A, where, others=frozenset(["n0", "n2"]))
+    taken = make_gpus(2, node="n0", busy={0: (0, 9 * HOUR), 1: (0, 9 * HOUR)})
+    on.set_gpus([*taken, *make_gpus(2, node="n1"), *make_gpus(2, node="n2")])
+    on.schedule(0.0)
+    (claim,) = on.claims
+    assert (nodes_of(claim.gpus), claim.until - claim.starts_at) == (("n2",), HOUR)
+
+
+def test_a_reservation_over_two_nodes_is_taken_up_after_a_restart() -> None:
+    on = cluster(2, 2)
+    gpus = tuple(gpu_on_node(f"g{index}", node) for node in ("n0", "n1") for index in range(2))
+    on.restore(GpuReservation(A, ReservationKind.OFFER, gpus, HOUR, 3 * HOUR), firm=True, now=0.0)
+    on.schedule(0.0)
+    (claim,) = on.claims
+    assert (claim.gpus, claim.options) == (gpus, (GpuOption(4, None, 2),))
+    on.start(A, now=HOUR, until=9 * HOUR)
+    on.request(A, claim.options, now=HOUR, until=9 * HOUR)
+    assert scheduled(on, HOUR) == [A]
+    assert on.reservations[0].gpus == gpus
+
+
 # Everything at once
+
+NAMES = [f"g{index}{node}" for node in ("", "@n1", "@n2") for index in range(8)]
 
 
 class Anything(RuleBasedStateMachine):
@@ -453,12 +563,29 @@ class Anything(RuleBasedStateMachine):
 
     keys: Bundle[TaskKey] = Bundle("keys")
 
-    @initialize(count=st.integers(1, 8), limit=st.sampled_from([1, 3, 100]))
-    def begin(self, count: int, limit: int) -> None:
+    @initialize(count=st.integers(1, 8), limit=st.sampled_from([1, 3, 100]), nodes=st.integers(1, 3))
+    def begin(self, count: int, limit: int, nodes: int) -> None:
         self.now, self.count = 0.0, count
+        self.nodes = ["", "n1", "n2"][:nodes]
+        self.over: dict[TaskKey, int] = {}
         self.on = ledger(count, patience=4 * HOUR, max_running=limit)
+        self.on.set_gpus(self.gpus())
         self.number = 0
         self.reserved: dict[TaskKey, float] = {}
+
+    def gpus(
+        self, unusable: Sequence[str] = (), busy: Mapping[str, tuple[float, float]] | None = None
+    ) -> list[Gpu]:
+        windows = busy or {}
+        every = [gpu for node in self.nodes for gpu in make_gpus(self.count, node=node)]
+        return [
+            replace(
+                gpu,
+                unusable_reason="broken" if gpu.id in unusable else None,
+                busy=(windows[gpu.id],) if gpu.id in windows else (),
+            )
+            for gpu in every
+        ]
 
     def settle(self) -> None:
         self.on.schedule(self.now)
@@ -490,6 +617,14 @@ class Anything(RuleBasedStateMachine):
     def ask(self, key: TaskKey, counts: list[int], hours: int, priority: float) -> None:
         ask(self.on, key, *counts, now=self.now, hours=hours, priority=priority)
 
+    @rule(key=keys, each=st.integers(1, 8), over=st.integers(2, 3), hours=st.integers(1, 24))
+    def ask_for_nodes(self, key: TaskKey, each: int, over: int, hours: int) -> None:
+        self.over[key] = max(over, self.over.get(key, 1))
+        self.on.request(
+            key, [GpuOption(each * over, None, over)], now=self.now, until=self.now + hours * HOUR
+        )
+        self.settle()
+
     @rule(key=keys)
     def leave(self, key: TaskKey) -> None:
         self.on.leave(key)
@@ -510,10 +645,17 @@ class Anything(RuleBasedStateMachine):
         self.on.adopt(key, [f"g{gpu}"], now=self.now, until=self.now + HOUR)
         self.settle()
 
-    @rule(unusable=st.sets(st.integers(0, 7)), unclean=st.sets(st.integers(0, 7)))
-    def gpus_change(self, unusable: set[int], unclean: set[int]) -> None:
-        known = [gpu for gpu in unusable if gpu < self.count]
-        self.on.set_gpus(make_gpus(self.count, unusable=known), unclean=[f"g{gpu}" for gpu in unclean])
+    @rule(
+        unusable=st.sets(st.sampled_from(NAMES)),
+        unclean=st.sets(st.sampled_from(NAMES)),
+        busy=st.dictionaries(st.sampled_from(NAMES), st.tuples(st.integers(-2, 9), st.integers(1, 9))),
+    )
+    def gpus_change(self, unusable: set[str], unclean: set[str], busy: dict[str, tuple[int, int]]) -> None:
+        windows = {
+            gpu: (self.now + start * HOUR, self.now + (start + hours) * HOUR)
+            for gpu, (start, hours) in busy.items()
+        }
+        self.on.set_gpus(self.gpus(sorted(unusable), windows), unclean=unclean)
         self.settle()
 
     @rule(hours=st.floats(0.01, 5))
@@ -540,6 +682,21 @@ class Anything(RuleBasedStateMachine):
         for claim in self.claims():
             assert claim.is_running or claim.until <= self.now or usable.issuperset(claim.gpus)
 
+    @invariant()
+    def a_job_is_in_one_node_unless_it_asked_for_more(self) -> None:
+        for claim in self.claims():
+            assert len(nodes_of(claim.gpus)) <= self.over.get(claim.key, 1)
+
+    @invariant()
+    def nothing_is_planned_while_others_use_a_gpu(self) -> None:
+        busy = {gpu.id: gpu.busy for gpu in self.on.gpus} if self.claims() else {}
+        for claim in self.claims():
+            if not claim.is_running and claim.until > self.now:
+                start = max(claim.starts_at, self.now)
+                assert not any(
+                    first < claim.until and start < last for gpu in claim.gpus for first, last in busy[gpu]
+                )
+
     def claims(self) -> list[GpuClaim]:
         return self.on.claims if hasattr(self, "on") else []
 
@@ -547,7 +704,7 @@ class Anything(RuleBasedStateMachine):
         """Let everything run to its end: each that waits for what is there gets it, none is forgotten."""
         if not hasattr(self, "on"):
             return
-        self.on.set_gpus(make_gpus(self.count))
+        self.on.set_gpus(self.gpus())
         served = set()
         for _ in range(len(self.claims()) + 1):
             self.settle()
@@ -558,7 +715,13 @@ class Anything(RuleBasedStateMachine):
                 elif claim.stage is ClaimStage.RESERVED:
                     self.on.release(claim.key)
         left = [
-            claim for claim in self.claims() if claim.until > self.now and min(claim.counts) <= self.count
+            claim
+            for claim in self.claims()
+            if claim.until > self.now
+            if any(
+                option.over <= len(self.nodes) and option.gpus <= self.count * option.over
+                for option in claim.options
+            )
         ]
         assert left == []
 

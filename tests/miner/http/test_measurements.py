@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.domain.keys import TaskKey
+from miner.fleet.base import GpuOption
 from miner.fleet.samples import GpuSample, HostSample
 from miner.store.samples import HOUR, MINUTE, GpuRollup, add_minutes
 from tests.miner.http.daemon_in_process import DaemonInProcess, task
@@ -64,7 +65,7 @@ async def test_the_fleet_shows_what_a_gpu_measures_and_which_job_has_it_until_wh
     await running.start(task(seed=1))
     (job,) = running.rows("SELECT id, task_id, validator FROM jobs")
     key = TaskKey(job["validator"], job["task_id"])
-    grant = await running.daemon.fleet.acquire(key, [1], until=now + HOUR)
+    grant = await running.daemon.fleet.acquire(key, [GpuOption(1)], until=now + HOUR)
     name = grant.ids[0]
     running.daemon.samples.add([GpuSample(now, name, temperature=61.0, memory_used=1, memory_total=2)])
     running.daemon.samples.add([GpuSample(now - 600, "63", temperature=61.0)])  # vanished since

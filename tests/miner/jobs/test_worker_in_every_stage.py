@@ -10,6 +10,7 @@ from pathlib import Path
 
 from core.domain.job_states import EndReason, JobState, StepFailed
 from core.domain.keys import TaskKey
+from miner.fleet.base import GpuOption
 from miner.jobs.context import JobContext
 from miner.jobs.recovery import sweep_orphans
 from tests.miner.jobs.harness import CAP_S, FAST, JobsHarness, Trainer, open_harness
@@ -27,7 +28,7 @@ async def while_the_network_is_cut(harness: JobsHarness) -> None:
 
 
 async def while_others_have_the_gpus(harness: JobsHarness) -> None:
-    harness.fleet.ledger.request(TaskKey("v", "other"), [4], now=0.0, until=time.time() + 600)
+    harness.fleet.ledger.request(TaskKey("v", "other"), [GpuOption(4)], now=0.0, until=time.time() + 600)
     harness.fleet.schedule()
 
 

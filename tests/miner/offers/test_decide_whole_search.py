@@ -15,8 +15,8 @@ from core.planning import ladder, memory
 from core.planning.candidate import RunCandidate
 from core.planning.requirements import Requirements
 from miner.dev.samples import unknown_task
-from miner.fleet.base import Gpu
-from miner.fleet.placement import FreeWindow, GpuCalendar, GpuTopology
+from miner.fleet.base import NodeGpus
+from miner.fleet.placement import FreeWindow, GpuCalendar, topology_of
 from miner.offers import fit as offers_fit
 from miner.offers.decide import decide_parsed
 from miner.offers.history import SuccessHistory
@@ -66,21 +66,25 @@ def any_count_that_exchanges_less(_: Requirements, best: planning_fit.TimedCandi
 
 def every_end(
     self: GpuCalendar,
-    pool: Sequence[Gpu],
+    nodes: Sequence[NodeGpus],
     count: int,
-    layout: GpuTopology,
     *,
-    first: float,
     latest: float,
     end_of: Callable[[float], float],
+    over: int = 1,
 ) -> FreeWindow | None:
+    (node,) = nodes
+    assert over == 1
     ends = {
-        window.end for windows in self._taken.values() for window in windows if first < window.end <= latest
+        window.end
+        for windows in self._taken.values()
+        for window in windows
+        if self.now < window.end <= latest
     }
-    for start in sorted({first, *ends}):
-        free = self.free_gpus(pool, start, end_of(start))
+    for start in sorted({self.now, *ends}):
+        free = self.free_gpus(node.usable, start, end_of(start))
         if end_of(start) > start and len(free) >= count > 0:
-            return FreeWindow(layout.choose(free, count, free), start, end_of(start))
+            return FreeWindow(topology_of(node.every).choose(free, count, free), start, end_of(start))
     return None
 
 

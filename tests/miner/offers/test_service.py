@@ -16,6 +16,7 @@ import pytest
 from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.domain.tasks import TaskType
 from miner.dev.samples import SampleTask
+from miner.fleet.base import GpuOption
 from miner.offers.service import LOWEST_PRIORITY
 from miner.store.offers import open_reservations
 from tests.miner.http.daemon_in_process import SECOND, VALIDATOR, DaemonInProcess, open_daemon, task
@@ -105,7 +106,7 @@ async def test_gpus_that_a_run_still_uses_are_not_given_away_at_its_deadline(tmp
     async with open_daemon(tmp_path, GPUS="1xH100") as running:
         await running.start(task(seed=1))
         fleet = running.daemon.fleet
-        await fleet.acquire(key(1), [1], until=time.time() + HOUR)
+        await fleet.acquire(key(1), [GpuOption(1)], until=time.time() + HOUR)
         await running.daemon.offer_service.expire(time.time() + 24 * HOUR)
         assert running.daemon.offer_service.reservations.jobs == set()
         before = holds(running)[key(1)]
