@@ -300,6 +300,20 @@ class Targets(Record):
         default_factory=list, description="by_size: the largest step that the model exceeds, else 1 GPU."
     )
     lanes: dict[str, Lane] = Field(default_factory=dict, description="lanes: GPUs set aside, by name.")
+    nodes: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Text except GRPO: most nodes of one job. If it takes more GPUs than one node has, it "
+        "takes whole nodes.",
+    )
+    node_network: float = Field(
+        default=25.0,
+        gt=0,
+        le=10_000,
+        description="Gbit/s from one node to the others. 25: Ethernet; one 400G InfiniBand port per GPU: "
+        "3200.",
+    )
     fsdp_above: Params | None = Field(
         default=None, description="FSDP from this size on. Unset: if one GPU cannot hold the model."
     )
