@@ -162,6 +162,7 @@ def assemble_plan(
         grpo=_grpo(needs, candidate),
         image=_image(needs, timed),
         container=container_plan(needs, hardware, gpus.per_node),
+        slurm=needs.profile.slurm.by_name(),
         env=needs.profile.env,
         launch=LaunchPlan(
             processes=candidate.world,

@@ -359,6 +359,8 @@ class TrainingPlan(Record):
     grpo: GrpoPlan | None = None
     image: ImagePlan | None = None
     container: ContainerPlan = ContainerPlan()
+    #: What the job asks of a cluster's scheduler: partition, account, …
+    slurm: dict[str, str] = Field(default_factory=dict)
     env: dict[str, str] = Field(default_factory=dict)
     launch: LaunchPlan
     seed: int = 42
