@@ -28,7 +28,6 @@ from miner.engines.docker.client import DockerClient, DockerRefused
 from miner.engines.docker.container import ContainerDefaults
 from miner.engines.docker.engine import DockerEngine
 from miner.engines.docker.images import TrainerImages
-from miner.engines.ownership import data_id
 from miner.engines.process.cgroups import detect_cgroups
 from miner.engines.process.engine import ProcessEngine
 from miner.engines.process.interpreter import Interpreter, NoTrainingPython, examine_interpreter
@@ -39,6 +38,7 @@ from miner.engines.slurm.runs import SlurmRuns
 from miner.observe.redact import Redactor
 from miner.settings import EngineKind, SandboxKind, Settings
 from miner.slurm.commands import SlurmCommands
+from miner.support.data_id import data_id
 
 log = logging.getLogger(__name__)
 

@@ -98,6 +98,8 @@ class InventoryState:
     shared: frozenset[str] = frozenset()
     #: Why the last scan failed; the GPUs are those of the last one that did not.
     problem: str | None = None
+    #: What the scan left out, and why.
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def gpus_by_node(self) -> tuple[NodeGpus, ...]:

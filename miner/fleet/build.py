@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from core.domain.errors import ConfigError
 from core.domain.hardware import parse_gpus
@@ -18,10 +19,14 @@ from miner.fleet.nvml import NvmlSource
 from miner.fleet.sampler import GpuSampler, samples_of_fleet
 from miner.fleet.samples import GpuSample, SampleHistory
 from miner.fleet.schedule import QueueRules
+from miner.fleet.slurm_source import ClusterScope, SlurmGpuSource
 from miner.fleet.sources import FixedGpuSource, GpuSource, ScanFailed, host_facts
 from miner.observe.alerts import AlertKind
-from miner.settings import Settings
+from miner.settings import EngineKind, Settings
+from miner.settings.values import GPU_WORDS
+from miner.slurm.commands import SlurmCommands, job_prefix
 from miner.store.store import Store
+from miner.support.data_id import data_id
 
 CPU = "cpu"
 
@@ -48,7 +53,14 @@ def build_inventory(
     def host() -> dict[str, object]:
         return {**host_facts(settings.data_dir), **(file.current().content.host.facts() if file else {})}
 
-    source = build_gpu_source(settings.gpus, nvml)
+    def kinds() -> Mapping[str, str]:
+        return file.current().content.kinds if file else {}
+
+    source: GpuSource
+    if settings.engine is EngineKind.SLURM:
+        source = build_cluster_source(settings, fleet, kinds, host, clock)
+    else:
+        source = build_gpu_source(settings.gpus, nvml)
     return GpuInventory(
         fleet_file.FleetFileSource(file, source) if file else source,
         fleet,
@@ -75,13 +87,42 @@ def build_sampler(
 
 
 def build_gpu_source(gpus: str, nvml: NvmlSource) -> GpuSource:
-    """Where GPUS says that the GPUs are found. An engine that runs elsewhere (a cluster) brings a source of
-    its own: it is chosen here."""
+    """Where GPUS says that the GPUs of this machine are found."""
     if gpus == "nvml":
         return nvml
     if gpus == "auto":
         return AutoGpuSource(nvml, FixedGpuSource(parse_gpus(CPU), "no NVIDIA driver"))
     return FixedGpuSource(parse_gpus(gpus), f"GPUS={gpus}")
+
+
+def build_cluster_source(
+    settings: Settings,
+    fleet: Fleet,
+    kinds: Callable[[], Mapping[str, str]],
+    host: Callable[[], Mapping[str, Any]],
+    clock: Callable[[], float],
+) -> SlurmGpuSource:
+    """The nodes that Slurm and its settings leave to us. `kinds`: what GPUs are, where Slurm is silent."""
+    pretended = None if settings.gpus in GPU_WORDS else parse_gpus(settings.gpus)
+    scope = ClusterScope(
+        partitions=tuple(settings.slurm_partition.split(",")) if settings.slurm_partition else (),
+        nodes=settings.slurm_nodes or "",
+        constraint=settings.slurm_constraint or "",
+        reservation=settings.slurm_reservation or "",
+        max_gpus=settings.slurm_max_gpus,
+        cpus_per_gpu=settings.slurm_cpus_per_gpu,
+        memory_per_gpu=settings.slurm_memory_per_gpu,
+        kinds=kinds,
+        pretended=pretended if pretended and pretended.is_cpu else None,
+    )
+    return SlurmGpuSource(
+        scope,
+        SlurmCommands(str(settings.slurm_bin_dir or "")),
+        own_jobs=job_prefix(data_id(settings.data_dir)),
+        is_in_use=fleet.is_in_use,
+        host=host,
+        clock=clock,
+    )
 
 
 def _max_running_jobs(settings: Settings) -> int:

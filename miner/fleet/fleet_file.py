@@ -74,6 +74,11 @@ class FleetTerms(ConfigFileModel):
         description="GPUs to leave alone, by index or id, or a cluster's nodes by name, each with the "
         "reason. A job that runs on one may finish.",
     )
+    kinds: dict[str, str] = Field(
+        default_factory=dict,
+        description="What a cluster's GPUs are, where Slurm's type does not say it: a node's name, a type, "
+        "or `gpu` for those without a type, each with a kind like `H100`.",
+    )
     host: HostTerms = Field(default=HostTerms(), description="What surrounds the GPUs.")
 
     @model_validator(mode="after")

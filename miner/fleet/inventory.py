@@ -55,6 +55,7 @@ class GpuInventory:
         self._report: GpuHealthReport | None = None
         #: Nodes of a cluster as they were last scanned.
         self._scanned_nodes: dict[str, ScannedNode] = {}
+        self._notes: tuple[str, ...] = ()
         self.source_name = ""
         self.scanned_at: float | None = None
 
@@ -108,6 +109,7 @@ class GpuInventory:
         fleet = self._fleet
         had_problem = fleet.inventory.problem is not None
         self.source_name, self.scanned_at = scan.source, self._clock()
+        self._notes = scan.notes
         self._scanned_nodes |= {node.name: node for node in scan.nodes}
         self._report = self._health.update(scan, self.scanned_at, fleet.is_in_use, fleet.released_at)
         fleet.update(self._state(self._report, None))
@@ -134,6 +136,7 @@ class GpuInventory:
             unclean=report.unclean,
             shared=report.shared,
             problem=problem,
+            notes=self._notes,
         )
 
 

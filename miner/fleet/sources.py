@@ -69,6 +69,8 @@ class GpuScan:
     source: str = ""
     #: Machines of a cluster; empty: all GPUs are in this one.
     nodes: tuple[ScannedNode, ...] = ()
+    #: What is left out, and why: a node whose GPUs are of an unknown kind.
+    notes: tuple[str, ...] = ()
 
 
 class GpuSource(Protocol):
@@ -83,9 +85,9 @@ class GpuSource(Protocol):
 class FixedGpuSource:
     def __init__(self, gpus: GpuSet, source: str, ids: Sequence[str] = ()) -> None:
         """GPUs without an id are named by their index, which engines take as well."""
-        names = [*ids[: gpus.count], *(_gpu_id(gpus, index) for index in range(len(ids), gpus.count))]
+        names = [*ids[: gpus.count], *gpu_names(gpus)[len(ids) :]]
         scanned = (
-            ScannedGpu(name, index, gpus.kind, _linked_ids(gpus, names, index))
+            ScannedGpu(name, index, gpus.kind, linked_ids(gpus, names, index))
             for index, name in enumerate(names)
         )
         self._scan = GpuScan(tuple(scanned), source=source)
@@ -97,13 +99,15 @@ class FixedGpuSource:
         """Nothing is open."""
 
 
-def _gpu_id(gpus: GpuSet, index: int) -> str:
+def gpu_names(gpus: GpuSet) -> list[str]:
+    """How GPUs without an id are called: 0, 1…, or cpu, cpu:1…"""
     if not gpus.is_cpu:
-        return str(index)
-    return CPU_ID if index == 0 else f"{CPU_ID}:{index}"
+        return [str(index) for index in range(gpus.count)]
+    return [CPU_ID, *(f"{CPU_ID}:{index}" for index in range(1, gpus.count))]
 
 
-def _linked_ids(gpus: GpuSet, names: Sequence[str], index: int) -> frozenset[str]:
+def linked_ids(gpus: GpuSet, names: Sequence[str], index: int) -> frozenset[str]:
+    """The names of the GPUs that one has a fast link to, as is usual for its kind."""
     if gpus.kind.link is GpuLink.NVLINK:
         return frozenset(names) - {names[index]}
     other = index ^ 1

@@ -36,6 +36,11 @@ class SlurmRefused(GodMinerError):
     code = "slurm_refused"
 
 
+def job_prefix(data_id: str) -> str:
+    """What the names of the jobs of one data directory begin with."""
+    return f"god-miner-{data_id}-"
+
+
 @dataclass(frozen=True, slots=True)
 class SlurmCommands:
     """The commands on this machine. `directory`: where they are; empty: found by PATH."""

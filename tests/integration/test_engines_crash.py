@@ -17,7 +17,7 @@ import pytest
 
 from miner.engines import ownership
 from miner.engines.base import EndCause, EngineSpec
-from miner.engines.ownership import data_id
+from miner.support.data_id import data_id
 from tests.doubles.engine_bench import EngineBench
 from tests.doubles.engine_fixtures import bench, kind
 

@@ -19,7 +19,7 @@ import pytest_asyncio
 from miner.engines import ownership
 from miner.engines.base import EndCause, EngineRejected, EngineSpec, EngineUnreachable, RunPhase
 from miner.engines.docker.images import TrainerImages
-from miner.engines.ownership import data_id
+from miner.support.data_id import data_id
 from tests.doubles import base_image
 from tests.doubles.dockerd import GPUS, Dockerd
 from tests.doubles.engine_bench import WAIT_S, EngineBench, Run, docker_bench

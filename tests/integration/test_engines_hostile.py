@@ -19,8 +19,8 @@ import pytest_asyncio
 
 from miner.engines import ownership
 from miner.engines.base import EndCause, EngineRejected, Mount, RunPhase
-from miner.engines.ownership import data_id
 from miner.engines.run_folder import log_tail
+from miner.support.data_id import data_id
 from miner.support.untrusted_files import read_untrusted
 from tests.doubles import hostile
 from tests.doubles.engine_bench import EngineBench, Run, process_bench

@@ -155,10 +155,9 @@ def _engine_findings(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
         yield from _docker(settings)
     elif kind is EngineKind.PROCESS:
         yield from _process(settings)
-    elif kind is not EngineKind.SLURM:  # that has a check of its own
-        # An engine without checks of its own: what it can train says the most.
-        yield trial_finding(settings, kind)
-        yield from reward_isolation(settings, kind)
+    else:  # an engine without checks of its own: what it can train says the most
+        yield _trial_findings(settings, kind)
+        yield from _reward_isolation(settings, kind)
 
 
 def _docker(settings: Settings) -> Iterator[Finding]:
@@ -180,8 +179,8 @@ def _docker(settings: Settings) -> Iterator[Finding]:
                 report = if_missing if image.state is ImageState.MISSING else warn
                 yield report(f"image {image.short}", f"{image.name}: {image.text}", image.fix)
             if image.short == "text" and image.state is not ImageState.MISSING:
-                yield trial_finding(settings, EngineKind.DOCKER)
-                yield from reward_isolation(settings, EngineKind.DOCKER)
+                yield _trial_findings(settings, EngineKind.DOCKER)
+                yield from _reward_isolation(settings, EngineKind.DOCKER)
     except (EngineUnreachable, DockerRefused) as error:
         yield fail("docker", str(error), "start Docker, or set ENGINE=process")
     finally:
@@ -222,8 +221,8 @@ def _process(settings: Settings) -> Iterator[Finding]:
     yield _sandbox(settings)
     yield _limits()
     yield shared_memory(shutil.disk_usage(SHM).total)
-    yield trial_finding(settings, EngineKind.PROCESS)
-    yield from reward_isolation(settings, EngineKind.PROCESS)
+    yield _trial_findings(settings, EngineKind.PROCESS)
+    yield from _reward_isolation(settings, EngineKind.PROCESS)
 
 
 def _sandbox(settings: Settings) -> Finding:
@@ -263,15 +262,11 @@ def shared_memory(total: int) -> Finding:
     return ok("shared memory", f"{SHM} has {total / GIB:.0f} GiB")
 
 
-def trial_finding(
-    settings: Settings, kind: EngineKind, image: str = "text", gpus: tuple[str, ...] | None = None
-) -> Finding:
-    """Train as little as possible with this engine. `gpus`: if they are not this machine's."""
+def _trial_findings(settings: Settings, kind: EngineKind, image: str = "text") -> Finding:
     from miner.engines.choose import ENGINES, build_engine
     from miner.engines.trial import TrialFailed, missing_in_image
 
-    if gpus is None:
-        gpus = ("0",) if _GPU_DEVICE.exists() else ()
+    gpus = ("0",) if _GPU_DEVICE.exists() else ()
 
     async def try_out() -> Mapping[TrainingEngine, str]:
         with temporary_data_dir(settings) as temporary:
@@ -300,7 +295,7 @@ def trial_finding(
     return ok("trial run", detail)
 
 
-def reward_isolation(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
+def _reward_isolation(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
     """What isolates reward code. Nothing if such tasks are refused, or if the trial run failed too."""
     from miner.engines.choose import build_engine
     from miner.engines.trial import TrialFailed, run_trial

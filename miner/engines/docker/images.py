@@ -18,8 +18,8 @@ from typing import Any
 from core.domain.errors import GodMinerError
 from core.system.files import write_atomically
 from miner.engines.docker.client import DockerClient, DockerRefused
-from miner.engines.ownership import data_id
 from miner.settings import Settings
+from miner.support.data_id import data_id
 
 PINS_FILE = "images.json"
 #: A pinned build has a tag here, one for each data directory and image: whoever prunes can see it.

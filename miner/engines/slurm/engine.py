@@ -52,7 +52,7 @@ from miner.engines.slurm.job_script import (
 )
 from miner.engines.slurm.jobs import SlurmJob, SlurmJobs
 from miner.engines.slurm.runs import RunNote, SlurmRuns
-from miner.slurm.commands import SUBMIT_S, SlurmCommands, SlurmRefused, SlurmUnreachable
+from miner.slurm.commands import SUBMIT_S, SlurmCommands, SlurmRefused, SlurmUnreachable, job_prefix
 from miner.slurm.sizes import NodeSizes
 
 log = logging.getLogger(__name__)
@@ -429,7 +429,7 @@ class SlurmEngine:
         return Path(found[1]) if found else None
 
     def _job_name(self, key: str) -> str:
-        return f"god-miner-{self._data_id}-{key}"
+        return job_prefix(self._data_id) + key
 
 
 async def _reachable(call: Awaitable[T]) -> T:
