@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from core.domain.errors import GodMinerError
 from core.domain.records import Confidence, Record
 
 GIB = 2**30
+#: That one set of GPUs may have.
+MOST_GPUS = 1024
 
 
 class UnknownGpu(GodMinerError):
@@ -64,16 +67,29 @@ class GpuKind(Record):
 
 
 class GpuSet(Record):
-    """GPUs of one kind in one host: all of them, or those that a plan uses."""
+    """GPUs of one kind, as many in each node: all of them, or those that a plan uses."""
 
     kind: GpuKind
-    count: int = Field(ge=1, le=1024)
+    #: Of all nodes together.
+    count: int = Field(ge=1, le=MOST_GPUS)
+    nodes: int = Field(default=1, ge=1, le=64)
+
+    @model_validator(mode="after")
+    def nodes_are_alike(self) -> Self:
+        if self.count % self.nodes:
+            raise ValueError(f"{self.count} GPUs cannot be as many on each of {self.nodes} nodes")
+        return self
+
+    @property
+    def per_node(self) -> int:
+        return self.count // self.nodes
 
     @property
     def link(self) -> GpuLink:
-        if self.count == 1:
+        """Between the GPUs of a node."""
+        if self.per_node == 1:
             return GpuLink.NONE
-        if self.kind.link is GpuLink.NVLINK_PAIR and self.count > 2:
+        if self.kind.link is GpuLink.NVLINK_PAIR and self.per_node > 2:
             return GpuLink.PCIE
         return self.kind.link
 
@@ -87,14 +103,22 @@ class GpuSet(Record):
         return self.kind.device is Device.CPU
 
     def take(self, count: int) -> GpuSet:
-        return GpuSet(kind=self.kind, count=count)
+        """So many of them, in as few nodes as have them; several nodes are taken whole."""
+        return GpuSet(kind=self.kind, count=count, nodes=-(-count // self.per_node))
+
+    def in_nodes(self, most: int) -> GpuSet:
+        """The GPUs of so many of the nodes at most."""
+        nodes = min(self.nodes, most)
+        return GpuSet(kind=self.kind, count=nodes * self.per_node, nodes=nodes)
 
     def __str__(self) -> str:
-        return f"{self.count}x{self.kind.name}"
+        nodes = f"{self.nodes}x" if self.nodes > 1 else ""
+        return f"{nodes}{self.per_node}x{self.kind.name}"
 
 
 class Hardware(Record):
-    """A host, as far as plans need it. Rates are assumptions until the daemon has measured its own."""
+    """A host, or each of several nodes, as far as plans need it. Rates are assumptions until the daemon has
+    measured its own."""
 
     gpus: GpuSet
     #: All GPUs of the host, where `gpus` are those of one job; None: `gpus` are all.
@@ -184,7 +208,7 @@ CPU = GpuKind(
     confidence=Confidence.GUESS,
 )
 
-_COUNTED = re.compile(r"(?:(\d{1,4})\s*[x*×]\s*)?(\S.*)", re.IGNORECASE)
+_COUNTED = re.compile(r"(?:(?:(\d{1,2})\s*[x*×]\s*)?(\d{1,4})\s*[x*×]\s*)?(\S.*)", re.IGNORECASE)
 #: NVML's total holds what the driver keeps for itself; CUDA hands out about this much less.
 _DRIVER_KEEPS = 600 * 2**20
 #: (least capability, dense bf16 TFLOP/s, fp8?, GB/s): what every GPU of that generation reaches.
@@ -257,13 +281,17 @@ def _unknown(name: str, usable: int, capability: tuple[int, int], nvlink: bool) 
 
 
 def parse_gpus(text: str) -> GpuSet:
-    """`4xH100`, `H200`, `2 x A100-PCIE-40GB`, `cpu`. Plain H100 and A100 mean the SXM boards with 80 GB."""
+    """`4xH100`, `H200`, `2 x A100-PCIE-40GB`, `cpu`; `2x8xH100` is two nodes with eight each. Plain H100 and
+    A100 mean the SXM boards with 80 GB."""
     match = _COUNTED.fullmatch(text.strip())
-    kind = find_kind(match[2]) if match else None
+    kind = find_kind(match[3]) if match else None
     if match is None or kind is None:
         known = ", ".join([*GPU_KINDS, "cpu"])
         raise UnknownGpu(f"GPUs {text!r} name no known kind; write COUNTxKIND like 4xH100, of {known}")
-    count = int(match[1] or 1)
-    if not 1 <= count <= 1024:
-        raise UnknownGpu(f"GPUs {text!r} count {count}; 1 to 1024 is meant, like 4xH100")
-    return GpuSet(kind=kind, count=count)
+    nodes, each = int(match[1] or 1), int(match[2] or 1)
+    count = nodes * each
+    if not 1 <= count <= MOST_GPUS:
+        raise UnknownGpu(f"GPUs {text!r} count {count}; 1 to {MOST_GPUS} is meant, like 4xH100")
+    if nodes > 64:
+        raise UnknownGpu(f"GPUs {text!r} name {nodes} nodes; 1 to 64 is meant, like 2x8xH100")
+    return GpuSet(kind=kind, count=count, nodes=nodes)

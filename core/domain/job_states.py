@@ -79,6 +79,13 @@ class EndReason(StrEnum):
     KILLED = "killed"
     LOST = "lost"
 
+    # The cluster
+    PREEMPTED = "preempted"
+    NODE_FAILED = "node_failed"
+    #: Neither by the operator nor by us.
+    CANCELLED_OUTSIDE = "cancelled_outside"
+    NOT_STARTED = "not_started"
+
     # The training
     INFEASIBLE = "infeasible"
     OOM = "oom"
@@ -156,6 +163,14 @@ END_MEANINGS: dict[EndReason, EndMeaning] = {
     EndReason.HOST_MEMORY: _once("The host's memory ran out: use fewer loader workers or jobs."),
     EndReason.KILLED: _again("Something outside ended the training."),
     EndReason.LOST: _again("The training vanished, as when a host restarts."),
+    EndReason.PREEMPTED: _wait(
+        "The cluster took the node for a job that goes before; the job continues later."
+    ),
+    EndReason.NODE_FAILED: _again("The node failed or was restarted; the job continues, best on another."),
+    EndReason.CANCELLED_OUTSIDE: _once("Somebody cancelled the job in the cluster."),
+    EndReason.NOT_STARTED: _wait(
+        "The job did not begin: its node could not start it, or the scheduler let it wait for too long."
+    ),
     EndReason.INFEASIBLE: _final("No training of this task fits the GPUs and the time that is left."),
     EndReason.OOM: _smaller("The GPU's memory ran out; a smaller plan is tried."),
     EndReason.NAN: _once("The loss became NaN; retried at 0.3 of the learning rate."),

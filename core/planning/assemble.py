@@ -75,7 +75,7 @@ def loader_workers(needs: Requirements, hardware: Hardware, world: int) -> int:
 
 def _sharing(hardware: Hardware, world: int) -> int:
     """Processes that share the host's cores and memory: jobs on the other GPUs need theirs too."""
-    return max(hardware.host_gpus or hardware.gpus.count, world)
+    return max(hardware.host_gpus or hardware.gpus.per_node, world)
 
 
 def container_plan(needs: Requirements, hardware: Hardware, world: int) -> ContainerPlan:
@@ -126,20 +126,22 @@ def assemble_plan(
     """Write the plan. `explained=False` leaves out what only a reader needs: notes and reasons."""
     timed, candidate = result.best, result.best.candidate
     targets = needs.targets
+    gpus = hardware.gpus.take(candidate.world)
     budget = budget_of(needs.limits, needs.kind.memory_bytes)
     rate, _, _ = guarded_rate(needs, timed)
     warmup_steps, _ = warmup(needs, timed.schedule.total)
     conceded_targets = [
         *concessions(needs, result, budget),
         *learning_concessions(needs, timed),
-        *host_concessions(needs, hardware, candidate.world),
+        *_nodes(needs, hardware),
+        *host_concessions(needs, hardware, gpus.per_node),
     ]
     return TrainingPlan(
         task=needs.task,
         model=needs.model,
         data=needs.data,
         available=hardware.gpus,
-        gpus=hardware.gpus.take(candidate.world),
+        gpus=gpus,
         profile=needs.profile.name,
         profile_digest=needs.profile.digest,
         engine=needs.engine,
@@ -152,16 +154,22 @@ def assemble_plan(
         optimizer=optimizer_plan(needs, timed, rate, warmup_steps),
         steps=_steps(needs, timed),
         precision=_precision(needs, candidate),
-        loader=loader_plan(needs, hardware, candidate.world),
+        loader=loader_plan(needs, hardware, gpus.per_node),
         ema=ema_plan(needs, candidate),
         plateau=plateau_plan(needs),
         lr_search=search_plan(needs, timed, rate),
         dpo=_dpo(needs, candidate),
         grpo=_grpo(needs, candidate),
         image=_image(needs, timed),
-        container=container_plan(needs, hardware, candidate.world),
+        container=container_plan(needs, hardware, gpus.per_node),
+        slurm=needs.profile.slurm.by_name(),
         env=needs.profile.env,
-        launch=LaunchPlan(processes=candidate.world, port=targets.main_process_port),
+        launch=LaunchPlan(
+            processes=candidate.world,
+            machines=gpus.nodes,
+            network=candidate.network,
+            port=targets.main_process_port,
+        ),
         seed=targets.seed,
         engine_config=_raw(needs),
         memory=memory_of(candidate, budget),
@@ -171,6 +179,18 @@ def assemble_plan(
         notes=tuple(_notes(needs, timed)) if explained else (),
         reasons=reasons_for(needs, result, conceded_targets) if explained else {},
     )
+
+
+def _nodes(needs: Requirements, hardware: Hardware) -> Iterator[Concession]:
+    """`nodes` is a maximum: only what cannot be had is a concession."""
+    asked, there = needs.targets.nodes, hardware.gpus.nodes
+    if needs.most_nodes < asked:
+        yield conceded("nodes", asked, needs.most_nodes, f"{needs.task.task_type} trains on one node")
+    elif there < asked:
+        reason = (
+            "one node with such GPUs is there" if there == 1 else f"{there} nodes with such GPUs are there"
+        )
+        yield conceded("nodes", asked, there, reason)
 
 
 def _adapter(needs: Requirements, candidate: RunCandidate) -> AdapterPlan | None:
@@ -200,6 +220,7 @@ def _fsdp(needs: Requirements, candidate: RunCandidate) -> FsdpPlan | None:
     targets = needs.targets
     return FsdpPlan(
         reshard_after_forward=targets.fsdp_reshard_after_forward,
+        within_nodes=candidate.hybrid,
         forward_prefetch=targets.fsdp_forward_prefetch,
         limit_all_gathers=targets.fsdp_limit_all_gathers,
         backward_prefetch=targets.fsdp_backward_prefetch,

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 from core.domain.choices import Attention, CompileMode, Engine, Method, Optimizer, Parallelism
-from core.domain.hardware import GpuKind
+from core.domain.hardware import MOST_GPUS, GpuKind
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.facts import ImageFacts, ModelFacts
 from core.models.shapes import RankFactors, linear_shapes, rank_factor
@@ -155,7 +155,12 @@ class RunCandidate:
     shape: ModelShape
     kind: GpuKind
     world: int
+    #: GPUs of one node, and bytes/s from a node to the others.
+    node_gpus: int
+    network: float
     parallelism: Parallelism
+    #: FSDP on several nodes: shards within a node, copies between them.
+    hybrid: bool
     micro: int
     accumulation: int
     eval_micro: int
@@ -192,6 +197,7 @@ class RunCandidate:
     #: Derived from the rest once, because a search reads them hundreds of times.
     full: bool = field(init=False, compare=False)
     sharded: bool = field(init=False, compare=False)
+    nodes: int = field(init=False, compare=False)
     shards: int = field(init=False, compare=False)
     adapter_params: int = field(init=False, compare=False)
     trained_params: int = field(init=False, compare=False)
@@ -211,12 +217,18 @@ class RunCandidate:
         self.__dict__.update(
             full=full,
             sharded=sharded,
-            shards=self.world if sharded else 1,
+            nodes=-(-self.world // self.node_gpus),
+            shards=(min(self.world, self.node_gpus) if self.hybrid else self.world) if sharded else 1,
             adapter_params=adapter,
             trained_params=self.shape.params if full else adapter,
             trained_width=width,
             memory_cache=MemoryCache(),
         )
+
+    @property
+    def on_node(self) -> int:
+        """GPUs on each of its nodes."""
+        return self.world // self.nodes
 
     @property
     def keeps_average(self) -> bool:
@@ -249,6 +261,7 @@ class CandidateChanges(TypedDict, total=False):
     method: Method
     world: int
     parallelism: Parallelism
+    hybrid: bool
     micro: int
     accumulation: int
     eval_micro: int
@@ -306,7 +319,10 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
         shape=shape_of(plan.model, modules, factors),
         kind=plan.gpus.kind,
         world=plan.batch.world_size,
+        node_gpus=plan.available.per_node if plan.available.nodes > 1 else MOST_GPUS,
+        network=plan.launch.network,
         parallelism=plan.parallelism,
+        hybrid=bool(plan.fsdp and plan.fsdp.within_nodes),
         micro=plan.batch.micro,
         accumulation=plan.batch.accumulation,
         eval_micro=plan.batch.eval_micro,

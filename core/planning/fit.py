@@ -16,7 +16,7 @@ from core.domain.hardware import Device
 from core.domain.units import show_bytes, show_seconds
 from core.planning.candidate import RunCandidate, vary
 from core.planning.checkpoint_choice import can_score, with_choice
-from core.planning.gpu_count import GpuCountChoice, choose_counts
+from core.planning.gpu_count import GpuCountChoice, choose_counts, usable_gpus
 from core.planning.ladder import fit_memory
 from core.planning.memory import evaluation_fits, peak_bytes
 from core.planning.overheads import (
@@ -300,7 +300,7 @@ def refused_as_required(
     needs: Requirements, conditions: JobConditions, code: Refusal, reason: str
 ) -> SearchResult:
     """A refusal before any search, with the numbers of the requirements."""
-    available = conditions.hardware.gpus.count
+    available = usable_gpus(needs, conditions.hardware.gpus)
     choice = choose_counts(needs, available)
     budget = budget_of(needs.limits, needs.kind.memory_bytes)
     timed = _as_required(needs, min(choice.counts[0], available), budget, conditions)

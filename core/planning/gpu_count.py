@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from core.domain.choices import Engine, GpuStrategy
+from core.domain.hardware import GpuSet
 from core.domain.selectors import Lane
 from core.domain.tasks import TaskType
 from core.models.facts import ModelFacts
@@ -34,24 +35,33 @@ class GpuCountChoice(NamedTuple):
 def choose_counts(needs: Requirements, available: int) -> GpuCountChoice:
     """Every available and allowed count: the strategy's first, then larger ones, then smaller ones."""
     limits, strategy = needs.limits, needs.targets.gpu_strategy
+    node = min(needs.node_gpus, available)
     most = min(available, limits.max_gpus)
+    if most > node:
+        most -= most % node
     if needs.engine is Engine.AI_TOOLKIT:
         # Its ranks do not split the data: each trains on all of it.
         return GpuCountChoice((1,), "ai-toolkit trains on one GPU", False, 1)
     if strategy is GpuStrategy.AUTO:
-        allowed = _allowed(limits.min_gpus, most)
+        allowed = _allowed(limits.min_gpus, most, node)
         return GpuCountChoice(allowed, "the fewest that fit in memory and time", True, allowed[0])
     wanted, why = _by_strategy(needs, strategy, most)
-    counts = _around(limits.min_gpus, most, wanted)
+    counts = _around(_allowed(limits.min_gpus, most, node), wanted)
     return GpuCountChoice(counts, why, False, wanted, strategy is GpuStrategy.LANES)
 
 
-def _allowed(least: int, most: int) -> tuple[int, ...]:
-    return tuple(count for count in GPU_COUNTS if least <= count <= most) or (most,)
+def usable_gpus(needs: Requirements, gpus: GpuSet) -> int:
+    """How many of them the profile's nodes have."""
+    return gpus.in_nodes(needs.most_nodes).count
 
 
-def _around(least: int, most: int, wanted: int) -> tuple[int, ...]:
-    allowed = _allowed(least, most)
+def _allowed(least: int, most: int, node: int) -> tuple[int, ...]:
+    """Any count within one node; several nodes are taken whole."""
+    counts = (*(count for count in GPU_COUNTS if count <= node), *range(2 * node, most + 1, node))
+    return tuple(count for count in counts if least <= count <= most) or (most,)
+
+
+def _around(allowed: tuple[int, ...], wanted: int) -> tuple[int, ...]:
     first = max((count for count in allowed if count <= wanted), default=allowed[0])
     larger = [count for count in allowed if count > first]
     smaller = [count for count in reversed(allowed) if count < first]

@@ -29,6 +29,7 @@ from core.planning.requirements import (
     divisors,
     largest_divisor,
     shards_as_required,
+    shards_within_nodes,
 )
 from core.planning.sequences import natural_length, shorter_lengths
 
@@ -162,14 +163,17 @@ def _shardings(needs: Requirements, base: RunCandidate) -> list[list[RunCandidat
     asked = needs.targets.optimizer
     own = asked if base.optimizer is SHARDABLE.get(asked, asked) else base.optimizer
     unchanged = base.parallelism is Parallelism.DDP and base.optimizer is own
-    plain = base if unchanged else vary(base, parallelism=Parallelism.DDP, optimizer=own)
+    plain = base if unchanged else vary(base, parallelism=Parallelism.DDP, optimizer=own, hybrid=False)
     if base.method is Method.QLORA and base.task.has_pairs:
         return [[plain]]  # Axolotl refuses 4-bit bases under FSDP2 for DPO
     shardable = SHARDABLE.get(base.optimizer, base.optimizer)
-    sharded = vary(base, parallelism=Parallelism.FSDP, optimizer=shardable, ema=False)
+    sharded = vary(base, parallelism=Parallelism.FSDP, optimizer=shardable, ema=False, hybrid=False)
     if sharded.gathers_to_generate:
         return [[plain, vary(sharded, gathered_layers=base.shape.layers)], [vary(sharded, gathered_layers=0)]]
-    return [[sharded] if shards_as_required(needs, base.world) else [plain, sharded]]
+    # The network is slower than the links within a node: layers are gathered over it only for want of memory.
+    over_nodes = [vary(sharded, hybrid=True)] if shards_within_nodes(needs.node_gpus, base.world) else []
+    ways = [*over_nodes, sharded]
+    return [ways if shards_as_required(needs, base.world) else [plain, *ways]]
 
 
 def _largest(base: RunCandidate, least: int, most: int, fits: Fits) -> RunCandidate | None:

@@ -94,7 +94,7 @@ def _replanned(plan: TrainingPlan, old: RunCandidate, step: OomStep, failure: Ou
     return plan.model_copy(
         update={
             **_timed(plan, new, seq, step_s, failure),
-            "gpus": plan.gpus.take(new.world),
+            "gpus": plan.gpus.model_copy(update={"count": new.world}),
             "method": new.method,
             "parallelism": new.parallelism,
             "fsdp": (plan.fsdp or FsdpPlan()) if sharded else None,
@@ -285,6 +285,9 @@ def _smaller_images(candidate: RunCandidate) -> OomStep | None:
 
 def _more_gpus(plan: TrainingPlan, candidate: RunCandidate, most: int) -> OomStep | None:
     """Only sharding makes one GPU's part smaller, so it comes with them."""
+    if candidate.nodes > 1:
+        return None  # whole nodes are taken already
+    most = min(most, candidate.node_gpus) if plan.available.nodes > 1 else most
     effective = candidate.effective
     larger = [count for count in GPU_COUNTS if candidate.world < count <= most]
     count = next((count for count in larger if effective % count == 0), larger[0] if larger else None)

@@ -71,6 +71,8 @@ class FsdpPlan(Record):
     """Axolotl is given FSDP2. The last three are FSDP1's, kept so that a note can say they are ignored."""
 
     reshard_after_forward: bool = True
+    #: Several nodes: shards within each, and copies between them (hybrid). False: shards over all GPUs.
+    within_nodes: bool = False
     offload_params: bool = False
     #: The decoder layer's class; empty: found by the engine.
     wrap_class: str = ""
@@ -306,8 +308,10 @@ class LaunchPlan(Record):
     """The numbers of `accelerate launch`. The port is chosen at launch; `port` is only a preference."""
 
     processes: int = Field(ge=1)
+    #: The processes are as many on each.
     machines: int = Field(default=1, ge=1)
-    machine_rank: int = Field(default=0, ge=0)
+    #: From one machine to the others, bytes/s; decides nothing once there is a plan.
+    network: float = Field(default=25e9 / 8, gt=0)
     port: int | None = Field(default=None, ge=1, le=65535)
     #: No other job may share these GPUs: an attempt ran out of memory beside one.
     exclusive: bool = False
@@ -355,6 +359,8 @@ class TrainingPlan(Record):
     grpo: GrpoPlan | None = None
     image: ImagePlan | None = None
     container: ContainerPlan = ContainerPlan()
+    #: What the job asks of a cluster's scheduler: partition, account, …
+    slurm: dict[str, str] = Field(default_factory=dict)
     env: dict[str, str] = Field(default_factory=dict)
     launch: LaunchPlan
     seed: int = 42
@@ -381,6 +387,8 @@ class TrainingPlan(Record):
             raise ValueError(
                 f"{self.launch.processes} processes cannot make a world of {self.batch.world_size}"
             )
+        if self.gpus.nodes != self.launch.machines:
+            raise ValueError(f"{self.gpus} are not in {self.launch.machines} machines")
         return self
 
     def to_json(self) -> str:

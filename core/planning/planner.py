@@ -21,6 +21,7 @@ from core.planning.assemble import assemble_plan
 from core.planning.budget import conceded
 from core.planning.calibration import LearnedBounds, with_bounds
 from core.planning.fit import SearchResult, best_fit, refused_as_required
+from core.planning.gpu_count import usable_gpus
 from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.requirements import Requirements, requirements_for
@@ -173,11 +174,12 @@ def _search(
     stated_params: int | None,
 ) -> tuple[Requirements, SearchResult]:
     gpus = conditions.hardware.gpus
-    needs = requirements_for(task, model, data, profile, gpus.kind)
+    needs = requirements_for(task, model, data, profile, gpus.kind, gpus.per_node)
     refused = task_refusal(task, model, data, conditions.hardware, profile.limits, stated_params)
     if refused is not None:
         return needs, refused_as_required(needs, conditions, *refused)
-    return with_enough_steps(needs, best_fit(needs, gpus.count, conditions), gpus.count, conditions)
+    available = usable_gpus(needs, gpus)
+    return with_enough_steps(needs, best_fit(needs, available, conditions), available, conditions)
 
 
 def usable_hours(hours: float) -> float:

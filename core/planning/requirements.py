@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from core.data.facts import DatasetFacts
 from core.domain.choices import Attention, CompileMode, Engine, EvalMetric, Method, Optimizer, Parallelism
-from core.domain.hardware import GpuKind
+from core.domain.hardware import MOST_GPUS, GpuKind
 from core.models.facts import ModelFacts
 from core.models.shapes import RankFactors
 from core.planning.budget import Concession, conceded
@@ -55,6 +55,8 @@ class Requirements(NamedTuple):
     reference_ready: bool
     #: Concessions that hold for any number of GPUs.
     concessions: tuple[Concession, ...]
+    #: GPUs of one node; without a number no job has more than one node.
+    node_gpus: int = MOST_GPUS
     #: The effective batch of the profile where it left too few steps (`planner.with_enough_steps`).
     asked_batch: int | None = None
 
@@ -65,6 +67,12 @@ class Requirements(NamedTuple):
     @property
     def limits(self) -> ProfileLimits:
         return self.profile.limits
+
+    @property
+    def most_nodes(self) -> int:
+        """Image engines train on one machine, and generating on several was never tried."""
+        several = self.task.task_type.is_text and not self.task.task_type.generates
+        return self.targets.nodes if several else 1
 
     @property
     def training_rows(self) -> int:
@@ -101,7 +109,12 @@ class Requirements(NamedTuple):
 
 
 def requirements_for(
-    task: TaskSpec, model: ModelFacts, data: DatasetFacts, profile: ResolvedProfile, kind: GpuKind
+    task: TaskSpec,
+    model: ModelFacts,
+    data: DatasetFacts,
+    profile: ResolvedProfile,
+    kind: GpuKind,
+    node_gpus: int = MOST_GPUS,
 ) -> Requirements:
     """Make the targets concrete, and concede what no amount of memory could give."""
     if model.is_image:
@@ -142,6 +155,7 @@ def requirements_for(
         fp8=fp8,
         reference_ready=_reference_ready(task, targets, method),
         concessions=tuple(given),
+        node_gpus=node_gpus,
     )
 
 
@@ -319,7 +333,10 @@ def first_candidate(needs: Requirements, world: int) -> RunCandidate:
         shape=needs.shape,
         kind=needs.kind,
         world=world,
+        node_gpus=needs.node_gpus,
+        network=targets.node_network * 1e9 / 8,
         parallelism=_parallelism(world, sharded),
+        hybrid=sharded and shards_within_nodes(needs.node_gpus, world),
         micro=micro,
         accumulation=per_gpu // micro,
         eval_micro=1,
@@ -362,6 +379,11 @@ def can_shard(needs: Requirements, world: int) -> bool:
 def shards_as_required(needs: Requirements, world: int) -> bool:
     above = needs.targets.fsdp_above
     return above is not None and needs.model.params_total >= above and can_shard(needs, world)
+
+
+def shards_within_nodes(node_gpus: int, world: int) -> bool:
+    """Whether there are several nodes, with several GPUs each."""
+    return 1 < node_gpus < world
 
 
 def _image_candidate(needs: Requirements) -> ImageCandidate | None:

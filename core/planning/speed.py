@@ -192,21 +192,30 @@ def _exchange_seconds(s: RunCandidate, one_pass: float) -> float:
     """The communication that the computation does not hide."""
     if s.world == 1:
         return 0.0
-    rate, part = link_rate(s), (s.world - 1) / s.world
+    rate, part = link_rate(s), (s.shards - 1) / s.shards
     gradients = s.trained_params * s.trained_width
     if not s.sharded:
+        part = (s.world - 1) / s.world
         # Sent once per step, while the last pass runs backward.
         return max(2 * part * gradients / rate - HIDES * one_pass, 0.1 * 2 * part * gradients / rate)
     gathers = 2 if s.reshard else 1
     moved = part * (gathers * s.shape.params * 2 + gradients) / rate
-    return s.accumulation * max(moved - HIDES * one_pass, 0.1 * moved)
+    exchange = s.accumulation * max(moved - HIDES * one_pass, 0.1 * moved)
+    if s.hybrid:
+        # Once per step, every GPU its own shard; together the node sends all gradients.
+        between = 2 * (s.nodes - 1) / s.nodes * gradients / (s.network * LINK_SHARE)
+        exchange += max(between - HIDES * one_pass, 0.1 * between)
+    return exchange
 
 
 def link_rate(s: RunCandidate) -> float:
-    """Bridges join pairs; a ring over more than two GPUs goes through PCIe."""
+    """Bridges join pairs; a ring over more than two GPUs goes through PCIe, one over nodes through the
+    network, which all GPUs of a node share."""
     rate = s.kind.link_bandwidth
-    if s.kind.link is GpuLink.NVLINK_PAIR and s.world > 2:
+    if s.kind.link is GpuLink.NVLINK_PAIR and s.on_node > 2:
         rate = min(rate, 28e9)
+    if s.nodes > 1 and not s.hybrid:
+        rate = min(rate, s.network)
     return rate * LINK_SHARE
 
 

@@ -332,6 +332,11 @@ def _parallelism_reason(candidate: RunCandidate) -> str:
     if candidate.parallelism is Parallelism.SINGLE:
         return "one GPU"
     gradients = show_bytes(candidate.trained_params * candidate.trained_width)
+    network = f", over {candidate.network * 8 / 1e9:g} Gbit/s between nodes" if candidate.nodes > 1 else ""
     if candidate.parallelism is Parallelism.DDP:
-        return f"the model fits one GPU; {gradients} of gradients are exchanged per step"
-    return f"{show_bytes(candidate.shape.params * 2)} of weights are split over {candidate.world} GPUs"
+        return f"the model fits one GPU; {gradients} of gradients are exchanged per step{network}"
+    weights = show_bytes(candidate.shape.params * 2)
+    if candidate.hybrid:
+        split = f"{weights} of weights are split over the {candidate.on_node} GPUs of each node"
+        return f"{split}; {gradients} of gradients are exchanged per step{network}"
+    return f"{weights} of weights are split over {candidate.world} GPUs{network}"

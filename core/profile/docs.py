@@ -22,6 +22,7 @@ from core.profile.targets import (
     LrStageTarget,
     PictureLaw,
     ProfileLimits,
+    SlurmTargets,
     Targets,
     TargetsByPictures,
     TargetScale,
@@ -74,14 +75,15 @@ raises `profile_not_in_force`.
 
 _SCALES = ", ".join(f"`{name}`" for name in TargetScale.model_fields)
 _SECTIONS = f"""\
-A section applies where all conditions of its `when` hold. Its `targets`, `limits`, `env` and `engine_config`
-override the general ones. Its `scale` has factors (above 0, at most 100) on {_SCALES}."""
+A section applies where all conditions of its `when` hold. Its `targets`, `limits`, `env`, `engine_config` and
+`slurm` override the general ones. Its `scale` has factors (above 0, at most 100) on {_SCALES}."""
 
 _PARTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("The file", "", Profile),
     ("targets", "", Targets),
     ("limits", "", ProfileLimits),
     ("container", "Not within sections.", ContainerTargets),
+    ("slurm", "Only with `ENGINE=slurm`; each key replaces its setting `SLURM_…`.", SlurmTargets),
     ("sections: when", _SECTIONS, SectionSelector),
     ("targets.gpus_by_size", "", GpuStep),
     ("targets.lanes", "By a name of your choice.", Lane),

@@ -23,7 +23,7 @@ from core.profile.resolve import (
     selector_matches,
 )
 from core.profile.schema import ResolvedProfile, SectionSelector
-from core.profile.targets import ContainerTargets, ProfileLimits, Targets
+from core.profile.targets import ContainerTargets, ProfileLimits, SlurmTargets, Targets
 
 #: One model per size that profiles distinguish, and each kind of image model.
 SIZES: tuple[tuple[str, int], ...] = (
@@ -104,7 +104,7 @@ def profile_settings(profile: ResolvedProfile, defaults: bool = False) -> list[P
 def flat_values(profile: ResolvedProfile) -> dict[str, JsonValue]:
     """JSON values by dotted path."""
     flat: dict[str, JsonValue] = {}
-    for part in ("targets", "limits", "container"):
+    for part in ("targets", "limits", "container", "slurm"):
         values: dict[str, Any] = getattr(profile, part).model_dump(mode="json")
         flat.update({f"{part}.{key}": value for key, value in values.items()})
     flat.update({f"env.{key}": value for key, value in profile.env.items()})
@@ -234,6 +234,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     "targets": Targets,
     "limits": ProfileLimits,
     "container": ContainerTargets,
+    "slurm": SlurmTargets,
 }
 _UNITS: tuple[tuple[Callable[[Any], float], Callable[[float], str]], ...] = (
     (parse_bytes, show_bytes),

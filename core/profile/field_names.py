@@ -82,6 +82,7 @@ dataloader_prefetch_factor  axolotl
 dataloader_pin_memory       axolotl
 dataloader_drop_last        axolotl
 gpu_strategy                plan=gpus
+nodes                       plan=gpus guides=num_machines,nnodes
 fsdp_above                  plan=parallelism axolotl=fsdp_config
 fsdp_forward_prefetch       guides=forward_prefetch
 fsdp_limit_all_gathers      guides=limit_all_gathers

@@ -25,7 +25,7 @@ from core.models.facts import ModelFacts
 from core.models.image_families import IMAGE_FAMILIES
 from core.profile.field_names import FIELD_NAMES, NameSystem
 from core.profile.schema import EngineConfigs, Profile, ProfileSection, ResolvedProfile, SectionSelector
-from core.profile.targets import ContainerTargets, ProfileLimits, Targets
+from core.profile.targets import ContainerTargets, ProfileLimits, SlurmTargets, Targets
 
 
 def engine_for(targets: Targets, task_type: TaskType, image_type: ImageModelType | None) -> Engine:
@@ -42,7 +42,11 @@ PROFILE_SYNONYMS = (
     FIELD_NAMES[NameSystem.KOHYA] | FIELD_NAMES[NameSystem.AXOLOTL] | FIELD_NAMES[NameSystem.GUIDES]
 )
 PROFILE_KIND = ConfigKind(
-    "profile", "profiles", Profile, PROFILE_SYNONYMS, [(), ("targets",), ("limits",), ("container",)]
+    "profile",
+    "profiles",
+    Profile,
+    PROFILE_SYNONYMS,
+    [(), ("targets",), ("limits",), ("container",), ("slurm",)],
 )
 
 
@@ -141,6 +145,7 @@ class _ProfileValues(LayeredValues):
         base: KeyPath = ("sections", section) if section else ()
         self.add_part(layer, "targets", part.targets, section)
         self.add_part(layer, "limits", part.limits, section)
+        self.add_part(layer, "slurm", part.slurm, section)
         for key, value in part.env.items():
             self.set(("env", key), value, layer.located.origin((*base, "env", key), section))
         for field, info in EngineConfigs.model_fields.items():
@@ -183,6 +188,7 @@ def _resolved(profile: LoadedProfile, matched: tuple[str, ...]) -> ResolvedProfi
         targets=scaled,
         limits=limits,
         container=ContainerTargets().model_copy(update=values.below("container")),
+        slurm=SlurmTargets().model_copy(update=values.below("slurm")),
         env=values.below("env"),
         engine_config=EngineConfigs().model_copy(update=engines),
         sections=matched,

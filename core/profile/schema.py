@@ -13,7 +13,7 @@ from core.domain.records import Record
 from core.domain.selectors import Band, OneOrMany, Pictures, TaskWord
 from core.domain.tasks import ImageModelType
 from core.models.facts import Family
-from core.profile.targets import ContainerTargets, ProfileLimits, Targets, TargetScale
+from core.profile.targets import ContainerTargets, ProfileLimits, SlurmTargets, Targets, TargetScale
 
 
 class SectionSelector(Record):
@@ -75,6 +75,7 @@ class ProfileSection(Record):
     limits: ProfileLimits = Field(default=ProfileLimits(), description="Limits that differ.")
     env: Env = Field(default_factory=dict, description="Environment variables to add.")
     engine_config: EngineConfigs = Field(default=EngineConfigs(), description="Raw engine keys to add.")
+    slurm: SlurmTargets = Field(default=SlurmTargets(), description="Where such trainings run on a cluster.")
 
 
 class Profile(ConfigFileModel):
@@ -95,6 +96,7 @@ class Profile(ConfigFileModel):
     targets: Targets = Field(default=Targets(), description="What you want, for every task.")
     limits: ProfileLimits = Field(default=ProfileLimits(), description="What is never exceeded.")
     container: ContainerTargets = Field(default=ContainerTargets(), description="The container around a job.")
+    slurm: SlurmTargets = Field(default=SlurmTargets(), description="Where trainings run on a cluster.")
     env: Env = Field(default_factory=dict, description="Environment variables of the training.")
     engine_config: EngineConfigs = Field(default=EngineConfigs(), description="Raw engine keys.")
     sections: dict[str, ProfileSection] = Field(
@@ -120,6 +122,7 @@ class ResolvedProfile(Record):
     origins: dict[str, ValueOrigin]
     #: Targets changed by `scale`: the value before, by name.
     before_scale: dict[str, float]
+    slurm: SlurmTargets = SlurmTargets()
 
     def origin(self, path: str) -> ValueOrigin:
         return self.origins.get(path, ValueOrigin(file="default"))

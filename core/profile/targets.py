@@ -10,8 +10,9 @@ import math
 import re
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from core.domain import slurm
 from core.domain.choices import (
     Attention,
     BackwardPrefetch,
@@ -300,6 +301,20 @@ class Targets(Record):
         default_factory=list, description="by_size: the largest step that the model exceeds, else 1 GPU."
     )
     lanes: dict[str, Lane] = Field(default_factory=dict, description="lanes: GPUs set aside, by name.")
+    nodes: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Text except GRPO: most nodes of one job. If it takes more GPUs than one node has, it "
+        "takes whole nodes.",
+    )
+    node_network: float = Field(
+        default=25.0,
+        gt=0,
+        le=10_000,
+        description="Gbit/s from one node to the others. 25: Ethernet; one 400G InfiniBand port per GPU: "
+        "3200.",
+    )
     fsdp_above: Params | None = Field(
         default=None, description="FSDP from this size on. Unset: if one GPU cannot hold the model."
     )
@@ -439,6 +454,32 @@ class ContainerTargets(Record):
         description="Cores, as docker's cpuset.",
         examples=["0-63", "0-15,32-47"],
     )
+
+
+class SlurmTargets(Record):
+    """Where a training runs on a Slurm cluster, instead of what the settings say."""
+
+    partition: str | None = Field(
+        default=None, pattern=f"^{slurm.NAMES}$", description="Partition; several with commas."
+    )
+    account: str | None = Field(default=None, pattern=f"^{slurm.NAME}$", description="Account to charge.")
+    qos: str | None = Field(default=None, pattern=f"^{slurm.NAME}$", description="Quality of service.")
+    constraint: str | None = Field(
+        default=None, pattern=f"^{slurm.CONSTRAINT}$", description="Features that its nodes must have."
+    )
+    reservation: str | None = Field(
+        default=None, pattern=f"^{slurm.NAME}$", description="Reservation to run in."
+    )
+    options: list[Annotated[str, AfterValidator(slurm.check_option)]] | None = Field(
+        default=None, description="More options for sbatch.", examples=[["--nice=100"]]
+    )
+
+    def by_name(self) -> dict[str, str]:
+        """What is set; options in one text."""
+        values = {name: value for name, value in self.model_dump().items() if value is not None}
+        return {
+            name: " ".join(value) if isinstance(value, list) else str(value) for name, value in values.items()
+        }
 
 
 ScaleFactor = Annotated[float, Field(gt=0, le=100)]

@@ -1,6 +1,6 @@
 """Find what would keep this miner from working, and say how to fix it."""
 
-from miner.doctor.checks import links, machine, notifications, subnet, training
+from miner.doctor.checks import cluster, links, machine, notifications, subnet, training
 from miner.doctor.examine import CheckContext, DoctorCheck, Finding, FindingStatus, examine, is_healthy
 
 ALL_CHECKS: tuple[DoctorCheck, ...] = (
@@ -16,6 +16,7 @@ ALL_CHECKS: tuple[DoctorCheck, ...] = (
     training.GPUS_CHECK,
     training.TUNING_CHECK,
     training.ENGINE_CHECK,
+    cluster.CLUSTER_CHECK,
     links.LINKS_CHECK,
     notifications.NOTIFICATIONS_CHECK,
     machine.PM2_CHECK,

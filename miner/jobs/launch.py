@@ -169,6 +169,7 @@ def engine_spec(job: JobRow, attempt: JobAttempt, now: float) -> EngineSpec:
         shm_bytes=plan.container.shm_bytes,
         cpus=plan.container.cpus,
         hostile=run.task_type.generates,
+        cluster=plan.slurm,
         image=IMAGE_OF[plan.engine],
         timeout_s=max(run.deadline_at - now, 0.0) + _LIMIT_SLACK_S,
         labels={"job": str(job.id), "attempt": str(attempt.row.number), "task": job.task_id},

@@ -142,8 +142,11 @@ def _gpu_lane(request: JobPlanRequest) -> NamedLane | None:
 
 
 def _smaller_gpu_counts(plan: TrainingPlan, request: JobPlanRequest) -> Iterator[int]:
-    for count in sorted((count for count in GPU_COUNTS if count < plan.gpus.count), reverse=True):
-        fewer = request.hardware.model_copy(update={"gpus": request.hardware.gpus.take(count)})
+    gpus = request.hardware.gpus
+    nodes = range(gpus.per_node, gpus.count, gpus.per_node)
+    counts = {*nodes, *(count for count in GPU_COUNTS if count < gpus.per_node)}
+    for count in sorted((count for count in counts if count < plan.gpus.count), reverse=True):
+        fewer = request.hardware.model_copy(update={"gpus": gpus.take(count)})
         found = _learned_plan(replace(request, hardware=fewer))
         if found.verdict.feasible and found.gpus.count == count:
             yield count

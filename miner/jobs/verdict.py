@@ -24,10 +24,10 @@ REASON_OF_ENGINE_END: dict[EndCause, EndReason] = {
     EndCause.STOPPED: EndReason.STOPPED,
     EndCause.KILLED: EndReason.KILLED,
     EndCause.TIMEOUT: EndReason.STOPPED,
-    EndCause.NODE_FAIL: EndReason.LOST,
-    EndCause.PREEMPTED: EndReason.KILLED,
-    EndCause.CANCELLED: EndReason.KILLED,
-    EndCause.NOT_STARTED: EndReason.LOST,
+    EndCause.NODE_FAIL: EndReason.NODE_FAILED,
+    EndCause.PREEMPTED: EndReason.PREEMPTED,
+    EndCause.CANCELLED: EndReason.CANCELLED_OUTSIDE,
+    EndCause.NOT_STARTED: EndReason.NOT_STARTED,
     EndCause.OOM_KILLED: EndReason.HOST_MEMORY,
     EndCause.LOST: EndReason.LOST,
 }
@@ -71,6 +71,8 @@ def _verdict_of_result(
         return AttemptVerdict(EndReason.TRAINED, result.detail)
     if result.end is RunEnd.STOPPED:
         # Not by us: by somebody outside, or an engine that was restarted. There is time to go on.
+        if status.why in (EndCause.PREEMPTED, EndCause.CANCELLED):
+            return AttemptVerdict(REASON_OF_ENGINE_END[status.why], status.detail)
         return AttemptVerdict(EndReason.KILLED, result.detail or status.detail or "asked to end from outside")
     if result.end is RunEnd.KILLED and status.why is EndCause.OOM_KILLED:
         # Counted by the kernel, where the trainer could not see it.

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
+from core.domain import slurm
 from core.domain.hardware import GPU_KINDS, UnknownGpu, parse_gpus
 from core.domain.tasks import TaskType
 from miner.support.addresses import public_key
@@ -330,29 +331,9 @@ Ulimits = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterVal
 
 # Slurm
 
-_SLURM_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,99}"
-#: Options of sbatch that the engine sets itself, or that would take a run from its control.
-_OURS = frozenset(
-    _split(
-        "account array batch bcast begin chdir clusters constraint container cpus-per-gpu cpus-per-task "
-        "deadline delay-boot dependency error export export-file get-user-env gid gpus gpus-per-node "
-        "gpus-per-socket gpus-per-task gres help hold ignore-pbs input job-name kill-on-invalid-dep mem "
-        "mem-per-cpu mem-per-gpu no-requeue nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu "
-        "ntasks-per-node ntasks-per-socket open-mode output parsable partition qos quiet requeue reservation "
-        "signal test-only time time-min uid usage verbose version wait wrap"
-    )
-)
-
 
 def _slurm_options(value: tuple[str, ...]) -> tuple[str, ...]:
-    for option in value:
-        found = re.fullmatch(r"--([a-z][a-z0-9-]*)(=[A-Za-z0-9_.,:@%+/=\[\]()*&|!-]+)?", option)
-        if not found:
-            raise ValueError("must be options of sbatch in their long form, such as --nice=100")
-        # sbatch takes the beginning of a name for the name.
-        if any(name.startswith(found[1]) for name in _OURS):
-            raise ValueError(f"cannot hold --{found[1]}: god-miner sets it, or has a setting for it")
-    return value
+    return tuple(map(slurm.check_option, value))
 
 
 def _slurm_container(value: str) -> str:
@@ -371,23 +352,11 @@ def _blanks(value: Any) -> Any:
     return tuple(dict.fromkeys(value.split())) if isinstance(value, str) else value
 
 
-SlurmName = Annotated[str, _matches(_SLURM_NAME, "must be a name of Slurm: letters, digits and _ . @ + -")]
-SlurmNames = Annotated[
-    str, _matches(rf"{_SLURM_NAME}(,{_SLURM_NAME})*", "must be names of Slurm, separated by commas")
-]
-SlurmNodes = Annotated[
-    str,
-    _matches(
-        r"[A-Za-z0-9_.-]+(\[[0-9,-]+\])?[A-Za-z0-9_.-]*(,[A-Za-z0-9_.-]+(\[[0-9,-]+\])?[A-Za-z0-9_.-]*)*",
-        "must be nodes as Slurm writes them, such as n[1-4],big7",
-    ),
-]
+SlurmName = Annotated[str, _matches(slurm.NAME, "must be a name of Slurm: letters, digits and _ . @ + -")]
+SlurmNames = Annotated[str, _matches(slurm.NAMES, "must be names of Slurm, separated by commas")]
+SlurmNodes = Annotated[str, _matches(slurm.NODES, "must be nodes as Slurm writes them, such as n[1-4],big7")]
 SlurmConstraint = Annotated[
-    str,
-    _matches(
-        r"[A-Za-z0-9_\[(][A-Za-z0-9_.,:&|*!=()\[\]-]{0,199}",
-        "must be features of nodes as sbatch has them, such as h100&ib",
-    ),
+    str, _matches(slurm.CONSTRAINT, "must be features of nodes as sbatch has them, such as h100&ib")
 ]
 SlurmOptions = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_blanks), AfterValidator(_slurm_options)]
 SlurmModule = Annotated[

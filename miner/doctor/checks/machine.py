@@ -104,7 +104,11 @@ def check_data_dir(context: CheckContext) -> Iterator[Finding]:
     place = _nearest_existing(wanted)
     yield _writable(wanted, place)
     yield disk_space(shutil.disk_usage(place).free, wanted)
-    yield disk_kind(file_system(place, Path("/proc/self/mountinfo").read_text()), wanted)
+    store = context.settings.store_dir
+    place = _nearest_existing(store)
+    if store != wanted:
+        yield _writable(store, place, "database directory")
+    yield disk_kind(file_system(place, Path("/proc/self/mountinfo").read_text()), store)
 
 
 def disk_space(free: int, path: Path) -> Finding:
@@ -123,13 +127,13 @@ def disk_kind(kind: str, path: Path) -> Finding:
         return warn(
             "disk kind",
             f"{path} is on a network file system ({kind}), where a crash can damage the database",
-            "set DATA_DIR to a local disk",
+            "set STORE_DIR to a directory on a local disk",
         )
     if kind in MEMORY_FILE_SYSTEMS:
         return warn(
             "disk kind",
             f"{path} is in memory ({kind}): accepted jobs are forgotten when the machine restarts",
-            "set DATA_DIR to a disk",
+            "set DATA_DIR, or STORE_DIR, to a disk",
         )
     return ok("disk kind", kind)
 
@@ -155,19 +159,20 @@ def _nearest_existing(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def _writable(wanted: Path, place: Path) -> Finding:
-    fix = f"give the daemon's user (uid {os.getuid()}) this directory, or set DATA_DIR to another one"
+def _writable(wanted: Path, place: Path, what: str = "data directory") -> Finding:
+    name = "DATA_DIR" if what == "data directory" else "STORE_DIR"
+    fix = f"give the daemon's user (uid {os.getuid()}) this directory, or set {name} to another one"
     if not place.is_dir():
-        return fail("data directory", f"{place} is not a directory", "set DATA_DIR to a directory")
+        return fail(what, f"{place} is not a directory", f"set {name} to a directory")
     try:
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"x")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return fail("data directory", f"{place} cannot be written: {error.strerror}", fix)
+        return fail(what, f"{place} cannot be written: {error.strerror}", fix)
     state = "can be written" if place == wanted else f"will be created in {place}"
-    return ok("data directory", f"{wanted} {state}")
+    return ok(what, f"{wanted} {state}")
 
 
 DATA_DIR_CHECK = DoctorCheck("data directory", check_data_dir)

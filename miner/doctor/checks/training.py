@@ -155,9 +155,10 @@ def _engine_findings(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
         yield from _docker(settings)
     elif kind is EngineKind.PROCESS:
         yield from _process(settings)
-    else:  # an engine without checks of its own: what it can train says the most
-        yield _trial_findings(settings, kind)
-        yield from _reward_isolation(settings, kind)
+    elif kind is not EngineKind.SLURM:  # that has a check of its own
+        # An engine without checks of its own: what it can train says the most.
+        yield trial_finding(settings, kind)
+        yield from reward_isolation(settings, kind)
 
 
 def _docker(settings: Settings) -> Iterator[Finding]:
@@ -179,8 +180,8 @@ def _docker(settings: Settings) -> Iterator[Finding]:
                 report = if_missing if image.state is ImageState.MISSING else warn
                 yield report(f"image {image.short}", f"{image.name}: {image.text}", image.fix)
             if image.short == "text" and image.state is not ImageState.MISSING:
-                yield _trial_findings(settings, EngineKind.DOCKER)
-                yield from _reward_isolation(settings, EngineKind.DOCKER)
+                yield trial_finding(settings, EngineKind.DOCKER)
+                yield from reward_isolation(settings, EngineKind.DOCKER)
     except (EngineUnreachable, DockerRefused) as error:
         yield fail("docker", str(error), "start Docker, or set ENGINE=process")
     finally:
@@ -221,8 +222,8 @@ def _process(settings: Settings) -> Iterator[Finding]:
     yield _sandbox(settings)
     yield _limits()
     yield shared_memory(shutil.disk_usage(SHM).total)
-    yield _trial_findings(settings, EngineKind.PROCESS)
-    yield from _reward_isolation(settings, EngineKind.PROCESS)
+    yield trial_finding(settings, EngineKind.PROCESS)
+    yield from reward_isolation(settings, EngineKind.PROCESS)
 
 
 def _sandbox(settings: Settings) -> Finding:
@@ -262,11 +263,15 @@ def shared_memory(total: int) -> Finding:
     return ok("shared memory", f"{SHM} has {total / GIB:.0f} GiB")
 
 
-def _trial_findings(settings: Settings, kind: EngineKind, image: str = "text") -> Finding:
+def trial_finding(
+    settings: Settings, kind: EngineKind, image: str = "text", gpus: tuple[str, ...] | None = None
+) -> Finding:
+    """Train as little as possible with this engine. `gpus`: if they are not this machine's."""
     from miner.engines.choose import ENGINES, build_engine
     from miner.engines.trial import TrialFailed, missing_in_image
 
-    gpus = ("0",) if _GPU_DEVICE.exists() else ()
+    if gpus is None:
+        gpus = ("0",) if _GPU_DEVICE.exists() else ()
 
     async def try_out() -> Mapping[TrainingEngine, str]:
         with temporary_data_dir(settings) as temporary:
@@ -295,7 +300,7 @@ def _trial_findings(settings: Settings, kind: EngineKind, image: str = "text") -
     return ok("trial run", detail)
 
 
-def _reward_isolation(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
+def reward_isolation(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
     """What isolates reward code. Nothing if such tasks are refused, or if the trial run failed too."""
     from miner.engines.choose import build_engine
     from miner.engines.trial import TrialFailed, run_trial

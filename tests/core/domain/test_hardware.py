@@ -58,6 +58,17 @@ def test_one_gpu_and_no_gpu() -> None:
     assert parse_gpus("2xcpu").kind == CPU
 
 
+def test_several_nodes_are_counted_before_their_gpus() -> None:
+    two = parse_gpus("2x8xH100")
+    assert (two.count, two.nodes, two.per_node, str(two)) == (16, 2, 8, "2x8xH100-SXM")
+    assert parse_gpus(str(two)) == two
+    assert [two.take(count).nodes for count in (1, 8, 16)] == [1, 1, 2]
+    assert str(two.in_nodes(1)) == "8xH100-SXM"
+    assert parse_gpus("2x2xH100-NVL").link is GpuLink.NVLINK_PAIR
+    with pytest.raises(ValueError, match="cannot be as many"):
+        GpuSet(kind=two.kind, count=15, nodes=2)
+
+
 @each("text", ["", "4x", "x", "4xGTX1080", "0xH100", "9999xH100", "4"])
 def test_unknown_gpu_is_rejected_with_the_known_kinds(text: str) -> None:
     with pytest.raises(UnknownGpu, match=r"4xH100"):
