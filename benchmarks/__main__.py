@@ -24,6 +24,7 @@ NAMES = (
     "publish",
     "jobs",
     "engines",
+    "slurm_overhead",
     "native_training",
     "training",
     "deadlines",

@@ -115,7 +115,7 @@ nodes() {
 # Whether a daemon runs, by the number in its file: after a kill that may be somebody else's by now.
 runs() {
     local pid
-    pid=$(cat "$place/run/$1.pid" 2>/dev/null) && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q "$place/"
+    pid=$(cat "$place/run/$1.pid" 2>/dev/null) && grep -qs "$place/" "/proc/$pid/cmdline"
 }
 
 up() {

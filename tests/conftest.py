@@ -154,6 +154,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "integration/test_dashboard.py::test_a_training_is_live",
         "integration/test_demo.py",
         "integration/test_rules.py",
+        "integration/test_same_task.py",
         "integration/test_rehearsal.py",
         "integration/test_trainer_image.py",
     ),
@@ -186,9 +187,26 @@ SMALL = (
 #: A test of several engines.
 DOCKER = re.compile(r"\[(?:[^]]*-)?docker(?:-[^]]*)?\]$")
 
+#: Of the tests of every engine, those that `make test` runs with Slurm too: its jobs take a second to begin.
+SLURM_TESTS = (
+    "integration/test_engines.py::test_a_killed_wrapper",
+    "integration/test_engines.py::test_a_restarted_daemon",
+    "integration/test_engines.py::test_an_end_has_its_code_and_cause[slurm-raise",
+    "integration/test_engines.py::test_an_end_is_known_after",
+    "integration/test_engines.py::test_force_kills",
+    "integration/test_engines.py::test_stop_lets",
+    "integration/test_engines.py::test_the_run_gets_its",
+    "integration/test_engines.py::test_what_is_submitted_again",
+    "integration/test_engines_hostile.py::test_it_sees_its_own_files",
+)
+SLURM = re.compile(r"::[^[]*\[slurm[]-]")
+
 #: What `make test` leaves to `make test-all`: each of these takes long, and most of what it would find is
 #: found by a shorter test too.
 THOROUGH = (
+    "integration/test_slurm_kills.py::test_a_controller_that_is_gone",
+    "integration/test_slurm_kills.py::test_a_job_without_its_supervisor",
+    "integration/test_same_task.py::test_a_task_is_trained_to_the_same_submission_by_each_engine[docker",
     "benchmarks/test_memory_model.py::test_the_model_holds_against_torchs_own_bookkeeping",
     "integration/jobs/test_disk_full.py::test_at_whatever_save",
     "integration/jobs/test_faults.py::test_at_whatever_step",
@@ -217,6 +235,9 @@ THOROUGH = (
 #: Of these tables `make test` runs the named rows only: the others take the same way, and differ in what a
 #: shorter test tries as well.
 ROWS: dict[str, tuple[str, ...]] = {
+    "integration/test_slurm_kills.py::test_a_training_outlives": ("controller", "node's daemon"),
+    "integration/test_slurm_kills.py::test_killed_before_the_answer": ("running",),
+    "integration/test_slurm_kills.py::test_what_saves_while": ("node's daemon",),
     "integration/jobs/test_docker_dies.py::test_an_engine_that_is_killed_while_inputs": ("live-restore",),
     "integration/jobs/test_docker_dies.py::test_what_the_trainer_finished": ("no live-restore",),
     "integration/jobs/test_faults.py::test_a_crash_is_tried": ("process-crash", "process-bad data"),
@@ -295,6 +316,8 @@ def row_of(name: str) -> str:
 
 
 def is_thorough(name: str) -> bool:
+    if name.startswith("integration/test_engines") and SLURM.search(name):
+        return not name.startswith(SLURM_TESTS)
     kept = [rows for start, rows in ROWS.items() if name.startswith(start)]
     return name.startswith(THOROUGH) or any(row_of(name) not in rows for rows in kept)
 
@@ -302,7 +325,7 @@ def is_thorough(name: str) -> bool:
 def check_names(names: list[str]) -> None:
     """A test that was renamed would run in another tier, or at other times, unseen."""
     files = {name.partition("::")[0] for name in names}
-    for start in (*itertools.chain(*TIERS.values()), *THOROUGH, *ROWS):
+    for start in (*itertools.chain(*TIERS.values()), *THOROUGH, *SLURM_TESTS, *ROWS):
         file, colons, _ = start.partition("::")
         if colons and file in files and not any(name.startswith(start) for name in names):
             raise pytest.UsageError(f"tests/conftest.py names {start}, and there is no such test")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from miner.engines.base import EngineSpec, ExecutionEngine, Mount, RunPhase, RunStatus
-from miner.engines.choose import docker_engine, process_engine
+from miner.engines.choose import docker_engine, process_engine, slurm_engine
 from miner.engines.run_folder import log_tail
 from miner.settings import Settings, load_settings
 from tests.doubles.base_image import PYTHON
@@ -112,6 +112,8 @@ class EngineBench:
         return self.engine
 
     def require_limits(self) -> None:
+        if self.kind == "slurm":
+            pytest.skip("a Slurm without cgroups, which need a machine to themselves, limits no memory")
         if self.kind != "docker" and self.engine._cgroups is None:  # type: ignore[attr-defined]
             pytest.skip("no cgroups with limits can be made here")
 
@@ -136,6 +138,13 @@ def process_bench(data_dir: Path, *, sandbox: bool, **more: Any) -> EngineBench:
 def docker_bench(data_dir: Path, host: str, image: str, **more: Any) -> EngineBench:
     settings = bench_settings(data_dir, docker_host=host, trainer_text_image=image, **more)
     return EngineBench("docker", settings, docker_engine(settings), docker_engine, closed=True)
+
+
+def slurm_bench(data_dir: Path, commands: Path, **more: Any) -> EngineBench:
+    given = {"trainer_python": PYTHON, "slurm_bin_dir": commands, "slurm_poll_seconds": 0.2, **more}
+    settings = bench_settings(data_dir, **given)
+    engine = slurm_engine(settings)
+    return EngineBench("slurm", settings, engine, slurm_engine, closed=engine.can_sandbox)
 
 
 def bench_settings(data_dir: Path, **more: Any) -> Settings:

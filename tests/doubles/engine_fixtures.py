@@ -15,11 +15,11 @@ import pytest_asyncio
 
 from tests.doubles import base_image, dockerd
 from tests.doubles.dockerd import Dockerd
-from tests.doubles.engine_bench import EngineBench, docker_bench, process_bench
+from tests.doubles.engine_bench import EngineBench, docker_bench, process_bench, slurm_bench
 from tests.doubles.required import missing
 from tests.doubles.slurm import OwnSlurm, own_slurm
 
-KINDS = ("process", "sandboxed process", "docker")
+KINDS = ("process", "sandboxed process", "docker", "slurm")
 
 
 @contextmanager
@@ -81,6 +81,8 @@ def bench_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Engin
     if kind == "docker":
         engine: Dockerd = request.getfixturevalue("docker_host")
         return docker_bench(tmp_path / "data", engine.host, base_image.NAME)
+    if kind == "slurm":
+        return slurm_bench(tmp_path / "data", request.getfixturevalue("slurm").bin)
     bench = process_bench(tmp_path / "data", sandbox=kind != "process")
     if bench.closed and not bench.engine.can_sandbox:
         missing(f"no sandbox here: {bench.engine._why_no_sandbox}")  # type: ignore[attr-defined]

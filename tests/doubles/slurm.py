@@ -92,12 +92,13 @@ class OwnSlurm:
         *,
         nodes: int = 2,
         gpus: int = 4,
+        cpus: int = 8,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         """`settings`: lines of slurm.conf that differ from the script's."""
         self.folder = folder.resolve()
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
-        self._options = ["--nodes", str(nodes), "--gpus", str(gpus)]
+        self._options = ["--nodes", str(nodes), "--gpus", str(gpus), "--cpus", str(cpus)]
         for name, value in (settings or {}).items():
             self._options += ["--set", f"{name}={value}"]
         self._guard: subprocess.Popen[bytes] | None = None
@@ -129,11 +130,11 @@ class OwnSlurm:
 
     # daemons
 
-    def start(self) -> None:
-        """Start what does not run, and wait until the nodes are there."""
+    def start(self, *, until_nodes_answer: bool = True) -> None:
+        """Start what does not run. A controller looks for its nodes seconds after it is back."""
         subprocess.run([SCRIPT, "up", self.folder, *self._options], check=True, timeout=LIMIT_S)
-        down = re.compile(r"down|unk|\*")
-        waited_for(lambda: not down.search(self.run("sinfo", "-h", "-N", "-o", "%T")), "nodes do not come up")
+        away = re.compile(r"down|unk|\*" if until_nodes_answer else "^$")
+        waited_for(lambda: not away.search(self.run("sinfo", "-h", "-N", "-o", "%T")), "nodes do not answer")
 
     def pid(self, daemon: str) -> int:
         return int((self.folder / f"run/{daemon}.pid").read_text())
@@ -157,18 +158,18 @@ class OwnSlurm:
         began = time.time()
         for _ in range(11):  # so many changes are not left to the clock
             self.run("scontrol", "update", f"NodeName={self.nodes[0]}", "Comment=saved")
-        state = self.folder / "state/job_state"
+        state = self.folder / "state/node_state"  # which is written after the jobs'
         waited_for(lambda: state.exists() and state.stat().st_mtime >= began, "the state is not saved")
 
-    def supervisors(self, job: str) -> list[int]:
-        """The slurmstepd of the job's steps, that of its script among them."""
-        found = []
+    def supervisors(self, job: str) -> dict[str, int]:
+        """The slurmstepd of each of the job's steps; "batch" is its script's."""
+        found = {}
         for node in self.nodes:
             for pid in _with_file_open(self.folder / f"log/{node}"):
                 with suppress(OSError):
                     title = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-                    if title.startswith(f"slurmstepd: [{job}."):
-                        found.append(pid)
+                    if step := re.match(rf"slurmstepd: \[{job}\.(\w+)\]", title):
+                        found[step[1]] = pid
         return found
 
     def freeze(self, daemon: str) -> None:
@@ -218,6 +219,11 @@ class OwnSlurm:
 
     def drain(self, node: str, reason: str = "maintenance") -> None:
         self.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
+
+    def fail(self, node: str) -> None:
+        """As the cluster's health checks take a node down. Slurm itself sees that one is gone after more than
+        SlurmdTimeout."""
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=gone")
 
     def resume(self, node: str) -> None:
         self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")

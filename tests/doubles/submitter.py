@@ -1,8 +1,8 @@
 """Daemons of the smallest kind, which are killed while they submit a run, or kill themselves.
 
-`python -m tests.doubles.submitter KIND DATA_DIR DOCKER_HOST`, then a line of JSON for each: its key, run
-folder and command, and before which step it dies (0: none). Everything was imported before, so each is there
-at once: its process number is printed.
+`python -m tests.doubles.submitter KIND DATA_DIR WHERE`, then a line of JSON for each: its key, run folder and
+command, and before which step it dies (0: none). WHERE: Docker's socket, or the folder of Slurm's commands.
+Everything was imported before, so each is there at once: its process number is printed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from pathlib import Path
 from miner.engines.base import EngineSpec, ExecutionEngine
 from tests.doubles import base_image
 from tests.doubles.deaths import die_before
-from tests.doubles.engine_bench import docker_bench, process_bench
+from tests.doubles.engine_bench import docker_bench, process_bench, slurm_bench
 
 
-def main(kind: str, data_dir: str, host: str) -> None:
+def main(kind: str, data_dir: str, where: str) -> None:
     if kind == "docker":
-        bench = docker_bench(Path(data_dir), host, base_image.NAME)
+        bench = docker_bench(Path(data_dir), where, base_image.NAME)
+    elif kind == "slurm":
+        bench = slurm_bench(Path(data_dir), Path(where))
     else:
         bench = process_bench(Path(data_dir), sandbox=kind != "process")
     # Nobody waits for the children.

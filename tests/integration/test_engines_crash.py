@@ -30,17 +30,16 @@ INSTANTS = int(os.environ.get("GOD_MINER_INSTANTS", "20"))
 #: No submit takes so many steps.
 MOST_STEPS = 100
 #: How long a submit takes, with room for a slow machine.
-LONGEST_S = {"process": 0.1, "sandboxed process": 0.1, "docker": 0.6}
+LONGEST_S = {"process": 0.1, "sandboxed process": 0.1, "docker": 0.6, "slurm": 1.5}
 PAYLOAD = "open('ran', 'a').write('x')"
 
 
 @pytest.fixture
 def daemons(bench: EngineBench) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.doubles.submitter", bench.kind, str(bench.data_dir)]
+    where = str(bench.settings.slurm_bin_dir) if bench.kind == "slurm" else bench.settings.docker_host
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(
-        [*command, bench.settings.docker_host], cwd=ROOT, text=True, bufsize=1, **pipes
-    ) as process:
+    with subprocess.Popen([*command, where], cwd=ROOT, text=True, bufsize=1, **pipes) as process:
         yield process
 
 

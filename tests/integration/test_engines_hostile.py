@@ -1,4 +1,4 @@
-"""What hostile code in a training cannot do: the same attacks in Docker and in the sandbox."""
+"""What hostile code in a training cannot do: the same attacks in Docker and in the sandbox, on a node too."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from tests.doubles.engine_fixtures import bench_of
 pytestmark = pytest.mark.integration
 
 
-@pytest_asyncio.fixture(params=["sandboxed process", "docker"])
+@pytest_asyncio.fixture(params=["sandboxed process", "docker", "slurm"])
 async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EngineBench]:
     bench = bench_of(request.param, request, tmp_path)
+    assert bench.closed
     yield bench
     await bench.clear()
 

@@ -62,6 +62,8 @@ T = TypeVar("T")
 #: A job that Slurm does not know, without a recorded end, is asked for again for so long before it counts as
 #: lost: a shared file system shows files late.
 SETTLE_S = 30.0
+#: A job goes on that long after its end is recorded: without slurmstepd, which nobody misses, it never ends.
+LINGER_S = 60.0
 #: How long a reason to wait that does not pass by itself must last.
 NEVER_S = 20.0
 #: The time that a job gets beyond its own limit, and where it has none.
@@ -134,6 +136,8 @@ class SlurmEngine:
         self._changed_at: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}
         self._stuck_since: dict[str, float] = {}
+        #: Since when its end is recorded while its job goes on.
+        self._exited_since: dict[str, float] = {}
 
     @property
     def can_sandbox(self) -> bool:
@@ -328,6 +332,8 @@ class SlurmEngine:
         if job.is_waiting:
             return await self._waiting(key, note, job)
         if not job.is_over:
+            if exited:
+                await self._end_lingering(key, job)
             start = await asyncio.to_thread(read_start, run_dir)
             started_at = start.at if start else job.started_at
             return RunStatus(RunPhase.RUNNING, started_at=started_at, detail=str(job), node=job.nodes)
@@ -335,6 +341,12 @@ class SlurmEngine:
             job = await self._jobs.details(job)
         why = note.not_started if note else ""
         return await asyncio.to_thread(ended_status, job, run_dir, why)
+
+    async def _end_lingering(self, key: str, job: SlurmJob) -> None:
+        since = self._exited_since.setdefault(key, time.monotonic())
+        if time.monotonic() - since > LINGER_S:
+            log.warning("%s goes on after its recorded end, and is cancelled", job)
+            await self._cancel(key)
 
     async def _job(
         self, key: str, note: RunNote | None, claim: str, *, after: float | None
@@ -420,7 +432,13 @@ class SlurmEngine:
             log.debug("run %s goes on and is left alone", key)
             return
         await asyncio.to_thread(self._runs.forget, key)
-        for known in (self._changed_at, self._missing_since, self._stuck_since, self._locks):
+        for known in (
+            self._changed_at,
+            self._missing_since,
+            self._stuck_since,
+            self._exited_since,
+            self._locks,
+        ):
             known.pop(key, None)
 
     async def _work_dir(self, job: SlurmJob) -> Path | None:
