@@ -100,8 +100,6 @@ def job_script(job: JobRequest, parts: ScriptParts, wrapper: Sequence[str]) -> s
         *_module_lines(parts.modules),
         *(f"export {name}={shlex.quote(value)}" for name, value in parts.env.items()),
         *([f"export PATH={shlex.quote(str(parts.programs))}:$PATH"] if parts.programs else []),
-        # Otherwise a job that asked for no GPU would see all of them where Slurm does not confine devices.
-        *(["export CUDA_VISIBLE_DEVICES="] if not job.gpus_per_node else []),
         *_signal_lines(job, claim),
         f"[ -e {STOP_RECORD_FILE} ] && exit 143",
         f"{shlex.join(_srun(job, parts))} {_step(job, parts, wrapper)} &",
@@ -145,7 +143,11 @@ def _srun(job: JobRequest, parts: ScriptParts) -> list[str]:
 def _step(job: JobRequest, parts: ScriptParts, wrapper: Sequence[str]) -> str:
     """The wrapper on each node. The first node's keeps its records in the run directory, the others' in
     directories in it."""
-    command = shlex.join(("env", f"{MARK_VARIABLE}={parts.mark}", *parts.prefix, *wrapper))
+    variables = [f"{MARK_VARIABLE}={parts.mark}"]
+    if not job.gpus_per_node:
+        # It would see all GPUs where Slurm does not confine devices. In the step: Slurm unsets it before.
+        variables.append("CUDA_VISIBLE_DEVICES=")
+    command = shlex.join(("env", *variables, *parts.prefix, *wrapper))
     command = command.replace(FOLDER, '"$dir"')
     pid = f"{shlex.quote(str(parts.directory / CLAIM))}/pid.$SLURM_PROCID"
     text = (
