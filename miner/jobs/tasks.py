@@ -38,7 +38,7 @@ _URLS = ("http://", "https://")
 def _resolved_path(info: ValidationInfo, path: Path) -> Path:
     """A relative path belongs to the directory of the task's file."""
     folder: Path = (info.context or {}).get("folder", Path.cwd())
-    return (folder / path.expanduser()).absolute()
+    return (folder / path.expanduser()).resolve()
 
 
 class TaskFile(BaseModel):
