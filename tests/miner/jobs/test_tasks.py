@@ -113,7 +113,8 @@ def test_relative_paths_are_meant_from_the_tasks_file_on(tmp_path: Path) -> None
     again = read_task_file(task.model_dump_json(), "the task", Path("/"))
     assert (again.data, again.model_folder) == (task.data, task.model_folder)
     # Engines refuse paths that go up.
-    above = read_task_file(text_task(dataset="../rows.json", model_folder="."), "task.json", tmp_path / "models")
+    beside = text_task(dataset="../rows.json", model_folder=".")
+    above = read_task_file(beside, "task.json", tmp_path / "models")
     assert (above.data, above.model_folder) == (tmp_path / "rows.json", tmp_path / "models")
     of_hub = read_task_file(text_task(dataset="owner/rows", file_format="hf"), "task.json", tmp_path)
     assert of_hub.data == "owner/rows"
