@@ -221,6 +221,8 @@ THOROUGH = (
     "miner/publish/test_publisher_faults.py::test_killed_at_the_end_a_deduplicated_file",
     "miner/chain/test_identity.py::test_a_damaged_encrypted_hotkey",
     "trainer/inputs/test_text_fuzzed.py",
+    "trainer/runner/test_machines.py::test_a_request_to_stop",
+    "trainer/runner/test_machines.py::test_two_machines_train_one_model[axolotl",
     "trainer/runner/test_text_runner.py::test_a_task_with_rewards_raises_them[full",
     "trainer/runner/test_text_runner.py::test_cut_off_at_a_random_moment",
     "trainer/runner/test_text_runner_control.py::test_smaller_passes_from_the_middle_on_change_no_loss[axolotl-Dpo",

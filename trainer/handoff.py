@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from pydantic import Field
 
@@ -76,8 +76,8 @@ class LaunchSpec(Record):
     def plan(self) -> TrainingPlan:
         return TrainingPlan.from_json(Path(self.plan_path).read_bytes())
 
-    def write(self) -> Path:
-        path = Path(self.launch_dir) / "sheet.json"
+    def write(self, name: str = "sheet.json") -> Path:
+        path = Path(self.launch_dir) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.model_dump_json(indent=2), encoding="utf-8")
         return path
@@ -98,6 +98,28 @@ class LaunchSpec(Record):
 
     def failure_path(self, rank: int) -> Path:
         return Path(self.launch_dir) / f"failure-{rank}.json"
+
+    def machine_end_path(self, machine: int) -> Path:
+        return Path(self.launch_dir) / f"machine-{machine}.json"
+
+
+class MachinesLaunch(Record):
+    """A launch on several machines: what the first asks of the others, in the launch's directory."""
+
+    FILE: ClassVar[str] = "machines.json"
+
+    spec: LaunchSpec
+    #: By the machine's rank.
+    commands: tuple[tuple[str, ...], ...]
+    env: dict[str, str]
+
+
+class MachineEnd(Record):
+    """How the ranks of another machine than the first ended."""
+
+    end: RunEnd
+    detail: SanitizedText = ""
+    moment: str | None = None
 
 
 class TrainingOutcome(Record):

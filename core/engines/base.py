@@ -69,8 +69,11 @@ class RunInputs(Record):
     #: The module with the task's reward functions, `reward_0` and so on in the order of the dataset's list.
     reward_module: str = "task_rewards"
     image: ImageFiles = ImageFiles()
-    #: Of `accelerate launch`; free on this machine.
+    #: Of `accelerate launch`; free on the first machine.
     port: int = Field(ge=1, le=65535)
+    #: Which of the plan's machines this is, and the address of the first.
+    machine_rank: int = Field(default=0, ge=0)
+    head: str = "127.0.0.1"
     #: The engines' checkouts.
     kohya_dir: str = "/app/sd-scripts"
     ai_toolkit_dir: str = "/app/ai-toolkit"

@@ -4,12 +4,14 @@
 configuration, and a flag would be a second place to get them wrong. Every job has its own port, because the
 second job on 29500 fails with "address already in use".
 
-torchrun on one machine and the Slurm script for one or several are for the operator's own cluster. All start
-exactly the processes that the plan names.
+On several machines accelerate is started on each, with its rank: the first has ranks 0 and up, which report
+and save. torchrun on one machine and the Slurm script for one or several are for the operator's own cluster.
+All start exactly the processes that the plan names.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -27,32 +29,48 @@ _MOST_THREADS = 16
 
 
 def accelerate_command(
-    processes: int, port: int, target: tuple[str, ...], python: str = "python"
+    processes: int,
+    port: int,
+    target: tuple[str, ...],
+    python: str = "python",
+    *,
+    machines: int = 1,
+    rank: int = 0,
+    head: str = "",
 ) -> tuple[str, ...]:
-    """`accelerate launch` of a module (`-m`, name, arguments) or a script on one machine.
+    """`accelerate launch` of a module (`-m`, name, arguments) or a script: the part of one of the machines.
 
     It runs as a module of the training environment's interpreter, so that no other `accelerate` on the path
     is taken. `--multi_gpu` with one process is an error, and without it several processes become one.
     """
     several = ("--multi_gpu",) if processes > 1 else ()
-    counts = ("--num_processes", str(processes), "--num_machines", "1", "--machine_rank", "0")
+    counts = ("--num_processes", str(processes), "--num_machines", str(machines), "--machine_rank", str(rank))
+    # With c10d the ranks would go by who came first, and another machine would be the one that saves.
+    meet = ("--main_process_ip", head, "--rdzv_backend", "static") if machines > 1 else ()
     # From the path if the interpreter is from there too, else the interpreter's own.
     own = ("accelerate",) if python == "python" else (python, "-m", "accelerate.commands.accelerate_cli")
-    return (*own, "launch", *several, *counts, "--main_process_port", str(port), *target)
+    return (*own, "launch", *several, *counts, *meet, "--main_process_port", str(port), *target)
 
 
 def launch_command(plan: TrainingPlan, inputs: RunInputs, config_file: str) -> tuple[str, ...]:
     """The engine's command; `config_file` is the full path of its configuration."""
     processes, port = plan.launch.processes, inputs.port
-    if plan.engine is Engine.AXOLOTL:
-        return accelerate_command(processes, port, ("-m", "axolotl.cli.train", config_file), inputs.python)
+    if plan.engine in (Engine.AXOLOTL, Engine.NATIVE):
+        module = "axolotl.cli.train" if plan.engine is Engine.AXOLOTL else "trainer.native"
+        return accelerate_command(
+            processes,
+            port,
+            ("-m", module, config_file),
+            inputs.python,
+            machines=plan.launch.machines,
+            rank=inputs.machine_rank,
+            head=inputs.head,
+        )
     if plan.engine is Engine.KOHYA:
         kind = "flux" if plan.task.image_type is ImageModelType.FLUX else "sdxl"
         script = f"{inputs.kohya_dir}/{kind}_train_network.py"
         return accelerate_command(processes, port, (script, "--config_file", config_file), inputs.python)
-    if plan.engine is Engine.AI_TOOLKIT:
-        return (inputs.python, f"{inputs.ai_toolkit_dir}/run.py", config_file)
-    return accelerate_command(processes, port, ("-m", "trainer.native", config_file), inputs.python)
+    return (inputs.python, f"{inputs.ai_toolkit_dir}/run.py", config_file)
 
 
 def launch_environment(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
@@ -78,21 +96,20 @@ def launch_environment(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
     if inputs.plan_path is not None:
         env["GOD_MINER_PLAN"] = inputs.plan_path
     if processes > 1:
-        env |= _distributed(plan)
+        env |= _distributed(plan, inputs)
     if plan.gpus.is_cpu:
         env |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
     return {**env, **plan.env}
 
 
-def _distributed(plan: TrainingPlan) -> dict[str, str]:
-    env = {
+def _distributed(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
+    # When a rank dies, the others end at once instead of after the timeout.
+    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if plan.launch.machines == 1:
         # torchrun's --local-addr, which accelerate has no flag for. Without it a container without a
         # network and without its own name in /etc/hosts waits forever for the name to resolve.
-        "PET_LOCAL_ADDR": "127.0.0.1",
-        # When a rank dies, the others end at once instead of after the timeout.
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    }
-    if plan.gpus.is_cpu:
+        env["PET_LOCAL_ADDR"] = "127.0.0.1"
+    if plan.gpus.is_cpu and (plan.launch.machines == 1 or _is_loopback(inputs.head)):
         env["GLOO_SOCKET_IFNAME"] = "lo"
     if plan.fsdp is not None and not plan.fsdp.reshard_after_forward:
         # Axolotl hands on only a true value, and accelerate's default is true.
@@ -100,10 +117,18 @@ def _distributed(plan: TrainingPlan) -> dict[str, str]:
     return env
 
 
+def _is_loopback(address: str) -> bool:
+    """Whether all "machines" are this one."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
 def _threads(plan: TrainingPlan) -> int:
     """OpenMP threads of one process: its share of the container's cores."""
     if plan.container.cpus is not None:
-        return max(1, min(_MOST_THREADS, count_cpus(plan.container.cpus) // plan.launch.processes))
+        return max(1, min(_MOST_THREADS, count_cpus(plan.container.cpus) // plan.gpus.per_node))
     # More threads than cores made a step on a small machine take four times as long.
     return 1 if plan.gpus.is_cpu else _THREADS
 
@@ -145,9 +170,14 @@ def launch_script(
     inputs: RunInputs,
     rendered: RenderedRun,
     source: str,
-    nodes: int = 1,
+    nodes: int | None = None,
 ) -> str:
-    """A script that starts the run, with our packages in `source`. `RecipeError` if the launcher cannot."""
+    """A script that starts the run, with our packages in `source`. `RecipeError` if the launcher cannot.
+    `nodes`: as many as the plan's, if not named."""
+    nodes = nodes or plan.launch.machines
+    if launcher is not Launcher.SLURM and plan.launch.machines > 1:
+        rule = f"the plan is for {plan.launch.machines} machines: use --launcher slurm"
+        raise unsupported_target(plan.profile, "--launcher", launcher, rule)
     if launcher is Launcher.ACCELERATE:
         return f"{_HEAD}{_exports(rendered.env)}exec {shlex.join(rendered.command)}\n"
     if plan.engine is Engine.AI_TOOLKIT:

@@ -79,7 +79,10 @@ WriteTo = Annotated[
 ]
 Launcher = Annotated[str, typer.Option(help="With --write, what starts it: accelerate, torchrun or slurm.")]
 Nodes = Annotated[
-    int, typer.Option(min=1, help="With --launcher slurm: machines that share the plan's GPUs.")
+    int | None,
+    typer.Option(
+        min=1, help="With --launcher slurm: machines that share the plan's GPUs. Else as many as planned."
+    ),
 ]
 Against = Annotated[
     str | None,
@@ -106,7 +109,7 @@ def plan(
     as_json: AsJson = False,
     write: WriteTo = None,
     launcher: Launcher = "accelerate",
-    nodes: Nodes = 1,
+    nodes: Nodes = None,
     against: Against = None,
     directories: Dirs = None,
 ) -> None:
@@ -294,7 +297,7 @@ def _read_plan(path: Path) -> TrainingPlan:
         raise ConfigError("plan", [Problem("--against", str(path), rule)]) from None
 
 
-def _write_plan_files(found: TrainingPlan, folder: Path, launcher: str, nodes: int) -> None:
+def _write_plan_files(found: TrainingPlan, folder: Path, launcher: str, nodes: int | None) -> None:
     """Write the plan; also the engine's files if the plan is feasible."""
     from core.engines.launch import Launcher, parse_launcher
     from miner.cli.render.plan import write_plan

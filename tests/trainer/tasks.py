@@ -112,17 +112,23 @@ def spec(folder: Path, task_type: TaskType, rows: Any = None, **changes: Any) ->
 
 
 def planned(
-    run: RunSpec, profile: Path, *, processes: int = 1, method: Method = Method.LORA, log_every: int = 1
+    run: RunSpec,
+    profile: Path,
+    *,
+    processes: int = 1,
+    machines: int = 1,
+    method: Method = Method.LORA,
+    log_every: int = 1,
 ) -> RunSpec:
     """The same run with a plan as a daemon makes it, for so many processes on the CPU."""
     rows = json.loads(Path(run.data_path).read_text("utf-8"))
-    hardware = Hardware(gpus=parse_gpus(f"{processes}xcpu"))
+    hardware = Hardware(gpus=parse_gpus(f"{machines}x{processes // machines}xcpu"))
     plan = plan_task(
         TaskSpec(task_type=run.task_type, hours=max(run.deadline_at - time.time(), 60) / 3600),
         model_facts(Path(run.model_path), run.model_id),
         facts_from_rows(run.task_type, rows, len(rows)),
         hardware,
-        load_profile(str(_with(profile, method, processes))),
+        load_profile(str(_with(profile, method, processes, machines))),
         conditions=JobConditions(hardware, model_cached=True, publishes=False),
     )
     plan = forced_feasible(plan)
@@ -132,9 +138,9 @@ def planned(
     return run.model_copy(update={"plan_path": str(path)})
 
 
-def _with(profile: Path, method: Method, processes: int) -> Path:
+def _with(profile: Path, method: Method, processes: int, machines: int) -> Path:
     said = yaml.safe_load(profile.read_text("utf-8"))
-    said.setdefault("targets", {}).update({"method": method.value, "gpu_strategy": "all"})
+    said.setdefault("targets", {}).update({"method": method.value, "gpu_strategy": "all", "nodes": machines})
     said.setdefault("limits", {}).update({"min_gpus": processes, "max_gpus": processes})
     path = profile.with_name(f"{profile.stem}-{method}-{processes}.yaml")
     path.write_text(yaml.safe_dump(said), encoding="utf-8")

@@ -118,13 +118,13 @@ def _sharded(net: nn.Module, plan: TrainingPlan, ranks: NativeCommunicator) -> n
 
     assert plan.fsdp is not None
     broadcast_trainable(net)
-    # Hybrid over several machines: shards within one, copies between them.
+    # An operator's launcher may spread a plan for one machine over several.
     within = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
-    if within == ranks.world:
-        mesh = init_device_mesh(ranks.device.type, (within,), mesh_dim_names=("shard",))
-    else:
+    if within < ranks.world and (plan.fsdp.within_nodes or plan.gpus.nodes == 1):
         hybrid = (ranks.world // within, within)
         mesh = init_device_mesh(ranks.device.type, hybrid, mesh_dim_names=("copy", "shard"))
+    else:
+        mesh = init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("shard",))
     options: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": plan.fsdp.reshard_after_forward,

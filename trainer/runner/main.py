@@ -24,6 +24,7 @@ from core.runs.run_files import RunResult, RunSpec, TrainerExitCode
 from core.system.wrapper import adopt_orphans
 from trainer.handoff import TrainingOutcome, write_record
 from trainer.runner.command_line import UsageError
+from trainer.runner.machines import Follower, Machine
 from trainer.runner.processes import StopRequest, kill_descendants
 from trainer.runner.public_log import public_log
 from trainer.runner.supervise import LaunchResult
@@ -93,11 +94,8 @@ def run_to_end(
     arguments: Sequence[str],
 ) -> int:
     """`runner` is also told whether it may retry a failed training itself."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    try:
-        run = parse(arguments)
-    except UsageError as error:
-        log.error("%s", error)
+    run = _parsed(parse, arguments)
+    if run is None:
         return int(TrainerExitCode.USAGE)
     stop = StopRequest(Path(run.stop_path))
     stop.listen()
@@ -117,6 +115,35 @@ def run_to_end(
         if public is not None:
             public.end(result)
     return int(result.exit_code)
+
+
+def follow_to_end(
+    parse: Callable[[Sequence[str]], RunSpec], machine: Machine, arguments: Sequence[str]
+) -> int:
+    """Be one of the machines after the first: it reports nothing, and ends with the first."""
+    run = _parsed(parse, arguments)
+    if run is None:
+        return int(TrainerExitCode.USAGE)
+    os.umask(0o022)
+    stop = StopRequest(Path(run.stop_path))
+    stop.listen()
+    adopt_orphans()
+    try:
+        return int(Follower(run, machine, stop).execute())
+    except Exception:  # whatever it is, the scheduler ends the other machines for the exit code
+        log.exception("machine %d ends with an error", machine.rank)
+        return int(TrainerExitCode.CRASHED)
+    finally:
+        kill_descendants()
+
+
+def _parsed(parse: Callable[[Sequence[str]], RunSpec], arguments: Sequence[str]) -> RunSpec | None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        return parse(arguments)
+    except UsageError as error:
+        log.error("%s", error)
+        return None
 
 
 def _is_public(run: RunSpec) -> bool:

@@ -153,6 +153,10 @@ _EXIT_FULL = re.compile(rf"exitcode\s*:\s*{TrainerExitCode.DISK_FULL}\b")
 _LAST_LINES = 12
 
 
+#: Ends from outside that another rank's failure may have led to.
+_CONSEQUENCES = (RunEnd.HUNG, RunEnd.CRASHED, RunEnd.OOM)
+
+
 class LaunchResult(NamedTuple):
     end: RunEnd
     detail: str
@@ -184,7 +188,7 @@ def launch_result(
         return _killed(ended)
     if first is not None and first.end is RunEnd.CRASHED and (disk_full := _disk_full(ended)):
         return disk_full
-    if first is not None and (ended.termination is None or ended.termination.end is RunEnd.HUNG):
+    if first is not None and (ended.termination is None or ended.termination.end in _CONSEQUENCES):
         # One rank's failure leaves the others waiting: what hung afterwards is only a consequence.
         return LaunchResult(first.end, _detail_of(first), moment=first.moment)
     if ended.termination is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from core.domain.choices import EvalMetric
 from core.engines.base import RenderedRun, RunInputs
+from core.engines.launch import launch_command
 from core.engines.render import render
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import RunEnd, RunResult, RunSpec
@@ -29,6 +30,7 @@ from trainer.handoff import (
     read_record,
 )
 from trainer.rewards.source import REWARD_MODULE
+from trainer.runner.machines import Machine, ask_machines, lost_machine, this_machine, with_machine_ends
 from trainer.runner.main import write_result
 from trainer.runner.planning import FailedLaunch, Remedy, remedy_for
 from trainer.runner.processes import EngineProcess, StopRequest, child_environment, free_port
@@ -86,6 +88,7 @@ class TextRunner:
     retries: bool
     #: How programs are started.
     start: Callable[[Sequence[str], Mapping[str, str], Path], SupervisedProcess] = EngineProcess
+    machine: Machine = field(default_factory=this_machine)
     launches: int = 0
     _started: float = field(default_factory=time.time)
 
@@ -181,7 +184,11 @@ class TextRunner:
         launch.mkdir(parents=True, exist_ok=True)
         plan_path = launch / "plan.json"
         plan_path.write_text(plan.to_json(), encoding="utf-8")
-        rendered = render(_for_engine(plan), self._inputs(plan, prepared, plan_path, resume))
+        if plan.launch.machines > self.machine.count:
+            why = f"the plan is for {plan.launch.machines} machines; it was started on {self.machine.count}"
+            return LaunchResult(RunEnd.INFEASIBLE, why)
+        inputs = self._inputs(plan, prepared, plan_path, resume)
+        rendered = render(_for_engine(plan), inputs)
         for name, text in rendered.files.items():
             (launch / name).write_text(text, encoding="utf-8")
         spec = LaunchSpec(
@@ -192,14 +199,17 @@ class TextRunner:
             wrapper_pid=os.getpid(),
             resume_from=resume,
         )
+        if (machines := plan.launch.machines) > 1:
+            ask_machines(spec, _commands(plan, inputs, rendered), rendered.env)
         child = self._launch(rendered, prepared, spec)
         ended = supervise(child, self._limits(plan, spec), self.stop)
         failures = [
             read_record(TrainingFailure, spec.failure_path(rank)) for rank in range(plan.launch.processes)
         ]
-        return launch_result(
+        result = launch_result(
             ended, read_record(TrainingOutcome, spec.outcome_path), failures, spec.marker_path.exists()
         )
+        return with_machine_ends(result, spec, machines)
 
     def _launch(self, rendered: RenderedRun, prepared: PreparedRows, spec: LaunchSpec) -> SupervisedProcess:
         rewards = (str(prepared.rewards_dir),) if prepared.rewards_dir else ()
@@ -229,6 +239,7 @@ class TextRunner:
             reward_module=REWARD_MODULE,
             port=plan.launch.port or free_port(),
             python=sys.executable,
+            head=self.machine.head,
         )
 
     def _limits(self, plan: TrainingPlan, spec: LaunchSpec) -> SupervisionLimits:
@@ -243,6 +254,7 @@ class TextRunner:
             marker_s=max(MARKER_FACTOR * opening, MARKER_MIN_S),
             signs=(Path(self.run.progress_path), spec.marker_path, spec.started_path),
             hang_s=max(HANG_FACTOR * longest, HANG_MIN_S),
+            more=lost_machine(spec, plan.launch.machines),
         )
 
     # — what follows
@@ -258,6 +270,13 @@ class TextRunner:
             detail=attempt.detail,
         )
         return remedy_for(plan, failed, earlier)
+
+
+def _commands(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun) -> list[tuple[str, ...]]:
+    """By machine."""
+    config = rendered.command[-1]
+    ranks = [inputs.model_copy(update={"machine_rank": rank}) for rank in range(plan.launch.machines)]
+    return [launch_command(plan, each, config) for each in ranks]
 
 
 def _for_engine(plan: TrainingPlan) -> TrainingPlan:

@@ -287,7 +287,9 @@ def _sharding(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Engine
         "fsdp_forward_prefetch, fsdp_backward_prefetch, fsdp_limit_all_gathers: settings of FSDP1; "
         "FSDP2 is written, which prefetches and bounds its gathers by itself"
     )
+    hybrid = {"dp_replicate_size": plan.gpus.nodes, "dp_shard_size": plan.gpus.per_node}
     return {
+        **(hybrid if fsdp.within_nodes else {}),
         "fsdp_version": 2,
         "fsdp_config": {
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",

@@ -29,7 +29,7 @@ def write_plan(
     plan: TrainingPlan,
     folder: Path,
     launcher: Launcher = Launcher.ACCELERATE,
-    nodes: int = 1,
+    nodes: int | None = None,
     python: str = "python",
 ) -> list[Path]:
     """Write everything that an attempt would get, and what starts it; only the plan if it is refused."""
@@ -135,6 +135,8 @@ def _reasons(plan: TrainingPlan, path: str) -> str:
 def _main_numbers(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     batch, steps, precision = plan.batch, plan.steps, plan.precision
     yield "gpus", str(plan.gpus)
+    if plan.gpus.nodes > 1:
+        yield "nodes", f"{plan.gpus.nodes}, {plan.gpus.per_node} GPUs each"
     yield "parallelism", plan.parallelism.value
     yield "engine", plan.engine.value
     yield "method", plan.method.value

@@ -25,6 +25,30 @@ def test_several_gpus_are_launched_as_one_group_on_the_jobs_own_port() -> None:
     assert " ".join(launch_command(ALONE, inputs(), "config.yml")) == f"{alone} {rest}"
 
 
+def test_on_several_machines_each_starts_its_part_and_the_first_has_the_first_ranks() -> None:
+    gpus = SEVERAL.gpus.model_copy(update={"nodes": 2})
+    plan = SEVERAL.model_copy(
+        update={"gpus": gpus, "launch": SEVERAL.launch.model_copy(update={"machines": 2})}
+    )
+    second = inputs().model_copy(update={"machine_rank": 1, "head": "10.0.0.1"})
+    command = " ".join(launch_command(plan, second, "config.yml"))
+    assert "--num_processes 4 --num_machines 2 --machine_rank 1 --main_process_ip 10.0.0.1" in command
+    assert "--rdzv_backend static --main_process_port 29511 -m axolotl.cli.train" in command
+    assert "PET_LOCAL_ADDR" not in launch_environment(plan, second)
+    assert "PET_LOCAL_ADDR" in launch_environment(SEVERAL, inputs())
+
+
+def test_only_machines_that_are_this_one_meet_on_its_loopback() -> None:
+    plan = text_plan(SFT, engine=Engine.NATIVE)
+    cpus = parse_gpus("2x2xcpu")
+    plan = plan.model_copy(
+        update={"gpus": cpus, "launch": plan.launch.model_copy(update={"machines": cpus.nodes})}
+    )
+    for head, loopback in (("127.0.0.1", True), ("localhost", True), ("10.0.0.1", False), ("node1", False)):
+        here = inputs().model_copy(update={"head": head})
+        assert ("GLOO_SOCKET_IFNAME" in launch_environment(plan, here)) is loopback
+
+
 def test_a_named_interpreter_brings_its_own_accelerate() -> None:
     command = accelerate_command(2, 29600, ("-m", "x"), python="/opt/training/bin/python")
     assert command[:3] == ("/opt/training/bin/python", "-m", "accelerate.commands.accelerate_cli")
