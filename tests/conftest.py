@@ -73,6 +73,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/doctor/test_checks.py",
         "core/system/test_wrapper.py",
         "miner/engines/docker/test_client.py::test_a_socket_that",
+        "miner/engines/slurm/test_job_script.py",
         "miner/engines/process/test_interpreter.py",
         "miner/engines/process/test_sandbox.py::test_a_sandbox_that_isolates_nothing",
         "miner/engines/test_choose.py",

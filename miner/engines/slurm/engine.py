@@ -352,13 +352,11 @@ class SlurmEngine:
         self, key: str, note: RunNote | None, claim: str, *, after: float | None
     ) -> SlurmJob | None:
         """The run's job, by an answer after `after` (0: a new one) and not older than the interval."""
-        now = time.monotonic()
-        fresh = now if after == 0.0 else after
-        jobs = await self._jobs.named(self._job_name(key))
-        if fresh is not None and not (jobs and jobs[0].is_over):
-            jobs = await self._jobs.named(self._job_name(key), after=fresh)
-        wanted = claim or (note.job if note else "")
-        return next((job for job in jobs if job.id == wanted), jobs[0] if jobs else None)
+        fresh = time.monotonic() if after == 0.0 else after
+        job = _chosen(await self._jobs.named(self._job_name(key)), note, claim)
+        if fresh is not None and not (job is not None and job.is_over):
+            job = _chosen(await self._jobs.named(self._job_name(key), after=fresh), note, claim)
+        return job
 
     async def _waiting(self, key: str, note: RunNote | None, job: SlurmJob) -> RunStatus:
         """A job that waits for too long, or for nothing that will come, is withdrawn."""
@@ -455,6 +453,15 @@ async def _reachable(call: Awaitable[T]) -> T:
         return await call
     except (SlurmUnreachable, TimeoutError, OSError) as error:
         raise EngineUnreachable(f"Slurm: {error}") from None
+
+
+def _chosen(jobs: list[SlurmJob], note: RunNote | None, claim: str) -> SlurmJob | None:
+    """The job that has begun, else the noted one, else one that can still begin."""
+    by_id = {job.id: job for job in jobs}
+    if claim:
+        return by_id.get(claim)
+    noted = by_id.get(note.job if note else "")
+    return noted or min(jobs, key=lambda job: job.is_over, default=None)
 
 
 def _exists(path: Path) -> bool:
