@@ -163,6 +163,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "integration/jobs/test_daemon_dies.py::test_jobs_outlive_the_daemon_and_each_is_launched_and",
         "integration/jobs/test_disk_full.py::test_at_whatever_instant",
         "integration/jobs/test_docker_dies.py::test_at_whatever_instant",
+        "integration/jobs/test_slurm_dies.py::test_at_whatever_instant",
         "integration/jobs/test_faults.py::test_at_whatever_instant",
         "integration/test_inputs.py::test_workers_killed_at_random_instants",
         "integration/test_crash.py::test_what_was_acknowledged_survives_kill_9_at_any_instant",
@@ -207,7 +208,7 @@ SLURM = re.compile(r"::[^[]*\[slurm[]-]")
 THOROUGH = (
     "integration/test_slurm_kills.py::test_a_controller_that_is_gone",
     "integration/test_slurm_kills.py::test_a_job_without_its_supervisor",
-    "integration/test_same_task.py::test_a_task_is_trained_to_the_same_submission_by_each_engine[docker",
+    "integration/test_same_task.py",
     "benchmarks/test_memory_model.py::test_the_model_holds_against_torchs_own_bookkeeping",
     "integration/jobs/test_disk_full.py::test_at_whatever_save",
     "integration/jobs/test_faults.py::test_at_whatever_step",

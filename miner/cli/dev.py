@@ -221,17 +221,28 @@ def demo(
             help="In the end, show the job on the operator's page until Ctrl-C. Default: in a terminal.",
         ),
     ] = None,
+    slurm: Annotated[
+        bool,
+        typer.Option(
+            "--slurm",
+            help="Train as a job of the Slurm that SLURM_CONF or SLURM_BIN_DIR name; --dir must then be on "
+            "its shared file system.",
+        ),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Train and publish a small model, from the offer to the published repository."""
     from miner.cli.render import dev
     from miner.dev.demo import running_demo
     from miner.dev.tour import work_folder
+    from miner.settings import EngineKind
+
+    engine = EngineKind.SLURM if slurm else EngineKind.PROCESS
 
     shown = False
     with work_folder(folder) as place, ExitStack() as running:
         with dev.DemoProgress() as progress:
-            done = running.enter_context(running_demo(place, progress))
+            done = running.enter_context(running_demo(place, progress, engine))
         if done.ground is not None and done.result.held and _shows_page(page, json):
             dev.print_demo(done.result, json)
             shown = True

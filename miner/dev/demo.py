@@ -1,8 +1,8 @@
 """One real job from offer to published model, on the embedded defaults: no GPU, Docker, wallet, chain or hub.
 
 A development validator offers a little task, starts it, and asks for the submission until there is one; the
-daemon fetches model and rows from a site on loopback, trains in a process of its own, and publishes into a
-folder. What the validator gets as an answer is then checked against what is there.
+daemon fetches model and rows from a site on loopback, trains in a process or as a job of Slurm, and publishes
+into a folder. What the validator gets as an answer is then checked against what is there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ from miner.dev.validator import ValidatorClient, ValidatorOutcome
 from miner.engines.choose import SOURCE_ROOT, NoEngine, training_interpreter
 from miner.engines.trial import BEING_TRIED, TRIAL_FAILED
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
-from miner.settings import load_settings
+from miner.settings import EngineKind, load_settings
 
 #: The validator grants half an hour; the plan needs half a minute of it.
 TASK_HOURS = 0.5
@@ -76,32 +77,39 @@ class RunningDemo:
     ground: stack.DevStack | None = None
 
 
-def run_demo(folder: Path, tell: OnDemoStep = lambda _step, _line: None) -> DemoResult:
+def run_demo(
+    folder: Path, tell: OnDemoStep = lambda _step, _line: None, engine: EngineKind = EngineKind.PROCESS
+) -> DemoResult:
     """Run the demo in `folder`. It needs a training environment."""
-    with running_demo(folder, tell) as demo:
+    with running_demo(folder, tell, engine) as demo:
         return demo.result
 
 
 @contextmanager
-def running_demo(folder: Path, tell: OnDemoStep) -> Iterator[RunningDemo]:
+def running_demo(
+    folder: Path, tell: OnDemoStep, engine: EngineKind = EngineKind.PROCESS
+) -> Iterator[RunningDemo]:
     """Run the demo in `folder`; its daemon goes on until the end of the `with`."""
     settings = load_settings(env_file=None)
     python = settings.trainer_python
     with ExitStack() as parts:
         try:
             python = training_interpreter(settings).path
-            demo = _run_with_daemon(folder, tell, python, parts)
+            demo = _run_with_daemon(folder, tell, python, engine, parts)
         except NoEngine as error:
             demo = RunningDemo(DemoResult(trouble=f"{error}.\n{_remedy(python)}"))
         yield demo
 
 
-def _run_with_daemon(folder: Path, tell: OnDemoStep, python: Path, parts: ExitStack) -> RunningDemo:
+def _run_with_daemon(
+    folder: Path, tell: OnDemoStep, python: Path, engine: EngineKind, parts: ExitStack
+) -> RunningDemo:
     ground = stack.prepare_stack(folder)
     site = parts.enter_context(LoopbackSite())
     site.add_model(demo_inputs.MODEL_ID, demo_inputs.model_files())
     task = demo_task(site.add_file("/rows.json", demo_inputs.training_rows()))
-    child = stack.daemon_process(ground, demo_settings(site, folder) | {"TRAINER_PYTHON": str(python)})
+    settings = demo_settings(site, folder, engine) | {"TRAINER_PYTHON": str(python)}
+    child = stack.daemon_process(ground, settings)
     parts.enter_context(child)
     tell("daemon", f"answers after {child.start_s:.1f} s, keys and data in {folder}")
     result = asyncio.run(_play_validator(ground, task, tell, python))
@@ -110,12 +118,17 @@ def _run_with_daemon(folder: Path, tell: OnDemoStep, python: Path, parts: ExitSt
     return RunningDemo(result, ground)
 
 
-def demo_settings(site: LoopbackSite, folder: Path) -> dict[str, str]:
+def demo_settings(
+    site: LoopbackSite, folder: Path, engine: EngineKind = EngineKind.PROCESS
+) -> dict[str, str]:
+    """With Slurm every node has one pretended GPU, and the operator's own variables say which Slurm it is."""
+    cluster = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
     return {
+        **(cluster if engine is EngineKind.SLURM else {}),
         "GPUS": "cpu",
         "PROFILE": "cpu-native",
         "POLICY": "everything-feasible",
-        "ENGINE": "process",
+        "ENGINE": engine,
         "HUB": f"local:{folder / 'hub'}",
         "HF_ENDPOINT": site.url,
         "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
@@ -261,7 +274,7 @@ class DemoNarrator:
             case "write":
                 self._tell("plan", _plan_line(Path(job["attempts"][-1]["folder"]) / PLAN_FILE))
             case "launch":
-                self._tell("train", "started in a process of its own")
+                self._tell("train", "started")
             case "publish early":
                 self._tell("publish", "the best model so far")
             case "publish":

@@ -253,12 +253,11 @@ class OwnSlurm:
             stand_in.chmod(0o755)
 
     def _guarded(self) -> subprocess.Popen[bytes]:
-        """Ends it when the tests were killed and could not. In a session of its own: what kills the tests,
-        such as `timeout`, signals their whole group."""
-        script, folder = shlex.quote(str(SCRIPT)), shlex.quote(str(self.folder))
-        command = f"cat >/dev/null; [ ! -e {folder} ] || {script} down {folder}; rm -rf {folder}"
+        """Ends it when the tests were killed and could not, its folder too. In a session of its own: what
+        kills the tests, such as `timeout`, signals their whole group."""
+        command = 'cat >/dev/null; [ ! -e "$2" ] || "$1" down "$2"; rm -rf "$2"; rmdir "${2%/*}" 2>/dev/null'
         return subprocess.Popen(
-            ["sh", "-c", command],
+            ["sh", "-c", command, "sh", str(SCRIPT), str(self.folder)],
             stdin=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

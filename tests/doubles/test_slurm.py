@@ -105,7 +105,7 @@ def test_nothing_is_left_of_a_test_run_that_was_killed(tmp_path: Path) -> None:
         folder = Path(run.stdout.readline().strip())
         waited_for((tmp_path / "up").exists, "the job does not begin")
         run.send_signal(signal.SIGKILL)
-    waited_for(lambda: not folder.exists(), "its folder is there")
+    waited_for(lambda: not folder.parent.exists(), "its folder is there")
     assert of(folder) == []
 
 

@@ -10,24 +10,31 @@ import pytest
 
 from miner.dev import demo
 from miner.dev.demo import run_demo
+from miner.settings import EngineKind
+from miner.store.attempts import attempts_of
 from miner.store.database import open_store
 from miner.store.figures import figures_of
 from tests.doubles.required import missing
+from tests.doubles.slurm import OwnSlurm
 
 PYTHON = os.environ.get("GOD_MINER_TRAINING_PYTHON")
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.parametrize("engine", [EngineKind.PROCESS, EngineKind.SLURM])
 def test_a_little_model_is_trained_published_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: EngineKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    if engine is EngineKind.SLURM:
+        slurm: OwnSlurm = request.getfixturevalue("slurm")
+        monkeypatch.setenv("SLURM_BIN_DIR", str(slurm.bin))
     if not PYTHON:
         missing("GOD_MINER_TRAINING_PYTHON is not set: run make training")
     monkeypatch.setenv("TRAINER_PYTHON", str(PYTHON))
     # Importing the stack on a busy machine takes minutes; below what `tests.doubles.watch` gives a test.
     monkeypatch.setattr(demo, "PATIENCE_S", 800.0)
     lines: list[tuple[str, str]] = []
-    result = run_demo(tmp_path, lambda step, line: lines.append((step, line)))
+    result = run_demo(tmp_path, lambda step, line: lines.append((step, line)), engine)
     assert result.trouble is None, (tmp_path / "daemon.log").read_text()[-3000:]
     assert result.held
     assert result.base is not None
@@ -40,6 +47,8 @@ def test_a_little_model_is_trained_published_and_reported(
     assert len(losses) >= 2
     assert str(result.submission) in lines[-1][1]
     with open_store(tmp_path / "data") as connection:
+        (attempt,) = attempts_of(connection, 1)
+        assert attempt.engine == engine
         (stored,) = figures_of(connection, 1).values()
     steps, figures = json.loads(stored.curves)["steps"], json.loads(stored.figures)
     assert steps["step"] == list(range(1, figures["steps"] + 1))

@@ -17,6 +17,7 @@ from miner.dev import demo_inputs
 from tests.doubles import base_image
 from tests.doubles.engine_fixtures import own_dockerd
 from tests.doubles.required import missing
+from tests.doubles.slurm import OwnSlurm
 
 pytestmark = pytest.mark.integration
 
@@ -59,8 +60,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def comparable(plan: dict[str, Any]) -> dict[str, Any]:
-    """Without a port that was free, and the seconds that were left after the inputs were there."""
-    del plan["launch"]["port"], plan["task"]["hours"], plan["time"]
+    """Without a port that was free, the seconds that were left when the inputs were there, and the memory of
+    the machine or node."""
+    del plan["launch"]["port"], plan["task"]["hours"], plan["time"], plan["container"]
     return plan
 
 
@@ -124,7 +126,17 @@ def docker_settings(training: str) -> Iterator[dict[str, str]]:
         yield {"ENGINE": "docker", "DOCKER_HOST": engine.host, "TRAINER_TEXT_IMAGE": IMAGE}
 
 
-@pytest.mark.parametrize("kind", ["docker"])
+@pytest.fixture
+def slurm_settings(training: str, slurm: OwnSlurm) -> dict[str, str]:
+    return {
+        "ENGINE": "slurm",
+        "SLURM_BIN_DIR": str(slurm.bin),
+        "TRAINER_PYTHON": training,
+        "TRAINER_SANDBOX": "off",
+    }
+
+
+@pytest.mark.parametrize("kind", ["docker", "slurm"])
 def test_a_task_is_trained_to_the_same_submission_by_each_engine(
     kind: str,
     task: Path,

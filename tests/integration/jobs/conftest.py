@@ -16,6 +16,7 @@ from miner.settings import Settings
 from tests.doubles import base_image
 from tests.doubles.base_image import PYTHON
 from tests.doubles.dockerd import Dockerd
+from tests.doubles.slurm import OwnSlurm
 from tests.integration.jobs.field import DAEMON, Field, Files, field_of, field_settings, process_field
 
 KINDS = ("process", "docker")
@@ -82,14 +83,19 @@ def stack(tmp_path: Path) -> DevStack:
 
 
 @pytest.fixture
-def child(stack: DevStack) -> Iterator[ChildProcess]:
-    """A daemon whose trainer is `payload.py`."""
+def child(stack: DevStack, request: pytest.FixtureRequest) -> Iterator[ChildProcess]:
+    """A daemon whose trainer is `payload.py`; with the parameter "slurm" on the nodes of one."""
+    settings = dict(DAEMON_SETTINGS)
+    if getattr(request, "param", "") == "slurm":
+        slurm: OwnSlurm = request.getfixturevalue("slurm")
+        settings |= {"ENGINE": "slurm", "GPUS": "auto", "SLURM_BIN_DIR": str(slurm.bin)}
+        settings |= {"SLURM_POLL_SECONDS": "0.2"}
     child = ChildProcess(
         [sys.executable, str(DAEMON), "run"],
         stack.public_port,
         stack.folder,
         stack.log_file,
-        {**stack.settings(), **DAEMON_SETTINGS},
+        {**stack.settings(), **settings},
     )
     yield child
     child.stop()

@@ -77,6 +77,7 @@ def kill(child: ChildProcess) -> None:
     child.process.wait()
 
 
+@pytest.mark.parametrize("child", ["process", "slurm"], indirect=True)
 def test_killed_in_every_stage_each_job_is_launched_and_published_once(
     stack: DevStack, child: ChildProcess, files: Files, tmp_path: Path
 ) -> None:
@@ -112,6 +113,8 @@ def test_killed_in_every_stage_each_job_is_launched_and_published_once(
     operator.until(lambda: all(job["state"] == "done" for job in operator.jobs()), 240)
     for job in operator.jobs():
         whole(stack, job)
+        (attempt,) = operator.ask("GET", f"/jobs/{job['id']}")["attempts"]
+        assert attempt["engine"] == child.environment["ENGINE"]
     assert child.stop() == 0
     assert {path.name for path in stack.data_dir.glob("jobs/*/attempt_*")} == {"attempt_1"}
 

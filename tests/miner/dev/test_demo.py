@@ -126,7 +126,7 @@ def test_each_thing_that_happens_is_one_line() -> None:
         narrator.see(seen)
     assert lines == [
         "fetch: org/model and its rows",
-        "train: started in a process of its own",
+        "train: started",
         "train: reads the rows",
         "train: step  1 of 24, loss 5.600, held out 5.500, 1,672 tokens/s",
         "publish: the best model so far",

@@ -1,0 +1,97 @@
+"""`kill -9` of Slurm's daemons and of a node: the right reason, resumed by rule, one model, no orphan."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+import pytest_asyncio
+
+from core.domain.job_states import EndReason
+from miner.engines.base import EXIT_FILE
+from miner.engines.choose import slurm_engine
+from miner.jobs.recovery import sweep_orphans
+from tests.doubles.base_image import PYTHON
+from tests.doubles.slurm import CONTROLLER, OwnSlurm, own_slurm
+from tests.integration.jobs.field import INSTANTS, LIMIT_S, SEED, Field, Files, field_of, field_settings
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def mortal() -> Iterator[OwnSlurm]:
+    with own_slurm(settings={"MinJobAge": "2", "SlurmdTimeout": "5"}) as slurm:
+        yield slurm
+
+
+@pytest_asyncio.fixture
+async def field(mortal: OwnSlurm, files: Files, tmp_path: Path) -> AsyncIterator[Field]:
+    settings = field_settings(
+        tmp_path / "data",
+        trainer_python=PYTHON,
+        trainer_sandbox="off",
+        slurm_bin_dir=mortal.bin,
+        slurm_poll_seconds=0.2,
+    )
+    engine = slurm_engine(settings)
+    async with field_of(engine, settings, files, light=True) as field:
+        yield field
+        mortal.start(until_nodes_answer=False)
+    await engine.close()
+
+
+async def test_a_training_outlives_the_controller_and_is_published_once(
+    field: Field, mortal: OwnSlurm
+) -> None:
+    """Also what it finished while nobody could ask for it."""
+    job = await field.start("t1", {"*": {"steps": 10, "save": [3], "wait_at": 8}})
+    await field.training(job, 8)
+    mortal.save()
+    mortal.kill(CONTROLLER)
+    await field.until(job, lambda live: live.trouble)
+    field.go(job)
+    async with asyncio.timeout(LIMIT_S):
+        while not field.attempt_file(job, 1, EXIT_FILE).exists():
+            await asyncio.sleep(0.02)
+    mortal.start(until_nodes_answer=False)
+    await field.published(job)
+    assert await field.ends(job) == [EndReason.TRAINED]
+    assert field.launches(job) == 1
+
+
+async def test_a_node_that_fails_costs_no_model_and_leaves_no_orphan(field: Field, mortal: OwnSlurm) -> None:
+    first = {"steps": 10, "save": [3], "checkpoint": [3], "wait_at": 8}
+    job = await field.start("t1", {"1": first, "*": {"steps": 10, "save": [3]}})
+    await field.training(job, 8)
+    (running,) = mortal.jobs().values()
+    mortal.kill_node(running["NodeList"])
+    mortal.fail(running["NodeList"])
+    await field.published(job)
+    assert await field.ends(job) == [EndReason.NODE_FAILED, EndReason.TRAINED]
+    assert field.run(job, 2)["resume_from"] is not None
+    assert field.launches(job, 1) == field.launches(job, 2) == 1
+    assert len({repo for repo, _ in field.light_hub.commits}) == 1
+
+
+async def test_at_whatever_instant_a_daemon_is_killed_one_model_is_published_and_nothing_is_left(
+    field: Field, mortal: OwnSlurm
+) -> None:
+    random = Random(SEED)
+    for number in range(INSTANTS):
+        first = {"steps": 30, "step_s": 0.05, "save": [3, 9, 27], "checkpoint": [3, 9, 27]}
+        job = await field.start(f"t{number}", {"*": first})
+        await asyncio.sleep(instant := random.uniform(0.0, 5.0))
+        victim = random.choice((CONTROLLER, *mortal.nodes))
+        mortal.kill(victim)
+        await asyncio.sleep(random.uniform(0.0, 2.0))
+        await asyncio.to_thread(mortal.start)
+        await field.over(job)
+        details = f"{victim} killed after {instant:.2f} s: {await field.describe(job)}"
+        if await field.orphans():
+            await sweep_orphans(field.jobs.services)
+        await field.published(job)
+        attempts = range(1, len(await field.ends(job)) + 1)
+        assert all(field.launches(job, attempt) <= 1 for attempt in attempts), details
