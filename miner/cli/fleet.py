@@ -1,10 +1,11 @@
-"""`god-miner fleet`: the GPUs of this host, who holds them until when, and who waits."""
+"""`god-miner fleet`: the GPUs of this host and of a cluster's nodes, who has them, and who waits."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,18 +13,26 @@ from miner.cli.options import AsJsonObject, load_settings
 from miner.cli.output import echo_json, show_time, terminal
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from miner.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Show the GPUs of this host and who has them.")
+app = typer.Typer(no_args_is_help=True, help="Show the GPUs and who has them.")
 
 
 @app.callback()
 def fleet() -> None:
-    """Show the GPUs of this host and who has them."""
+    """Show the GPUs and who has them."""
+
+
+#: Nodes that are shown one by one; of more, those of interest.
+_SHOWN_NODES = 16
+
+NodeName = Annotated[str | None, typer.Option("--node", help="Show the GPUs of this node of the cluster.")]
 
 
 @app.command()
-def show(as_json: AsJsonObject = False) -> None:
+def show(as_json: AsJsonObject = False, node: NodeName = None) -> None:
     """Show GPUs, what they measure, holders, windows and queue. Without a daemon: GPUs and reservations."""
     from miner.daemon_client import NoDaemon, get_page
 
@@ -32,10 +41,12 @@ def show(as_json: AsJsonObject = False) -> None:
         page = {"daemon": True, **get_page(settings, "/fleet")}
     except NoDaemon as missing:
         page = {"daemon": False, "why": str(missing), **_without_daemon(settings)}
+    if node is not None:
+        _keep_node(page, node)
     if as_json:
         echo_json(page)
     else:
-        _print(page)
+        _print(page, node)
     usable = any(gpu["out"] is None for gpu in page["gpus"])
     raise typer.Exit(0 if usable and page["trouble"] is None else 1)
 
@@ -54,7 +65,16 @@ def _without_daemon(settings: Settings) -> dict[str, Any]:
     return view_without_daemon(seen.inventory, source, samples, taken, time.time())
 
 
-def _print(page: dict[str, Any]) -> None:
+def _keep_node(page: dict[str, Any], name: str) -> None:
+    known = [one["name"] for one in page["nodes"]]
+    if name not in known:
+        some = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
+        raise typer.BadParameter(f"there is no node {name}; there are {some or 'none'}", param_hint="--node")
+    page["nodes"] = [one for one in page["nodes"] if one["name"] == name]
+    page["gpus"] = [gpu for gpu in page["gpus"] if gpu["node"] == name]
+
+
+def _print(page: dict[str, Any], node: str | None) -> None:
     from miner.cli.render.terminal import WIDE_COLUMNS
 
     console = terminal()
@@ -62,14 +82,74 @@ def _print(page: dict[str, Any]) -> None:
         console.print(page["why"], style="yellow", soft_wrap=True)
     if page["trouble"]:
         console.print(page["trouble"], style="red", soft_wrap=True)
-    console.print(_gpu_table(page, is_wide=console.width >= WIDE_COLUMNS))
+    for note in page["notes"]:
+        console.print(note, style="yellow", soft_wrap=True)
+    here = [gpu for gpu in page["gpus"] if not gpu["node"]]
+    if here or not page["nodes"]:
+        console.print(_gpu_table(page, here, is_wide=console.width >= WIDE_COLUMNS))
+    if page["nodes"]:
+        _print_nodes(console, page, node)
     if page["claims"]:
         console.print(_claim_table(page))
     else:
         console.print("nothing is reserved, nothing waits", style="dim")
 
 
-def _gpu_table(page: dict[str, Any], *, is_wide: bool) -> Any:
+def _print_nodes(console: Console, page: dict[str, Any], node: str | None) -> None:
+    from miner.cli.render.terminal import plain_table
+
+    nodes = page["nodes"]
+    if node is None:
+        console.print(page["source"], highlight=False)
+        summary = ("nodes", "of", "GPUs", "ours", "others'", "free", "out")
+        console.print(plain_table(*summary, rows=_classes(nodes)))
+    rows = nodes if len(nodes) <= _SHOWN_NODES else _of_interest(nodes)[:_SHOWN_NODES]
+    if rows:
+        table = ("node", "GPUs", "ours", "others'", "free", "next free", "state")
+        console.print(plain_table(*table, rows=map(_node_row, rows)))
+    if len(rows) < len(nodes):
+        more = f"{len(nodes) - len(rows)} more nodes: `--node NAME` shows one, `--json` all"
+        console.print(more, style="dim")
+    if node is not None:
+        console.print(plain_table("GPU", "kind", "state", rows=map(_slot_row, page["gpus"])))
+    console.print("GPUs of nodes are not measured by this daemon", style="dim")
+
+
+def _classes(nodes: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for all nodes of a size: how many, and what their GPUs do."""
+    classes: dict[str, Counter[str]] = {}
+    for one in nodes:
+        count = classes.setdefault(f"{one['gpus']}x{one['kind']}", Counter())
+        count.update({name: one[name] for name in ("gpus", "ours", "others", "free")})
+        count["nodes"] += 1
+        count["out"] += one["gpus"] if one["out"] else 0
+    keys = ("gpus", "ours", "others", "free", "out")
+    return [(str(of["nodes"]), name, *(str(of[key]) for key in keys)) for name, of in sorted(classes.items())]
+
+
+def _of_interest(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those with jobs of ours, then those that take none."""
+    found = [one for one in nodes if one["ours"] or one["out"]]
+    return sorted(found, key=lambda one: (-one["ours"], one["name"]))
+
+
+def _node_row(one: dict[str, Any]) -> tuple[str, ...]:
+    until = show_time(one["until"], seconds=False) if one["until"] else "-"
+    counts = (str(one[name]) for name in ("ours", "others", "free"))
+    return (one["name"], f"{one['gpus']}x{one['kind']}", *counts, until, one["state"])
+
+
+def _slot_row(gpu: dict[str, Any]) -> tuple[str, ...]:
+    state, _ = _gpu_state(gpu)
+    windows = "; ".join(
+        f"{show_time(one['starts_at'], seconds=False)} to "
+        + (show_time(one["ends_at"], seconds=False) if one["ends_at"] else "no end")
+        for one in gpu["busy"]
+    )
+    return gpu["id"], gpu["kind"], f"{state}; others: {windows}" if windows else state
+
+
+def _gpu_table(page: dict[str, Any], gpus: Sequence[dict[str, Any]], *, is_wide: bool) -> Any:
     """On a narrow terminal without ids and links, which `--json` has."""
     from rich.table import Table
 
@@ -79,7 +159,7 @@ def _gpu_table(page: dict[str, Any], *, is_wide: bool) -> Any:
     for name in ("use", "memory", "°C", "W"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", overflow="fold")
-    for gpu in page["gpus"]:
+    for gpu in gpus:
         state, style = _gpu_state(gpu)
         linked = ", ".join(map(str, gpu["linked"])) or "-"
         more = (gpu["id"], linked) if is_wide else ()
@@ -108,6 +188,8 @@ def _gpu_state(gpu: dict[str, Any]) -> tuple[str, str]:
         return f"out: {gpu['out']}", "red"
     if gpu["task_id"] is not None:
         return f"runs {gpu['task_id']}", ""
+    if gpu["others"]:
+        return "used by others", ""
     if gpu["unclean"]:
         return "not empty yet after its last job", "yellow"
     return ("free, and used a little by somebody else" if gpu["shared"] else "free"), "green"
@@ -116,7 +198,7 @@ def _gpu_state(gpu: dict[str, Any]) -> tuple[str, str]:
 def _claim_table(page: dict[str, Any]) -> Any:
     from rich.table import Table
 
-    index = {gpu["id"]: str(gpu["index"]) for gpu in page["gpus"]}
+    index = {gpu["id"]: str(gpu["index"]) for gpu in page["gpus"] if not gpu["node"]}
     table = Table("task", "stage", "GPUs", "from (UTC)", "until", "value per GPU-hour", box=None)
     for claim in page["claims"]:
         stage = f"{claim['kind']}, {claim['stage']}"

@@ -11,6 +11,7 @@ from core.domain.units import show_bytes
 from miner.fleet.base import Gpu, InventoryState
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
+from miner.fleet.node_view import busy_until, node_entries, windows
 from miner.fleet.samples import FRESH_SECONDS, GpuSample, SampleHistory
 from miner.fleet.schedule import ClaimStage, GpuClaim
 from miner.store.offers import OpenReservation
@@ -22,11 +23,15 @@ def fleet_view(
     samples: SampleHistory,
     job_ids: Mapping[TaskKey, int],
     now: float,
+    *,
+    is_short: bool = False,
 ) -> dict[str, Any]:
-    """The fleet of the running daemon. `job_ids`: of the tasks that run."""
+    """The fleet of the running daemon. `job_ids`: of the tasks that run; `is_short`: without the GPUs of
+    nodes that no job of ours has, of which there may be thousands."""
     state = fleet.inventory
     running = {gpu: claim for claim in fleet.ledger.claims if claim.is_running for gpu in claim.gpus}
     queue = {claim.key: place for place, claim in enumerate(fleet.queue(), 1)}
+    indices = {gpu.id: gpu.index for gpu in state.gpus}
     claims = sorted(
         fleet.ledger.claims, key=lambda claim: (_STAGE_ORDER[claim.stage], claim.starts_at, claim.since)
     )
@@ -35,11 +40,20 @@ def fleet_view(
         "source": inventory.source_name,
         "looked_at": inventory.scanned_at,
         "trouble": state.problem,
+        "notes": list(state.notes),
+        "nodes": node_entries(state, running, now),
         "gpus": [
             _gpu_entry(
-                gpu, state, running.get(gpu.id), job_ids, samples.latest(gpu.id, since=now - FRESH_SECONDS)
+                gpu,
+                indices,
+                state,
+                running.get(gpu.id),
+                job_ids,
+                samples.latest(gpu.id, since=now - FRESH_SECONDS),
+                now,
             )
             for gpu in state.gpus
+            if not (is_short and gpu.node) or gpu.id in running
         ],
         "claims": [
             _claim_entry(_as_planned(claim), claim.stage, claim.firm, queue.get(claim.key))
@@ -57,12 +71,17 @@ def view_without_daemon(
 ) -> dict[str, Any]:
     """The GPUs as they are, and the reservations in the store."""
     by_gpu = {sample.gpu: sample for sample in samples}
+    indices = {gpu.id: gpu.index for gpu in inventory.gpus}
     return {
         "at": now,
         "source": source,
         "looked_at": now,
         "trouble": inventory.problem,
-        "gpus": [_gpu_entry(gpu, inventory, None, {}, by_gpu.get(gpu.id)) for gpu in inventory.gpus],
+        "notes": list(inventory.notes),
+        "nodes": node_entries(inventory, (), now),
+        "gpus": [
+            _gpu_entry(gpu, indices, inventory, None, {}, by_gpu.get(gpu.id), now) for gpu in inventory.gpus
+        ],
         "claims": [_claim_entry(row.hold, ClaimStage.RESERVED, row.firm, None) for row, _ in reservations],
     }
 
@@ -72,18 +91,23 @@ _STAGE_ORDER = {ClaimStage.RUNNING: 0, ClaimStage.RESERVED: 1, ClaimStage.WAITIN
 
 def _gpu_entry(
     gpu: Gpu,
+    indices: Mapping[str, int],
     inventory: InventoryState,
     holder: GpuClaim | None,
     job_ids: Mapping[TaskKey, int],
     sample: GpuSample | None,
+    now: float,
 ) -> dict[str, Any]:
     key = holder and holder.key
     return {
         "id": gpu.id,
         "index": gpu.index,
+        "node": gpu.node,
+        "others": busy_until(gpu, now) is not None,
+        "busy": windows(gpu, now),
         "kind": gpu.kind.name,
         "memory": show_bytes(gpu.kind.memory_bytes),
-        "linked": sorted(other.index for other in inventory.gpus if other.id in gpu.linked),
+        "linked": sorted(indices[other] for other in gpu.linked if other in indices),
         "out": gpu.unusable_reason,
         "unclean": gpu.id in inventory.unclean,
         "shared": gpu.id in inventory.shared,

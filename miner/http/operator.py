@@ -88,9 +88,9 @@ class MeasuredFleet(Protocol):
     def clock(self) -> float: ...
 
 
-async def fleet_page(daemon: MeasuredFleet) -> dict[str, Any]:
+async def fleet_page(daemon: MeasuredFleet, *, is_short: bool = False) -> dict[str, Any]:
     running = {claim.key for claim in daemon.fleet.ledger.claims if claim.is_running}
     ids = await daemon.store.read(job_ids, running) if running else {}
     now, host = daemon.clock(), daemon.samples.host
-    page = fleet_view(daemon.fleet, daemon.inventory, daemon.samples, ids, now)
+    page = fleet_view(daemon.fleet, daemon.inventory, daemon.samples, ids, now, is_short=is_short)
     return {**page, "host": asdict(host) if host and host.at >= now - FRESH_SECONDS else None}

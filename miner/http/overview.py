@@ -124,7 +124,7 @@ async def show_overview(daemon: Annotated[ObservedDaemon, Depends(overview_depen
         "at": time.time(),
         "daemon": _state(daemon),
         "kpis": await daemon.kpis.read(),
-        "fleet": await fleet_page(daemon),
+        "fleet": await fleet_page(daemon, is_short=True),
         **stored,
     }
     # FastAPI's own encoder would walk the whole answer once more.

@@ -28,10 +28,15 @@ PAGE: dict[str, Any] = {
     "source": "driver 550",
     "looked_at": 0.0,
     "trouble": None,
+    "notes": [],
+    "nodes": [],
     "gpus": [
         {
             "id": f"GPU-{index}",
             "index": index,
+            "node": "",
+            "others": False,
+            "busy": [],
             "kind": "H100-SXM",
             "memory": "84.9 GB",
             "linked": [1 - index] if index < 2 else [],
@@ -183,6 +188,54 @@ def test_what_is_written_wrong_is_an_error(
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=rule):
         CliRunner().invoke(app, ["fleet", "show"], catch_exceptions=False)
+
+
+def cluster_page(count: int) -> dict[str, Any]:
+    """A cluster whose node n1 has a job of ours and others', and n2 is drained."""
+
+    def node(number: int, **more: Any) -> dict[str, Any]:
+        same = {"engine": "slurm", "kind": "H100-SXM", "gpus": 8, "cpu_cores": 128, "memory_bytes": 10**12}
+        state = {"name": f"n{number}", "state": "idle", "ours": 0, "others": 0, "free": 8}
+        return {**same, **state, "until": None, "out": None, **more}
+
+    nodes = [node(number) for number in range(1, count + 1)]
+    nodes[0] = node(1, state="mixed", ours=2, others=4, free=2, until=7200.0)
+    nodes[1] = node(2, state="drained: bad disk", free=0, out="taken out: drained: bad disk")
+    same = {**PAGE["gpus"][2], "out": None, "node": "n1", "sample": None}
+    slots = [{**same, "id": f"{index}@n1", "index": index} for index in range(2)]
+    slots[1] |= {"others": True, "busy": [{"starts_at": 0.0, "ends_at": None}]}
+    return {**PAGE, "source": "Slurm 24.11.5, partition train", "gpus": slots, "nodes": nodes}
+
+
+def test_many_nodes_are_summed_up_and_those_of_interest_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, {**cluster_page(125), "notes": ["n9 is left out: its GPUs are of no known kind"]})
+    code, shown = run(columns=80)
+    assert code == 0
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert len(lines) < 20
+    assert "125 8xH100-SXM 1000 2 4 986 8" in lines
+    assert "n1 8xH100-SXM 2 4 2 01-01 02:00 mixed" in lines
+    assert "n2 8xH100-SXM 0 0 0 - drained: bad disk" in lines
+    assert any(line.startswith("123 more nodes") for line in lines)
+    assert "n9 is left out: its GPUs are of no known kind" in lines
+    assert "GPUs of nodes are not measured by this daemon" in lines
+
+
+def test_one_node_is_shown_with_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, cluster_page(125))
+    code, shown = run("--node", "n1", columns=80)
+    assert code == 0
+    assert "1@n1" in shown
+    assert "used by others; others: 01-01 00:00 to no end" in shown
+    assert "n2" not in shown
+    answers(monkeypatch, cluster_page(125))
+    page = json.loads(run("--node", "n1", "--json")[1])
+    assert [one["name"] for one in page["nodes"]] == ["n1"]
+    answers(monkeypatch, cluster_page(125))
+    code, shown = run("--node", "n999")
+    assert code == 2
+    assert "there is no node n999" in shown
 
 
 async def test_the_daemons_page_shows_who_has_what(running: DaemonInProcess) -> None:
