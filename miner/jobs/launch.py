@@ -18,7 +18,7 @@ from typing import Any
 from core.domain.choices import Engine as TrainingEngine
 from core.domain.hardware import Device
 from core.domain.job_states import EndReason, StepFailed
-from core.domain.keys import CPU_ID
+from core.domain.keys import CPU_ID, nodes_of
 from core.engines.base import ImageFiles, RecipeError, RunInputs
 from core.engines.launch import launch_environment
 from core.engines.render import render
@@ -165,6 +165,7 @@ def engine_spec(job: JobRow, attempt: JobAttempt, now: float) -> EngineSpec:
         mounts=tuple(Mount(path) for path in paths),
         env=run_environment(run, plan),
         gpus=() if on_cpu else tuple(gpu for gpu in attempt.row.gpus if gpu != CPU_ID),
+        nodes=tuple(filter(None, nodes_of(attempt.row.gpus))),
         memory_bytes=plan.container.memory_bytes,
         shm_bytes=plan.container.shm_bytes,
         cpus=plan.container.cpus,

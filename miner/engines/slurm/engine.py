@@ -320,8 +320,14 @@ class SlurmEngine:
     # Poll
 
     async def _poll(self, key: str, run_dir: Path) -> RunStatus:
-        note, claim, exited = await asyncio.to_thread(
-            lambda: (self._runs.read(key), self._runs.claimed_by(key), _exists(run_dir / EXIT_FILE))
+        # One thread for all that is read: polls of running jobs are most of what the engine does.
+        note, claim, start, exited = await asyncio.to_thread(
+            lambda: (
+                self._runs.read(key),
+                self._runs.claimed_by(key),
+                read_start(run_dir),
+                _exists(run_dir / EXIT_FILE),
+            )
         )
         job = await self._job(key, note, claim, after=0.0 if exited else self._changed_at.get(key))
         if job is None and exited and note is not None:
@@ -334,7 +340,6 @@ class SlurmEngine:
         if not job.is_over:
             if exited:
                 await self._end_lingering(key, job)
-            start = await asyncio.to_thread(read_start, run_dir)
             started_at = start.at if start else job.started_at
             return RunStatus(RunPhase.RUNNING, started_at=started_at, detail=str(job), node=job.nodes)
         if not exited:

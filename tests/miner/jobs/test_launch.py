@@ -94,8 +94,16 @@ def test_every_kind_of_task_is_written_down_and_can_be_launched_from_that(
 def test_a_run_on_the_cpu_asks_for_no_gpu(tmp_path: Path) -> None:
     plan, task = planned(TaskType.INSTRUCT, None, "cpu")
     spec = engine_spec(row(b"{}"), attempt(tmp_path, plan, task, ("cpu",)), 1000.0)
-    assert spec.gpus == ()
+    assert spec.gpus == spec.nodes == ()
     assert spec.env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("gpus", [("0@n1", "1@n1"), ("cpu@n1",)])
+def test_a_run_in_a_cluster_names_its_node(tmp_path: Path, gpus: tuple[str, ...]) -> None:
+    plan, task = planned(TaskType.INSTRUCT, None, "cpu" if len(gpus) == 1 else "2xH100")
+    spec = engine_spec(row(b"{}"), attempt(tmp_path, plan, task, gpus), 1000.0)
+    assert spec.nodes == ("n1",)
+    assert spec.gpus == (() if len(gpus) == 1 else gpus)
 
 
 def test_what_a_training_does_to_its_folder_changes_nothing_that_is_launched_next(tmp_path: Path) -> None:
