@@ -36,7 +36,7 @@ from miner.offers.history import read_outcomes
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
 from miner.publish.reachable import HubReachability
-from miner.settings import EngineKind, Settings
+from miner.settings import Settings
 from miner.store import database
 from miner.store.alerts import prune_alerts
 from miner.store.events import prune_history
@@ -204,14 +204,13 @@ class Daemon:
             self.offer_service.restore()
             self.policy_runtime.add_outcomes(read_outcomes(self.store, self.clock()))
         await self._expire_overdue()
-        if self.settings.engine is not EngineKind.NONE:
-            self.fleet.ability = ENGINE_NOT_FOUND_YET
+        self.fleet.abilities = dict.fromkeys(self.settings.engines, ENGINE_NOT_FOUND_YET)
         await self.notifier.start()
         await self.metagraphs.start()
         await self._wait_for_first_metagraph()
         self.periodic_tasks.start()
         self.rule_task.start()
-        if self.settings.engine is not EngineKind.NONE:
+        if self.settings.engines:
             self.hub_task.start()
         self.sampler.start()
         self._in_background(self.power.restore_after_restart())
@@ -246,7 +245,7 @@ class Daemon:
     def trainings(self) -> list[RunningTraining] | None:
         """What trains now; None while nobody knows, because there is no engine yet."""
         if self.jobs is None:
-            return [] if self.settings.engine is EngineKind.NONE else None
+            return None if self.settings.engines else []
         return self.jobs.trainings
 
     @property
@@ -263,7 +262,7 @@ class Daemon:
     async def _start_jobs(self) -> None:
         """Resume the jobs of before the restart, and start new ones, as soon as there is an engine. What is
         accepted meanwhile has to be trained, so a disk that is full for an hour must not end this."""
-        if self.settings.engine is EngineKind.NONE:
+        if not self.settings.engines:
             log.info("nothing is trained: ENGINE=none")
             return
         while True:
@@ -274,7 +273,8 @@ class Daemon:
             except Exception as error:  # whatever it is, a later try may succeed
                 log.exception("the jobs cannot be started; it is tried again")
                 self.alerts(AlertKind.JOBS, f"the jobs cannot be started yet: {error}")
-                self.fleet.ability = EngineAbility(problem=f"the jobs cannot be started: {error}")
+                problem = EngineAbility(problem=f"the jobs cannot be started: {error}")
+                self.fleet.abilities = dict.fromkeys(self.settings.engines, problem)
                 await asyncio.sleep(ENGINE_RETRY_SECONDS)
             else:
                 return

@@ -63,18 +63,18 @@ class EngineChoice:
     why: str
 
 
-async def choose_engine(settings: Settings) -> EngineChoice:
-    """The engine that ENGINE asks for. Calls Docker only if it may be the answer; never raises without
+async def choose_engine(settings: Settings, kind: EngineKind) -> EngineChoice:
+    """The engine for one of ENGINE's words. Calls Docker only if it may be the answer; never raises without
     one."""
-    if settings.engine is EngineKind.NONE:
+    if kind is EngineKind.NONE:
         return EngineChoice(None, "ENGINE=none")
-    if settings.engine is EngineKind.AUTO:
+    if kind is EngineKind.AUTO:
         return await _choose_automatically(settings)
     try:
-        engine = await build_engine(settings, settings.engine)
+        engine = await build_engine(settings, kind)
     except NoEngine as error:
         return EngineChoice(None, str(error))
-    return EngineChoice(engine, f"ENGINE={settings.engine}")
+    return EngineChoice(engine, f"ENGINE={','.join(settings.engine)}")
 
 
 async def build_engine(settings: Settings, kind: str, trial_dir: Path | None = None) -> ExecutionEngine:

@@ -268,7 +268,8 @@ class EngineTrials:
     def _remember(self, image: str, identity: str, missing: MissingByEngine) -> None:
         """Keep the newest result of each image, on disk as well."""
         prefix = f"{self._engine.name} {image} "
-        others = {name: result for name, result in self._results.items() if not name.startswith(prefix)}
+        known = _read_results(self._file) | self._results  # another engine's trials write it too
+        others = {name: result for name, result in known.items() if not name.startswith(prefix)}
         self._results = {**others, identity: {str(engine): why for engine, why in missing.items()}}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._file, json.dumps(self._results, indent=2).encode())

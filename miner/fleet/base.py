@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -46,14 +46,6 @@ class FleetNode:
     sees_memory: bool = False
 
 
-class NodeClass(NamedTuple):
-    """Nodes that a plan cannot tell apart."""
-
-    hardware: Hardware
-    engine: str
-    names: frozenset[str]
-
-
 class NodeGpus(NamedTuple):
     """The GPUs of one node: all, and those that a task may use."""
 
@@ -70,6 +62,35 @@ class GpuOption(NamedTuple):
     nodes: frozenset[str] | None = None
     #: Whole nodes instead of one, with as many of the GPUs in each.
     over: int = 1
+
+    def is_met(self, gpus: Sequence[str]) -> bool:
+        nodes = nodes_of(gpus)
+        return (
+            len(gpus) == self.gpus
+            and len(nodes) == self.over
+            and (self.nodes is None or self.nodes.issuperset(nodes))
+        )
+
+
+class NodeClass(NamedTuple):
+    """Nodes that a plan cannot tell apart."""
+
+    #: Of each.
+    hardware: Hardware
+    engine: str
+    names: frozenset[str]
+
+    def of_nodes(self, most: int) -> Hardware:
+        """So many of the nodes together, for a plan that may take them."""
+        gpus, nodes = self.hardware.gpus, min(len(self.names), most)
+        if nodes == 1:
+            return self.hardware
+        together = GpuSet(kind=gpus.kind, count=gpus.count * nodes, nodes=nodes)
+        return self.hardware.model_copy(update={"gpus": together})
+
+    def option(self, gpus: int) -> GpuOption:
+        """So many GPUs, in as few of the nodes as have them."""
+        return GpuOption(gpus, self.names, -(-gpus // self.hardware.gpus.count))
 
 
 def group_by_node(gpus: Iterable[Gpu]) -> tuple[NodeGpus, ...]:
@@ -124,6 +145,11 @@ class InventoryState:
         ]
         return tuple(sorted(classes, key=lambda one: _power(one.hardware), reverse=True))
 
+    def node_with(self, gpus: Sequence[str]) -> FleetNode | None:
+        """The first node that these GPUs are in."""
+        name = next(iter(nodes_of(gpus)), None)
+        return next((node for node in self.nodes if node.name == name), None)
+
     def nodes_like(self, gpus: Iterable[str]) -> frozenset[str] | None:
         """The nodes of the same class as those that these GPUs are in; None: the class is not known."""
         names = nodes_of(gpus)
@@ -156,6 +182,28 @@ class EngineAbility:
     missing: Mapping[Engine, str] = field(default_factory=dict)
 
 
+_ABLE = EngineAbility()
+
+
+def joint_ability(abilities: Mapping[str, EngineAbility]) -> EngineAbility:
+    """What can be trained by any of these engines."""
+    working = [ability for ability in abilities.values() if ability.problem is None]
+    if not working:
+        problems = dict.fromkeys(ability.problem for ability in abilities.values() if ability.problem)
+        return EngineAbility("; ".join(problems) or None)
+    first, *others = working
+    unsafe = [ability.no_sandbox for ability in working if ability.no_sandbox]
+    return EngineAbility(
+        None,
+        "; ".join(dict.fromkeys(unsafe)) if len(unsafe) == len(working) else None,
+        {
+            engine: why
+            for engine, why in first.missing.items()
+            if all(engine in ability.missing for ability in others)
+        },
+    )
+
+
 @dataclass(frozen=True)
 class FleetSnapshot:
     """The fleet at one instant, immutable: what a decision is made on."""
@@ -163,7 +211,11 @@ class FleetSnapshot:
     inventory: InventoryState
     reservations: tuple[GpuReservation, ...]
     taken_at: float
-    ability: EngineAbility = field(default_factory=EngineAbility)
+    #: By the engines that nodes name; of one that is not here nothing is known against it.
+    abilities: Mapping[str, EngineAbility] = field(default_factory=dict)
+
+    def ability_of(self, engine: str) -> EngineAbility:
+        return self.abilities.get(engine, _ABLE)
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:

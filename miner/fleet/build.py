@@ -20,7 +20,7 @@ from miner.fleet.sampler import GpuSampler, samples_of_fleet
 from miner.fleet.samples import GpuSample, SampleHistory
 from miner.fleet.schedule import QueueRules
 from miner.fleet.slurm_source import ClusterScope, SlurmGpuSource
-from miner.fleet.sources import FixedGpuSource, GpuSource, ScanFailed, host_facts
+from miner.fleet.sources import FixedGpuSource, GpuSource, JoinedGpuSource, ScanFailed, host_facts
 from miner.observe.alerts import AlertKind
 from miner.settings import EngineKind, Settings
 from miner.settings.values import GPU_WORDS
@@ -56,18 +56,23 @@ def build_inventory(
     def kinds() -> Mapping[str, str]:
         return file.current().content.kinds if file else {}
 
-    source: GpuSource
-    if settings.engine is EngineKind.SLURM:
-        source = build_cluster_source(settings, fleet, kinds, host, clock)
-    else:
-        source = build_gpu_source(settings.gpus, nvml)
+    def corrected(source: GpuSource, *, is_local: bool) -> GpuSource:
+        return fleet_file.FleetFileSource(file, source, is_local=is_local) if file else source
+
+    sources: list[GpuSource] = []
+    if settings.local_engine is not None:
+        sources.append(corrected(build_gpu_source(settings.gpus, nvml), is_local=True))
+    if EngineKind.SLURM in settings.engines:
+        cluster = build_cluster_source(settings, fleet, kinds, host, clock)
+        sources.append(corrected(cluster, is_local=False))
     return GpuInventory(
-        fleet_file.FleetFileSource(file, source) if file else source,
+        JoinedGpuSource(*sources) if len(sources) > 1 else sources[0],
         fleet,
         GpuHealth(return_seconds=settings.gpu_return_seconds),
         host,
         on_event,
         refresh_seconds=settings.gpu_refresh_seconds,
+        engine=settings.local_engine or "",
         clock=clock,
         file_problem=lambda: str(file.problem) if file and file.problem else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from core.domain.hardware import PCIE_BANDWIDTH, GpuLink, GpuSet
 from core.domain.keys import GpuReservation, NamedLane, Placement, TaskKey, node_of
@@ -16,6 +16,7 @@ from miner.fleet.base import (
     GpuLostListener,
     GpuOption,
     InventoryState,
+    joint_ability,
 )
 from miner.fleet.ledger import GpuLedger
 from miner.fleet.placement import topology_of
@@ -36,8 +37,9 @@ class Fleet:
     ) -> None:
         self.ledger = GpuLedger(rules)
         self.inventory = InventoryState()
-        #: Set by the jobs' side, which knows the engine, for decisions about offers.
-        self.ability = EngineAbility()
+        #: By engine, as nodes name it. Set by the jobs' side, which knows the engines, for decisions about
+        #: offers; replaced whenever one changes.
+        self.abilities: Mapping[str, EngineAbility] = {}
         #: When a GPU was last released: memory in use soon after is the last job's.
         self.released_at: dict[str, float] = {}
         self._clock = clock
@@ -70,7 +72,7 @@ class Fleet:
         inventory, reservations = self.inventory, self.ledger.reservations
         if any(reservation.key == without for reservation in reservations):
             reservations = tuple(entry for entry in reservations if entry.key != without)
-        return FleetSnapshot(inventory, reservations, now, self.ability)
+        return FleetSnapshot(inventory, reservations, now, self.abilities)
 
     def on_lost(self, listener: GpuLostListener) -> None:
         """Call `listener(key, gpu id, why)` when a GPU that a job has fails or vanishes."""
@@ -205,6 +207,11 @@ class Fleet:
             else:
                 future.set_result(self._grant(claim.key, claim.gpus))
                 log.info("GPUs %s to %s", ", ".join(claim.gpus), claim.key.task_id)
+
+    @property
+    def ability(self) -> EngineAbility:
+        """What can be trained at all."""
+        return joint_ability(self.abilities)
 
     @property
     def usable_count(self) -> int:

@@ -112,13 +112,16 @@ def follow_fleet_file(
 class FleetFileSource:
     """The GPUs that the file names, or those of another source with the file's corrections."""
 
-    def __init__(self, file: LiveConfig[LoadedConfig[FleetTerms]], fallback: GpuSource) -> None:
-        self._file, self._fallback = file, fallback
+    def __init__(
+        self, file: LiveConfig[LoadedConfig[FleetTerms]], fallback: GpuSource, *, is_local: bool = True
+    ) -> None:
+        """`is_local`: the other source finds this machine's GPUs, which the file may name instead."""
+        self._file, self._fallback, self._is_local = file, fallback, is_local
 
     async def scan(self) -> GpuScan:
         terms = self._file.current().content
         source: GpuSource = self._fallback
-        if terms.gpus is not None:
+        if terms.gpus is not None and self._is_local:
             source = FixedGpuSource(parse_gpus(terms.gpus), f"FLEET_FILE, {terms.gpus}", terms.ids)
         return apply_terms(await source.scan(), terms)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from core.domain.keys import GpuReservation, NamedLane, ReservationKind, TaskKey, nodes_of
+from core.domain.keys import GpuReservation, NamedLane, ReservationKind, TaskKey
 from miner.fleet.base import GpuOption, NodeGpus
 from miner.fleet.placement import (
     FOREVER,
@@ -207,7 +207,7 @@ class SchedulingPass:
     def _may_wait(self, claim: GpuClaim) -> bool:
         """Whether what is reserved for it is of any use to it."""
         return claim.stage is ClaimStage.RESERVED or any(
-            _is_met(option, claim.gpus) for option in claim.options
+            option.is_met(claim.gpus) for option in claim.options
         )
 
     def _grant(self, claim: GpuClaim) -> bool:
@@ -232,7 +232,7 @@ class SchedulingPass:
         if not (claim.firm and claim.gpus and claim.starts_at <= self._now):
             return None
         bad = {*self._gpus.unclean, *(self._gpus.shared if claim.exclusive else ())}
-        fits = bool(claim.options) and _is_met(claim.options[0], claim.gpus)
+        fits = bool(claim.options) and claim.options[0].is_met(claim.gpus)
         if not fits or not bad.isdisjoint(claim.gpus) or not self._ids.issuperset(claim.gpus):
             return None
         free = all(self._calendar.is_free(gpu, self._now, claim.until) for gpu in claim.gpus)
@@ -266,12 +266,3 @@ class SchedulingPass:
                 )
                 if window is not None:
                     yield window
-
-
-def _is_met(option: GpuOption, gpus: Sequence[str]) -> bool:
-    nodes = nodes_of(gpus)
-    return (
-        len(gpus) == option.gpus
-        and len(nodes) == option.over
-        and (option.nodes is None or option.nodes.issuperset(nodes))
-    )

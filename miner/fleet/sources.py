@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ from typing import Any, Protocol
 from core.domain.errors import GodMinerError
 from core.domain.hardware import GpuKind, GpuLink, GpuSet
 from core.domain.keys import CPU_ID
+
+log = logging.getLogger(__name__)
 
 
 class ScanFailed(GodMinerError):
@@ -80,6 +83,40 @@ class GpuSource(Protocol):
         """May take seconds, and ends in a bounded time. `ScanFailed`: nothing was found out."""
 
     async def close(self) -> None: ...
+
+
+class JoinedGpuSource:
+    """This machine's GPUs and a cluster's.
+
+    While the cluster cannot be asked its last scan stays: its engine does not answer then either, and offers
+    are made for this machine alone.
+    """
+
+    def __init__(self, local: GpuSource, cluster: GpuSource) -> None:
+        self._local, self._cluster = local, cluster
+        self._last = GpuScan((), source="no cluster yet")
+        self._problem = ""
+
+    async def scan(self) -> GpuScan:
+        local = await self._local.scan()
+        try:
+            self._last, self._problem = await self._cluster.scan(), ""
+        except ScanFailed as error:
+            if not self._problem:
+                log.warning("only this machine's GPUs can be scanned: %s", error)
+            self._problem = str(error)
+        cluster = self._last
+        return GpuScan(
+            (*local.gpus, *cluster.gpus),
+            local.errors,
+            f"{local.source}; {self._problem or cluster.source}",
+            (*local.nodes, *cluster.nodes),
+            (*local.notes, *cluster.notes),
+        )
+
+    async def close(self) -> None:
+        await self._local.close()
+        await self._cluster.close()
 
 
 class FixedGpuSource:

@@ -82,7 +82,7 @@ async def show_status(daemon: Annotated[ObservedDaemon, Depends(overview_depende
     """The daemon's own state."""
     chain, graph = daemon.metagraphs.status(), daemon.metagraphs.current
     own = graph.nodes_by_key.get(daemon.authenticator.miner_key) if graph else None
-    fleet = daemon.fleet.inventory
+    fleet, ability = daemon.fleet.inventory, daemon.fleet.ability
     return {
         "version": __version__,
         "hotkey": daemon.hotkey,
@@ -100,10 +100,10 @@ async def show_status(daemon: Annotated[ObservedDaemon, Depends(overview_depende
             "trouble": fleet.problem,
         },
         "training": {
-            "engine": daemon.jobs.services.engine.name if daemon.jobs else None,
-            "trouble": daemon.fleet.ability.problem,
-            "no_sandbox": daemon.fleet.ability.no_sandbox,
-            "lacks": dict(daemon.fleet.ability.missing),
+            "engine": _engine_names(daemon),
+            "trouble": ability.problem,
+            "no_sandbox": ability.no_sandbox,
+            "lacks": dict(ability.missing),
             "jobs_worked_on": daemon.jobs.running_workers if daemon.jobs else 0,
         },
         "policy": daemon.policy_runtime.policy.name,
@@ -151,6 +151,10 @@ def _spark(daemon: ObservedDaemon, job_id: int) -> list[float]:
     return thinned(figures.curves.columns["loss"]) if figures else []
 
 
+def _engine_names(daemon: ObservedDaemon) -> str | None:
+    return ", ".join(engine.name for engine in daemon.jobs.services.engines.values()) if daemon.jobs else None
+
+
 def _state(daemon: ObservedDaemon) -> dict[str, Any]:
     ability, chain = daemon.fleet.ability, daemon.metagraphs.status()
     reservations = daemon.offer_service.reservations
@@ -158,7 +162,7 @@ def _state(daemon: ObservedDaemon) -> dict[str, Any]:
         "version": __version__,
         "hotkey": daemon.hotkey,
         "uptime_seconds": round(time.time() - daemon.started_at, 1),
-        "engine": daemon.jobs.services.engine.name if daemon.jobs else None,
+        "engine": _engine_names(daemon),
         "policy": daemon.policy_runtime.policy.name,
         "profile": daemon.policy_runtime.profile.name,
         "open_jobs": len(reservations.jobs),

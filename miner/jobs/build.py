@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from core.domain.errors import GodMinerError
@@ -26,7 +26,7 @@ from miner.jobs.timeline import JobTimings
 from miner.observe.alerts import AlertKind, SendAlert
 from miner.observe.redact import Redactor
 from miner.publish import HubPublisher, PublishTarget
-from miner.settings import Settings
+from miner.settings import EngineKind, Settings
 from miner.store import attempts
 from miner.store.store import Store
 
@@ -59,18 +59,20 @@ class UnavailableEngine:
         return None
 
 
-async def wait_for_engine(settings: Settings, alert: SendAlert, fleet: Fleet) -> ExecutionEngine:
-    """Wait for the engine of the settings: one can be installed while the daemon runs.
+async def wait_for_engine(
+    settings: Settings, kind: EngineKind, alert: SendAlert, fleet: Fleet
+) -> ExecutionEngine:
+    """Wait for an engine of the settings: one can be installed while the daemon runs.
 
     No offer is accepted until then, nor before the engine was tried out.
     """
     alerted = ""
     while True:
-        choice = await choose.choose_engine(settings)
+        choice = await choose.choose_engine(settings, kind)
         if choice.engine is not None:
             log.info("trainings run on %s: %s", choice.engine.name, choice.why)
             return choice.engine
-        fleet.ability = EngineAbility(problem=choice.why)
+        fleet.abilities = {**fleet.abilities, kind: EngineAbility(problem=choice.why)}
         if choice.why != alerted:
             alerted = choice.why
             alert(AlertKind.NO_ENGINE, f"nothing here can train: {choice.why}")
@@ -78,16 +80,16 @@ async def wait_for_engine(settings: Settings, alert: SendAlert, fleet: Fleet) ->
 
 
 async def earlier_engines(
-    settings: Settings, store: Store, current: ExecutionEngine
-) -> dict[str, ExecutionEngine]:
+    settings: Settings, store: Store, current: Iterable[ExecutionEngine]
+) -> list[ExecutionEngine]:
     """The engines of earlier settings that still have runs."""
-    names = {attempt.engine for attempt in await store.read(attempts.open_attempts)} - {current.name}
-    engines: dict[str, ExecutionEngine] = {}
-    for name in names:
+    used = {attempt.engine for attempt in await store.read(attempts.open_attempts)}
+    engines: list[ExecutionEngine] = []
+    for name in sorted(used - {engine.name for engine in current}):
         try:
-            engines[name] = await choose.build_engine(settings, name)
+            engines.append(await choose.build_engine(settings, name))
         except GodMinerError as error:
-            engines[name] = UnavailableEngine(name, str(error))
+            engines.append(UnavailableEngine(name, str(error)))
     return engines
 
 
@@ -103,8 +105,9 @@ async def build_jobs(
     on_taken: Callable[[TaskKey], None] = lambda _key: None,
     on_over: Callable[[TaskKey], None] = lambda _key: None,
 ) -> JobManager:
-    """Build everything but start nothing. Waits for an engine, and for the fleet to see its GPUs."""
-    engine = await wait_for_engine(settings, alert, fleet)
+    """Build everything but start nothing. Waits for the engines, and for the fleet to see its GPUs."""
+    found = [await wait_for_engine(settings, kind, alert, fleet) for kind in settings.engines]
+    engines: dict[str, ExecutionEngine] = dict(zip(settings.engines, found, strict=True))
     await _wait_for_gpus(fleet)
     events = JobEventBus()
 
@@ -115,8 +118,8 @@ async def build_jobs(
     services = JobServices(
         data_dir=settings.data_dir,
         store=store,
-        engine=engine,
-        other_engines=await earlier_engines(settings, store, engine),
+        engines=engines,
+        other_engines=await earlier_engines(settings, store, found),
         fleet=fleet,
         samples=samples or SampleHistory(),
         inputs=JobInputs(settings, Redactor(settings.secrets())),
@@ -129,7 +132,7 @@ async def build_jobs(
         events=events,
         clock=clock,
         alert=alert,
-        trials=EngineTrials(engine, settings.data_dir),
+        trials={name: EngineTrials(engine, settings.data_dir) for name, engine in engines.items()},
     )
     return JobManager(services, on_taken=on_taken, on_over=on_over)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -53,15 +53,16 @@ class JobServices:
 
     data_dir: Path
     store: Store
-    engine: ExecutionEngine
+    #: By the word of ENGINE, as nodes name theirs.
+    engines: Mapping[str, ExecutionEngine]
     fleet: Fleet
     inputs: InputsProvider
     publisher: SubmissionPublisher
     #: Returns the profile as its files are now.
     profile: Callable[[], LoadedProfile]
     cleaner: FinishedJobCleaner
-    #: What each image can train, found by trial.
-    trials: EngineTrials
+    #: What each image of an engine can train, found by trial; by the same words.
+    trials: Mapping[str, EngineTrials]
     alert: SendAlert
     #: What the GPUs did in the last hour; empty where nothing measures them.
     samples: SampleHistory = field(default_factory=SampleHistory)
@@ -69,15 +70,26 @@ class JobServices:
     events: JobEventBus = field(default_factory=JobEventBus)
     clock: Callable[[], float] = time.time
     random: Random = field(default_factory=Random)
-    #: Engines of earlier choices that still have runs of ours, by name.
-    other_engines: Mapping[str, ExecutionEngine] = field(default_factory=dict)
+    #: Engines of earlier choices that still have runs of ours.
+    other_engines: Sequence[ExecutionEngine] = ()
     #: Ports that running attempts were given, by job.
     ports: dict[int, int] = field(default_factory=dict)
     #: The ids of the jobs that have a worker.
     job_ids: dict[TaskKey, int] = field(default_factory=dict)
 
+    @property
+    def all_engines(self) -> tuple[ExecutionEngine, ...]:
+        return (*self.engines.values(), *self.other_engines)
+
     def engine_of(self, attempt: AttemptRow) -> ExecutionEngine:
-        return self.other_engines.get(attempt.engine, self.engine)
+        """The one that runs it."""
+        named = (engine for engine in self.all_engines if engine.name == attempt.engine)
+        return next(named, self.all_engines[0])
+
+    def engine_for(self, gpus: Sequence[str]) -> ExecutionEngine:
+        """The one that runs trainings on these GPUs."""
+        node = self.fleet.inventory.node_with(gpus)
+        return self.engines[node.engine] if node else self.all_engines[0]
 
 
 class _StepTimedOut(StepFailed):

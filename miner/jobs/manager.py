@@ -70,7 +70,10 @@ class JobManager:
         self._ready.set()
         self._background = [
             asyncio.create_task(recovery.sweep_orphans_forever(self.services), name="orphans"),
-            asyncio.create_task(watch_engine(self.services), name="pulse"),
+            *(
+                asyncio.create_task(watch_engine(self.services, name), name=f"watch {name}")
+                for name in self.services.engines
+            ),
         ]
 
     async def stop(self) -> None:
@@ -86,7 +89,7 @@ class JobManager:
     async def close(self) -> None:
         """Stop, and close the engines."""
         await self.stop()
-        for engine in (self.services.engine, *self.services.other_engines.values()):
+        for engine in self.services.all_engines:
             await engine.close()
 
     # Requests

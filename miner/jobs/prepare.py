@@ -372,7 +372,7 @@ async def _write_and_record(
         job.row.lock_token,
         job.now(),
         number=number,
-        engine=services.engine.name,
+        engine=services.engine_for(job.grant.ids).name,
         key=f"{job.row.id}-{number}-{secrets.token_hex(4)}",
         folder=str(folder.path),
         gpus=job.grant.ids,

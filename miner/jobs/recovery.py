@@ -72,12 +72,13 @@ async def sweep_orphans(services: JobServices) -> None:
 
 
 async def _sweep_once(services: JobServices) -> None:
-    for engine in (services.engine, *services.other_engines.values()):
+    for engine in services.all_engines:
         runs = await engine.list_runs()
         # Read after the engine was asked: an attempt is in the store before the engine gets it.
         known = {attempt.key for attempt in await services.store.read(attempts.open_attempts)}
         for run in runs:
-            if run.key not in known and run.key != services.trials.running_key:
+            tried = {trials.running_key for trials in services.trials.values()}
+            if run.key not in known and run.key not in tried:
                 await _remove_orphan(engine, run, services.timings)
 
 

@@ -1,7 +1,8 @@
 """Find out whether a task fits here: plan it for the GPUs there are, and find a place for it among the
 others.
 
-The plan says how many GPUs and for how long, the place says when they are free. Where it has to wait, it
+Each class of nodes is planned by its own hardware; what trains most is taken. The plan says how many GPUs
+and for how long, the place says when they are free. Where it has to wait, it
 is planned again for the hours that are left then; where too few GPUs are free, for fewer. Where none is
 free for as long as an offer may wait, nothing is planned.
 """
@@ -9,19 +10,19 @@ free for as long as an offer may wait, nothing is planned.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from core.domain.choices import GpuStrategy, Refusal
+from core.domain.choices import Engine, GpuStrategy, Refusal
 from core.domain.decisions import PlanBrief
 from core.domain.errors import ConfigError
-from core.domain.hardware import Hardware
-from core.domain.keys import NamedLane, Placement
+from core.domain.keys import NamedLane, Placement, node_of
 from core.domain.units import show_seconds
 from core.planning.gpu_count import lane_for
 from core.planning.planner import PlanSummary, quick_plan
-from core.profile.resolve import LoadedProfile, resolve_profile
+from core.profile.resolve import LoadedProfile, engine_for, resolve_profile
 from core.profile.schema import ResolvedProfile
-from miner.fleet.base import FleetSnapshot, GpuOption
+from miner.fleet.base import EngineAbility, FleetSnapshot, NodeClass
 from miner.fleet.placement import PlacementSearch
 from miner.offers.parsed_offer import ParsedOffer
 from miner.offers.policies.schema import FitTerms
@@ -99,18 +100,34 @@ def fit_offer(
     offer: ParsedOffer, now: float, fleet: FleetSnapshot, terms: FitTerms, profile: LoadedProfile
 ) -> FitResult:
     """The best place there is, or why there is none."""
-    hardware = fleet.inventory.hardware
-    if hardware is None or not fleet.usable:
+    classes = _usable_classes(offer, fleet, profile)
+    if not classes or not fleet.usable:
         return _unplanned("no GPU is usable", "a usable GPU", Refusal.NO_GPU)
     try:
         resolved = resolve_profile(profile, offer.task_type, offer.model, offer.rows)
     except ConfigError as error:
         text = f"profile {profile.name} contradicts itself for such tasks: {error.problems[0]}"
         return _unplanned(text, "a profile that `profile check` finds fine")
-    search = _FitSearch(offer, now, fleet, terms, resolved, hardware)
+    places = PlacementSearch(fleet, now)
+    found = [_fit_class(_FitSearch(offer, now, fleet, terms, resolved, nodes, places)) for nodes in classes]
+    return max(zip(found, classes, strict=True), key=lambda one: _worth(*one))[0]
+
+
+def _worth(fit: FitResult, nodes: NodeClass) -> tuple[float, ...]:
+    """What trains most; then what begins first; then the least hardware, in the smaller nodes. Of what does
+    not fit, what comes nearest."""
+    if fit.placement is None or fit.plan is None:
+        has_plan = fit.plan_verdict is not None and fit.plan_verdict.passed
+        return (-1.0, float(has_plan), fit.plan.share if fit.plan else 0.0)
+    used = fit.plan.gpus * nodes.hardware.gpus.kind.bf16_flops
+    return (fit.plan.share, -fit.placement.starts_at, -used, -nodes.hardware.gpus.count)
+
+
+def _fit_class(search: _FitSearch) -> FitResult:
+    """The best place on nodes of one class, or why there is none."""
     if (no_gpu := search.no_gpu_in_time()) is not None:
         return FitResult(no_gpu)
-    full = search.plan(hardware.gpus.count)
+    full = search.plan(search.hardware.gpus.count)
     if full.code is not None:
         return _unplanned(full.reason, _REFUSED_PLANS[full.code].way, full.code, full)
     if (too_much := search.too_much_data(full)) is not None:
@@ -121,10 +138,42 @@ def fit_offer(
         free = search.none_free(f"{full.gpus} GPUs", verb, search.wait_s, ", nor would fewer do")
         return FitResult(free, _planned(full), plan=full)
     plan, placement = best
-    wait = max(placement.starts_at - now, 0.0)
+    wait = max(placement.starts_at - search.now, 0.0)
     when = "at once" if wait <= 0 else f"after {show_seconds(wait)} of waiting"
     free = RuleVerdict(True, f"{', '.join(placement.gpus)} {when} ({placement.why})")
     return FitResult(free, _planned(plan), None, plan, placement, wait, search.lane)
+
+
+def training_engine(offer: ParsedOffer, profile: LoadedProfile) -> Engine | None:
+    try:
+        targets = resolve_profile(profile, offer.task_type, offer.model, offer.rows).targets
+    except ConfigError:  # the rule `plan` reports it
+        return None
+    return engine_for(targets, offer.task_type, offer.image_type)
+
+
+def able_to_train(
+    offer: ParsedOffer, fleet: FleetSnapshot, profile: LoadedProfile
+) -> dict[str, EngineAbility]:
+    """The engines that can train such tasks, as far as is known, whether or not they have a sandbox."""
+    working = {name: able for name, able in fleet.abilities.items() if able.problem is None}
+    needs = training_engine(offer, profile) if any(able.missing for able in working.values()) else None
+    return {name: able for name, able in working.items() if needs not in able.missing}
+
+
+def _usable_classes(offer: ParsedOffer, fleet: FleetSnapshot, profile: LoadedProfile) -> Sequence[NodeClass]:
+    """The nodes whose engine can train the task; all, where none can, and the rules say why."""
+    classes = fleet.inventory.classes
+    if len(classes) < 2:
+        return classes
+    able = able_to_train(offer, fleet, profile)
+    usable = [
+        nodes
+        for nodes in classes
+        if nodes.engine not in fleet.abilities
+        or (nodes.engine in able and not (offer.task_type.generates and able[nodes.engine].no_sandbox))
+    ]
+    return usable or classes
 
 
 def _unplanned(
@@ -151,13 +200,15 @@ class _FitSearch:
         fleet: FleetSnapshot,
         terms: FitTerms,
         profile: ResolvedProfile,
-        hardware: Hardware,
+        nodes: NodeClass,
+        places: PlacementSearch,
     ) -> None:
         self.offer, self.now, self.fleet, self.terms = offer, now, fleet, terms
-        self.profile, self.hardware = profile, hardware
+        self.profile, self._nodes = profile, nodes
+        self.hardware = nodes.of_nodes(profile.targets.nodes)
         #: Where all GPUs of the full plan could be had, whatever the wait; known once they are not free now.
         self.earliest: Placement | None = None
-        self._places = PlacementSearch(fleet, now)
+        self._places = places
         self._windows_found: dict[tuple[int, float], list[Placement]] = {}
         self.lane: NamedLane | None = None
         if profile.targets.gpu_strategy is GpuStrategy.LANES:
@@ -262,14 +313,16 @@ class _FitSearch:
         if key not in self._windows_found:
             deadline = self.now + max(self.offer.hours, 0.0) * 3600
             options = self._places.options(
-                GpuOption(count), duration_s=seconds, latest_start=deadline, lane=self.lane
+                self._nodes.option(count), duration_s=seconds, latest_start=deadline, lane=self.lane
             )
             self._windows_found[key] = list(options)
         return self._windows_found[key]
 
     def none_free(self, what: str, verb: str, wait_s: float | None, also: str = "") -> RuleVerdict:
-        held = {gpu for hold in self.fleet.reservations for gpu in hold.gpus}
-        where, count = "", f"{len(held)} of {len(self.fleet.usable)} held"
+        names = self._nodes.names
+        held = {gpu for hold in self.fleet.reservations for gpu in hold.gpus if node_of(gpu) in names}
+        usable = sum(len(node.usable) for node in self.fleet.inventory.gpus_by_node if node.node in names)
+        where, count = "", f"{len(held)} of {usable} held"
         if self.lane is not None:
             name, lane = self.lane
             where = f" of lane {name}{' or beyond it' if lane.overflow else ''}"

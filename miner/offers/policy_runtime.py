@@ -157,7 +157,7 @@ class DecisionCache:
         state = (
             fleet.reservations,
             fleet.inventory,
-            fleet.ability,
+            fleet.abilities,
             policy,
             profile,
             history,

@@ -10,14 +10,12 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from core.domain.choices import Engine
 from core.domain.decisions import ExpectedValue, Reason, just_below
-from core.domain.errors import ConfigError
 from core.domain.units import show_params, show_seconds
 from core.models.facts import Family
-from core.profile.resolve import LoadedProfile, engine_for, resolve_profile, selector_matches
-from miner.fleet.base import FleetSnapshot
-from miner.offers.fit import FitResult, RuleVerdict
+from core.profile.resolve import LoadedProfile, selector_matches
+from miner.fleet.base import FleetSnapshot, joint_ability
+from miner.offers.fit import FitResult, RuleVerdict, able_to_train, training_engine
 from miner.offers.history import SuccessChances, SuccessHistory
 from miner.offers.parsed_offer import ParsedOffer
 from miner.offers.policies.schema import Policy, hours_limit_for
@@ -154,31 +152,22 @@ def _min_hours(inputs: RuleInputs) -> RuleVerdict:
 @rule("engine", NO_CAPACITY)
 def _engine(inputs: RuleInputs) -> RuleVerdict:
     """Nothing can be trained without one: a refusal costs nothing, a missed task does."""
-    ability = inputs.fleet.ability
+    ability = joint_ability(inputs.fleet.abilities)
     if ability.problem is not None:
         text = f"nothing can be trained: {ability.problem}"
         return RuleVerdict(False, text, "an engine; see god-miner doctor")
-    engine = _training_engine(inputs) if ability.missing else None
+    engine = training_engine(inputs.offer, inputs.profile) if ability.missing else None
     missing = ability.missing.get(engine) if engine else None
     if missing is not None:
         return RuleVerdict(False, f"such tasks cannot be trained: {missing}", "what is missing")
     return RuleVerdict(True, "nothing is known against the engine")
 
 
-def _training_engine(inputs: RuleInputs) -> Engine | None:
-    offer = inputs.offer
-    try:
-        targets = resolve_profile(inputs.profile, offer.task_type, offer.model, offer.rows).targets
-    except ConfigError:  # the rule `plan` reports it
-        return None
-    return engine_for(targets, offer.task_type, offer.image_type)
-
-
 @rule("sandbox", _NO_SUCH_TASK)
 def _sandbox(inputs: RuleInputs) -> RuleVerdict:
-    problem = inputs.fleet.ability.no_sandbox
     if not inputs.offer.task_type.generates:
         return RuleVerdict(True, "no code of strangers is run")
+    problem = joint_ability(able_to_train(inputs.offer, inputs.fleet, inputs.profile)).no_sandbox
     if problem is None:
         return RuleVerdict(True, "reward functions are run in a sandbox")
     return RuleVerdict(False, f"reward functions need a sandbox: {problem}", "Docker, or bubblewrap")

@@ -22,14 +22,6 @@ class ChainKind(StrEnum):
     BITTENSOR = "bittensor"
 
 
-class EngineKind(StrEnum):
-    AUTO = "auto"
-    DOCKER = "docker"
-    PROCESS = "process"
-    SLURM = "slurm"
-    NONE = "none"
-
-
 class SandboxKind(StrEnum):
     AUTO = "auto"
     OFF = "off"
@@ -362,10 +354,11 @@ class InputsSection(Section):
 class TrainingEngineSection(Section):
     title = "Training engine"
 
-    engine: EngineKind = _setting(
-        EngineKind.AUTO,
+    engine: values.EngineKinds = _setting(
+        (values.EngineKind.AUTO,),
         "What runs training: `docker`, `process` (local processes), `auto` (Docker if it answers and has the "
-        "image, else processes), `slurm` (a cluster's nodes), or `none`: answer offers, train nothing.",
+        "image, else processes), `slurm` (a cluster's nodes), or `none`: answer offers, train nothing. "
+        "`docker,slurm` uses this machine's GPUs and the cluster's.",
     )
     docker_host: values.DockerHost = _setting(
         "unix:///var/run/docker.sock",

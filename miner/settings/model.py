@@ -42,7 +42,7 @@ from miner.settings.fields import (
     TrainingEngineSection,
     WalletSection,
 )
-from miner.settings.values import MIN_SECRET_LENGTH, is_loopback
+from miner.settings.values import MIN_SECRET_LENGTH, EngineKind, is_loopback
 from miner.support.addresses import public_key
 
 Source = Literal["default", "env", ".env", "override"]
@@ -126,6 +126,16 @@ class Settings(
     def axon_port(self) -> int:
         """The port to publish on chain."""
         return self.published_port or self.public_port
+
+    @property
+    def engines(self) -> tuple[EngineKind, ...]:
+        """What runs trainings; empty: nothing is trained."""
+        return tuple(kind for kind in self.engine if kind is not EngineKind.NONE)
+
+    @property
+    def local_engine(self) -> EngineKind | None:
+        """The one for this machine's GPUs; None: they are not used."""
+        return next((kind for kind in self.engine if kind is not EngineKind.SLURM), None)
 
     def source_of(self, name: str) -> Source:
         """Where a field's value came from."""

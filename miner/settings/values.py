@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -315,6 +316,29 @@ def _notify_url(value: SecretStr) -> SecretStr:
 
 NotifyUrls = Annotated[
     tuple[Annotated[SecretStr, AfterValidator(_notify_url)], ...], NoDecode, BeforeValidator(_split_targets)
+]
+
+
+class EngineKind(StrEnum):
+    AUTO = "auto"
+    DOCKER = "docker"
+    PROCESS = "process"
+    SLURM = "slurm"
+    NONE = "none"
+
+
+def _one_per_machine(kinds: tuple[EngineKind, ...]) -> tuple[EngineKind, ...]:
+    here = [kind for kind in kinds if kind is not EngineKind.SLURM]
+    if not kinds or len(here) > 1 or len(set(kinds)) < len(kinds) or (EngineKind.NONE in kinds and kinds[1:]):
+        raise ValueError(
+            "must be one of auto, docker, process and none, or slurm, or this machine's and the cluster's, "
+            "like docker,slurm"
+        )
+    return kinds
+
+
+EngineKinds = Annotated[
+    tuple[EngineKind, ...], NoDecode, BeforeValidator(_split), AfterValidator(_one_per_machine)
 ]
 
 Hotkey = Annotated[str, AfterValidator(_hotkey)]

@@ -115,7 +115,7 @@ async def test_jobs_that_cannot_be_started_are_started_later_and_no_offer_is_acc
 
     monkeypatch.setattr("miner.daemon.ENGINE_RETRY_SECONDS", 0.01)
     monkeypatch.setattr(daemon, "_build_jobs", built)
-    daemon.settings = daemon.settings.model_copy(update={"engine": EngineKind.AUTO})
+    daemon.settings = daemon.settings.model_copy(update={"engine": (EngineKind.AUTO,)})
     await daemon._start_jobs()
     assert jobs.tries == 3
     assert "No space left" in (daemon.fleet.ability.problem or "")

@@ -48,7 +48,7 @@ def check_cluster(context: CheckContext) -> Iterator[Finding]:
     from miner.engines.choose import slurm_commands
 
     settings = context.settings
-    if settings.engine is not EngineKind.SLURM:
+    if EngineKind.SLURM not in settings.engines:
         return
     commands = slurm_commands(settings)
     try:

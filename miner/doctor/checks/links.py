@@ -91,9 +91,10 @@ def _measured(settings: Settings, gpus: list[Gpu]) -> Mapping[str, Any]:
     """Run `trainer.runner.check_links` as a training; what it printed, or why there was no way to."""
     from miner.engines.choose import AUTOMATIC, build_engine
 
-    if settings.engine is EngineKind.NONE:
-        return {"skipped": "ENGINE=none: nothing is trained here"}
-    kinds = AUTOMATIC if settings.engine is EngineKind.AUTO else (settings.engine,)
+    local = settings.local_engine
+    if local is None or local is EngineKind.NONE:
+        return {"skipped": f"ENGINE={','.join(settings.engine)}: nothing is trained here"}
+    kinds = AUTOMATIC if local is EngineKind.AUTO else (local,)
     ids = tuple(gpu.id for gpu in gpus)
 
     async def run(kind: EngineKind) -> str:

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,14 +127,20 @@ _GPU_DEVICE = Path("/dev/nvidia0")
 
 def check_engine(context: CheckContext) -> Iterator[Finding]:
     settings = context.settings
-    if settings.engine is EngineKind.NONE:
+    asked = f"ENGINE={','.join(settings.engine)}"
+    if not settings.engines:
         yield warn(
             "training engine", "ENGINE=none: offers are answered, nothing is trained", "another ENGINE"
         )
         return
     from miner.engines.choose import AUTOMATIC
 
-    kinds = AUTOMATIC if settings.engine is EngineKind.AUTO else (settings.engine,)
+    for wanted in settings.engines:
+        yield from _usable_engine(settings, AUTOMATIC if wanted is EngineKind.AUTO else (wanted,), asked)
+
+
+def _usable_engine(settings: Settings, kinds: Sequence[EngineKind], asked: str) -> Iterator[Finding]:
+    """What is found of the first of these that can be used; of all, where none can."""
     by_kind = {kind: list(_engine_findings(settings, kind)) for kind in kinds}
     usable = [kind for kind in kinds if is_healthy(by_kind[kind])]
     if not usable:
@@ -142,11 +148,11 @@ def check_engine(context: CheckContext) -> Iterator[Finding]:
             yield from findings
         yield fail(
             "training engine",
-            f"nothing here can run a training (ENGINE={settings.engine})",
+            f"nothing can run a training ({asked})",
             "correct Docker or the local python, as said above; or set MAX_JOBS=0 to refuse all offers",
         )
         return
-    yield ok("training engine", f"{usable[0]} (ENGINE={settings.engine})")
+    yield ok("training engine", f"{usable[0]} ({asked})")
     yield from by_kind[usable[0]]
 
 

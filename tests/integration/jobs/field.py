@@ -142,7 +142,7 @@ class Field:
         services = JobServices(
             data_dir=self.data_dir,
             store=self.store,
-            engine=self.engine,
+            engines={"": self.engine},
             fleet=fleet_of(self.gpus),
             inputs=self.inputs,
             publisher=self.publisher,
@@ -150,7 +150,7 @@ class Field:
             timings=self.timings,
             alert=lambda kind, text: self.alerts.append((kind, text)),
             cleaner=FinishedJobCleaner(self.data_dir, self.store, keep_s=3600, clock=time.time),
-            trials=TrustedEngine(self.engine, self.data_dir),
+            trials={"": TrustedEngine(self.engine, self.data_dir)},
         )
         self.jobs = JobManager(services)
         await self.jobs.start()

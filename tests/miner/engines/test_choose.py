@@ -45,8 +45,12 @@ def docker(monkeypatch: pytest.MonkeyPatch) -> Callable[[DockerState], None]:
     return set_state
 
 
+async def chosen(given: Settings) -> choose.EngineChoice:
+    return await choose.choose_engine(given, given.engine[0])
+
+
 async def engine_name(settings: Settings) -> str | None:
-    choice = await choose.choose_engine(settings)
+    choice = await chosen(settings)
     return choice.engine.name if choice.engine else None
 
 
@@ -57,7 +61,7 @@ async def test_docker_is_chosen_when_it_is_ready_and_local_processes_otherwise(
     state: DockerState, name: str, tmp_path: Path, docker: Callable[[DockerState], None]
 ) -> None:
     docker(state)
-    choice = await choose.choose_engine(settings(tmp_path, trainer_python=sys.executable))
+    choice = await chosen(settings(tmp_path, trainer_python=sys.executable))
     assert choice.engine is not None
     assert choice.engine.name == name
     assert state.why in choice.why
@@ -68,11 +72,11 @@ async def test_without_a_python_docker_without_the_image_is_better_than_nothing(
     tmp_path: Path, docker: Callable[[DockerState], None]
 ) -> None:
     docker(NO_IMAGE)
-    choice = await choose.choose_engine(settings(tmp_path))
+    choice = await chosen(settings(tmp_path))
     assert choice.engine is not None
     assert (choice.engine.name, choice.why) == ("docker", NO_IMAGE.why)
     docker(SILENT)
-    choice = await choose.choose_engine(settings(tmp_path / "other"))
+    choice = await chosen(settings(tmp_path / "other"))
     assert choice.engine is None
     assert SILENT.why in choice.why
     assert "make training" in choice.why
@@ -94,7 +98,7 @@ async def test_running_processes_keep_their_engine(
 ) -> None:
     chosen_settings = settings(tmp_path, trainer_python=sys.executable)
     docker(SILENT)
-    await choose.choose_engine(chosen_settings)
+    await chosen(chosen_settings)
     docker(READY)
     registry = RunRegistry(chosen_settings.data_dir / "engines" / "runs")
     registry.write("gm-1-1", tmp_path, {}, ())
@@ -145,7 +149,7 @@ from miner.engines.choose import choose_engine
 from miner.settings import load_settings
 given = load_settings(env={}, env_file=None, data_dir=Path(sys.argv[1]), engine='process',
                       trainer_python=sys.executable, trainer_sandbox='off')
-asyncio.run(choose_engine(given))
+asyncio.run(choose_engine(given, given.engine[0]))
 print(sorted({'torch', 'docker', 'requests', 'transformers'} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)

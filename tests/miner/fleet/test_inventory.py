@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,15 @@ from miner.fleet.base import GpuOption
 from miner.fleet.fleet import Fleet
 from miner.fleet.health import GpuHealth
 from miner.fleet.inventory import AutoGpuSource, GpuInventory
-from miner.fleet.sources import FixedGpuSource, GpuScan, NoNvidiaDriver, ScanFailed, ScannedGpu
+from miner.fleet.sources import (
+    FixedGpuSource,
+    GpuScan,
+    JoinedGpuSource,
+    NoNvidiaDriver,
+    ScanFailed,
+    ScannedGpu,
+    ScannedNode,
+)
 from tests.doubles.each import each
 from tests.miner.fleet.setups import H100
 
@@ -208,3 +217,35 @@ async def test_gpus_without_known_memory_are_granted_again_at_once() -> None:
     await watched.fleet.acquire(KEY, [GpuOption(1)], until=9e9)
     watched.fleet.release(KEY)
     assert (await watched.fleet.acquire(TaskKey("v", "b"), [GpuOption(1)], until=9e9)).ids == ("0",)
+
+
+class Cluster:
+    """Two GPUs of the node n1, until it is away."""
+
+    away = False
+
+    async def scan(self) -> GpuScan:
+        if self.away:
+            raise ScanFailed("slurmctld does not answer")
+        gpus = tuple(replace(scanned(index), id=f"{index}@n1", node="n1") for index in range(2))
+        node = ScannedNode("n1", "slurm", {"cpu_cores": 96}, "idle")
+        return GpuScan(gpus, source="Slurm", nodes=(node,))
+
+    async def close(self) -> None:
+        return None
+
+
+async def test_this_machine_and_a_cluster_are_one_fleet_of_nodes() -> None:
+    cluster = Cluster()
+    watched = WatchedFleet(JoinedGpuSource(ScriptedSource(scanned(0)), cluster), host={"cpu_cores": 7})
+    await watched.scan()
+    here, node = watched.fleet.inventory.nodes
+    assert (here.name, here.installed.cpu_cores, here.installed.gpus.count) == ("", 7, 1)
+    assert (node.name, node.engine, node.state, node.installed.cpu_cores) == ("n1", "slurm", "idle", 96)
+    assert watched.fleet.inventory.installed == node.installed
+    grant = await watched.fleet.acquire(KEY, [GpuOption(2)], until=9e9)
+    assert grant.ids == ("0@n1", "1@n1")
+    cluster.away = True
+    await watched.scan()
+    assert watched.fleet.inventory.problem is None
+    assert [gpu.id for gpu in watched.fleet.inventory.gpus] == ["g0", "0@n1", "1@n1"]

@@ -15,7 +15,7 @@ from miner.engines import trial
 from miner.engines.choose import EngineChoice
 from miner.fleet.base import EngineAbility
 from miner.jobs import build
-from miner.settings import load_settings
+from miner.settings import EngineKind, load_settings
 from tests.miner.jobs.harness import FAST, CoroutineEngine, JobsHarness, fleet_of, open_harness
 
 
@@ -26,10 +26,10 @@ async def harness(tmp_path: Path) -> AsyncIterator[JobsHarness]:
 
 
 async def test_an_engine_that_goes_and_comes_is_reported_to_those_who_decide(harness: JobsHarness) -> None:
-    assert harness.fleet.snapshot(0.0).ability == EngineAbility()
+    assert harness.fleet.ability == EngineAbility()
     harness.engine.gone = True
     await harness.until(lambda: harness.fleet.ability.problem is not None)
-    assert "does not answer" in (harness.fleet.snapshot(0.0).ability.problem or "")
+    assert "does not answer" in (harness.fleet.ability.problem or "")
     harness.engine.gone = False
     await harness.until(lambda: harness.fleet.ability.problem is None)
     assert [kind for kind, _ in harness.alerts] == ["engine_gone", "engine_back"]
@@ -106,14 +106,16 @@ async def test_until_there_is_an_engine_nothing_can_be_trained(
 ) -> None:
     choices: list[Any] = [EngineChoice(None, "Docker does not run")]
 
-    async def choose(_settings: object) -> EngineChoice:
+    async def choose(_settings: object, _kind: object) -> EngineChoice:
         return choices[-1]
 
     monkeypatch.setattr(build.choose, "choose_engine", choose)
     monkeypatch.setattr(build, "ENGINE_RETRY_SECONDS", 0.01)
     fleet, alerts = fleet_of(), []
     settings = load_settings(env={"DATA_DIR": str(tmp_path)}, env_file=None)
-    engine = asyncio.create_task(build.wait_for_engine(settings, lambda *alert: alerts.append(alert), fleet))
+    engine = asyncio.create_task(
+        build.wait_for_engine(settings, EngineKind.AUTO, lambda *alert: alerts.append(alert), fleet)
+    )
     async with asyncio.timeout(120):
         while fleet.ability.problem is None:
             await asyncio.sleep(0.01)

@@ -150,7 +150,7 @@ async def test_a_running_trial_is_no_run_of_nobody(harness: JobsHarness, tmp_pat
         spec.run_dir.mkdir()
         (spec.run_dir / "run.json").write_bytes((mine.run_dir / "run.json").read_bytes())
         await harness.engine.submit(spec)
-    services.trials.running_key = "trial-2"
+    services.trials[""].running_key = "trial-2"
     await sweep_orphans(services)
     assert "trial-1" in harness.engine.removed
     assert "trial-2" in harness.engine.runs

@@ -111,7 +111,11 @@ def test_a_clock_that_went_backwards_breaks_nothing(hours_back: float) -> None:
             {"inventory"},
             "NVML: Unknown Error",
         ),
-        ({"ability": EngineAbility(problem="Docker does not run")}, {"engine"}, "Docker does not run"),
+        (
+            {"abilities": {"": EngineAbility(problem="Docker does not run")}},
+            {"engine"},
+            "Docker does not run",
+        ),
         ({"inventory": InventoryState()}, {"plan", "gpus"}, "no GPU is usable"),
     ],
 )
@@ -127,7 +131,7 @@ def test_nothing_is_accepted_without_gpus_that_can_be_seen_and_an_engine(
 
 @pytest.mark.parametrize(("task", "accepted"), [(TaskType.GRPO, False), (TaskType.INSTRUCT, True)])
 def test_code_of_strangers_is_refused_where_there_is_no_sandbox(task: TaskType, accepted: bool) -> None:
-    unsafe = fleet(ability=EngineAbility(no_sandbox="no bubblewrap"))
+    unsafe = fleet(abilities={"": EngineAbility(no_sandbox="no bubblewrap")})
     asked = offer(task_type=task, hours_to_complete=8.0)
     assert decided(asked).accepted
     decision = decided(asked, on=unsafe)
@@ -149,7 +153,7 @@ def test_what_no_engine_here_can_train_is_refused_and_nothing_else(
     asked: MinerTaskOffer, needs: Engine
 ) -> None:
     for engine in Engine:
-        decision = decided(asked, on=fleet(ability=EngineAbility(missing={engine: "not built"})))
+        decision = decided(asked, on=fleet(abilities={"": EngineAbility(missing={engine: "not built"})}))
         assert_reasoned(decision)
         assert ("engine" in {reason.rule for reason in decision.failed}) is (engine is needs)
 

@@ -127,7 +127,7 @@ def test_a_job_that_ended_counts_at_once(cache: CountingCache) -> None:
     "changes",
     [
         {"inventory": replace(fleet().inventory, problem="NVML is gone")},
-        {"ability": EngineAbility(problem="Docker is gone")},
+        {"abilities": {"": EngineAbility(problem="Docker is gone")}},
     ],
 )
 def test_trouble_with_inventory_or_engine_counts_at_once(
