@@ -178,7 +178,8 @@ class AttemptSupervisor:
                 log.warning("job %d: %s", self.job.row.id, str(error), extra=self.job.log)
             self.job.live.trouble = str(error)
             return None
-        self.job.live.trouble = status.detail if status.phase is RunPhase.RUNNING else ""
+        goes_on = status.phase in (RunPhase.QUEUED, RunPhase.RUNNING)
+        self.job.live.trouble = status.detail if goes_on else ""
         return status
 
     async def _ended(self, status: RunStatus) -> AttemptVerdict:

@@ -145,7 +145,7 @@ def partition_findings(
 
 def _partition(settings: Settings, partition: Fields, groups: frozenset[str]) -> Iterator[Finding]:
     what, name = "slurm partition", partition["PartitionName"]
-    nodes = f"{name}: {partition.get('TotalNodes', '?')} nodes ({partition.get('Nodes', '')})"
+    nodes = f"{name}, with the nodes {partition.get('Nodes', '')}"
     barred = _barred(settings, partition, groups)
     state = partition.get("State", "UP")
     if barred:

@@ -341,7 +341,9 @@ class SlurmEngine:
             if exited:
                 await self._end_lingering(key, job)
             started_at = start.at if start else job.started_at
-            return RunStatus(RunPhase.RUNNING, started_at=started_at, detail=str(job), node=job.nodes)
+            # Whoever looks at the job sees the detail in the place of its progress.
+            detail = "" if job.state == "RUNNING" else str(job)
+            return RunStatus(RunPhase.RUNNING, started_at=started_at, detail=detail, node=job.nodes)
         if not exited:
             job = await self._jobs.details(job)
         why = note.not_started if note else ""

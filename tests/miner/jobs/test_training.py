@@ -13,9 +13,9 @@ import pytest
 from core.domain.job_states import EndReason, JobState, StepFailed
 from core.runs.progress import EvalEvent, NoteEvent, StepEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd
-from miner.engines.base import EngineDiskFull, EngineSpec, EngineUnreachable
+from miner.engines.base import EngineDiskFull, EngineSpec, EngineUnreachable, RunPhase, RunStatus
 from miner.store import attempts
-from tests.miner.jobs.harness import CAP_S, FAST, JobsHarness, Trainer, open_harness, waits
+from tests.miner.jobs.harness import CAP_S, FAST, JobsHarness, Trainer, good, open_harness, waits
 
 #: What a job that is running gets to its deadline: enough for a slow disk between its end and the submission.
 SECONDS = 12.0
@@ -85,6 +85,26 @@ async def test_what_an_engine_that_is_gone_runs_is_published_all_the_same(harnes
     await harness.over_within(job)  # and once it answers, what still runs is ended
     assert (await harness.attempts(job))[0].ended_at is not None
     assert not harness.fleet.ledger.reservations
+
+
+async def test_why_an_attempt_waits_in_its_engine_is_shown_until_it_begins(harness: JobsHarness) -> None:
+    why, begins = "Slurm job 5: PENDING (Priority)", asyncio.Event()
+
+    async def waits_first(trainer: Trainer) -> None:
+        await begins.wait()
+        await good(trainer)
+
+    harness.engine.scripts = [waits_first]
+    job = await harness.start()
+    await harness.until(lambda: bool(harness.engine.runs))
+    (run,), live = harness.engine.runs.values(), harness.jobs.live(job)
+    assert live is not None
+    run.status = RunStatus(RunPhase.QUEUED, detail=why)
+    await harness.until(lambda: live.trouble == why)
+    run.status = RunStatus(RunPhase.RUNNING)
+    await harness.until(lambda: not live.trouble)
+    begins.set()
+    await harness.in_state(job, JobState.DONE)
 
 
 async def test_a_full_disk_of_the_engine_is_reported_as_one_and_waited_for(

@@ -68,7 +68,7 @@ def test_releases_before_the_first_that_was_tried_are_refused(here: str, status:
 @each(
     ("settings", "partition", "status", "said"),
     [
-        ({}, {}, OK, "train: 2 nodes"),
+        ({}, {}, OK, "train, with the nodes n[1-2]"),
         ({}, {"Default": "NO"}, FAIL, "no default partition"),
         ({"slurm_partition": "gpu"}, {}, FAIL, "gpu is unknown"),
         ({"slurm_partition": "train"}, {"State": "DRAIN"}, FAIL, "is DRAIN"),
