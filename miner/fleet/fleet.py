@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from core.domain.hardware import PCIE_BANDWIDTH, GpuLink, GpuSet
-from core.domain.keys import GpuReservation, NamedLane, Placement, TaskKey, node_of
+from core.domain.keys import GpuReservation, NamedLane, Placement, TaskKey, node_of, nodes_of
 from miner.fleet.base import (
     EngineAbility,
     FleetSnapshot,
@@ -226,7 +226,7 @@ class Fleet:
         if not self._are_linked(ids):
             slower = min(kind.link_bandwidth, PCIE_BANDWIDTH)
             kind = kind.model_copy(update={"link": GpuLink.PCIE, "link_bandwidth": slower})
-        return GpuGrant(key, ids, GpuSet(kind=kind, count=len(ids)))
+        return GpuGrant(key, ids, GpuSet(kind=kind, count=len(ids), nodes=len(nodes_of(ids))))
 
     def _are_linked(self, ids: Sequence[str]) -> bool:
         """Within each node that they are in."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from core.domain.job_states import EndReason, StepFailed
+from core.domain.keys import nodes_of
 from core.domain.wire import MinerSubmission
 from core.planning.plan import TrainingPlan
 from core.runs.remedies import AttemptFailure
@@ -33,6 +34,8 @@ from miner.support.untrusted_files import read_untrusted
 
 #: Where a submission is put that its check has refused.
 REFUSED_FOLDER = "submission.refused"
+#: Ends after which the next attempt is made on other nodes, where there are any.
+_NODE_FAULTS = (EndReason.NODE_FAILED, EndReason.NOT_STARTED, EndReason.GPU_LOST)
 #: One snapshot of each directory at a time; a few dozen bytes a job.
 _snapshot_locks: dict[Path, threading.Lock] = {}
 
@@ -156,6 +159,8 @@ class AttemptHistory:
     failures: tuple[AttemptFailure, ...] = ()
     plan: TrainingPlan | None = None
     gpus: tuple[str, ...] = ()
+    #: Nodes of a cluster that failed, or could not begin an attempt.
+    bad_nodes: frozenset[str] = frozenset()
     checkpoint: Path | None = None
     oom_moment: str = "train"
     #: Sequences of a pass, where a rule had made them more than planned.
@@ -183,6 +188,9 @@ def history_of(rows: Sequence[AttemptRow], counted_from: int) -> AttemptHistory:
         failures=tuple(AttemptFailure(row.end_reason, row.detail) for row in ended if row.end_reason),
         plan=plan,
         gpus=ended[-1].gpus,
+        bad_nodes=frozenset(
+            node for row in ended if row.end_reason in _NODE_FAULTS for node in nodes_of(row.gpus) if node
+        ),
         checkpoint=_newest_checkpoint(ended),
         oom_moment=(result.moment if result else None) or (progress.oom.moment if progress.oom else "train"),
         grown_micro=progress.grown_micro(plan.batch.micro) if plan else None,

@@ -182,11 +182,11 @@ PORT_RANGE = range(20_000, 30_000)
 _PORT_TRIES = 200
 
 
-def free_port(taken: Collection[int], random: Random) -> int:
-    """A port on which nobody listens and which none of our jobs has."""
+def free_port(taken: Collection[int], random: Random, *, is_local: bool = True) -> int:
+    """A port which none of our jobs has and, on this machine, on which nobody listens."""
     for _ in range(_PORT_TRIES):
         port = random.choice(PORT_RANGE)
-        if port not in taken and _port_is_free(port):
+        if port not in taken and (not is_local or _port_is_free(port)):
             return port
     raise OSError(f"no port of {PORT_RANGE.start}-{PORT_RANGE.stop - 1} is free on 127.0.0.1")
 

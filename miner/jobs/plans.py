@@ -133,6 +133,11 @@ def draft_plan(request: JobPlanRequest) -> PlanDraft:
     return PlanDraft(plan, counts, _gpu_lane(request))
 
 
+def most_nodes(profile: LoadedProfile, spec: TaskSpec, inputs: FetchedInputs) -> int:
+    """How many nodes of a cluster the profile allows for such tasks."""
+    return resolve_profile(profile, spec.task_type, inputs.model, inputs.data.pictures).targets.nodes
+
+
 def _gpu_lane(request: JobPlanRequest) -> NamedLane | None:
     task, inputs = request.spec.task_type, request.inputs
     targets = resolve_profile(request.profile, task, inputs.model, inputs.data.pictures).targets

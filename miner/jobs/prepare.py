@@ -12,17 +12,18 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from core.domain.hardware import Hardware
 from core.domain.job_states import EndReason, JobState, StepFailed
-from core.domain.keys import GpuReservation, ReservationKind
+from core.domain.keys import GpuReservation, NamedLane, ReservationKind, nodes_of
 from core.domain.units import show_seconds
 from core.planning.calibration import LearnedBounds
 from core.planning.oom import OutOfMemory
 from core.planning.plan import TrainingPlan
 from core.runs.remedies import can_resume
 from core.system.files import remove_tree
-from miner.fleet.base import GpuGrant, GpuOption
+from miner.fleet.base import GpuGrant, GpuOption, NodeClass
 from miner.fleet.placement import FOREVER
 from miner.inputs.fetch import FetchedInputs
 from miner.jobs import plans
@@ -182,28 +183,91 @@ async def _plan_and_acquire(
 ) -> tuple[TrainingPlan, float]:
     """Return the plan for the GPUs that the job holds now, and when others need them."""
 
-    async def draft_for_possible_gpus() -> tuple[Hardware, PlanDraft]:
-        possible = job.services.fleet.inventory.hardware
-        if possible is None:
-            raise StepFailed(EndReason.NO_GPU, "no GPU of this host can be used")
-        return possible, await _draft_plan(job, fetched, history, possible)
+    async def draft() -> _FleetDraft:
+        return await _draft_for_fleet(job, fetched, history)
 
     job.set_stage("plan")
-    possible, draft = await job.run_step(
-        "plan", draft_for_possible_gpus, lambda: useful_until(job), history.next_number
-    )
-    grant = await _acquire(job, draft)
+    drafted = await job.run_step("plan", draft, lambda: useful_until(job), history.next_number)
+    grant = await _acquire(job, drafted)
     if history.ended_by is EndReason.OOM:
         # The ladder's step decides everything but the number of steps, and the clock decides that.
-        keep_gpus(job, draft.plan)
-        return draft.plan, FOREVER
-    granted = possible.model_copy(update={"gpus": grant.gpus, "host_gpus": possible.gpus.count})
+        keep_gpus(job, drafted.plan)
+        return drafted.plan, FOREVER
+    node = job.services.fleet.inventory.node_with(grant.ids)
+    if node is None:
+        raise StepFailed(EndReason.GPU_LOST, f"the machine of {', '.join(grant.ids)} is not there any more")
+    granted = node.installed.model_copy(
+        update={"gpus": grant.gpus, "host_gpus": (node.hardware or node.installed).gpus.count}
+    )
     plan = (await _draft_plan(job, fetched, history, granted)).plan
     until = keep_gpus(job, plan)
     if until is None:
         return plan, FOREVER
     request = _plan_request(job, fetched, history, granted)
     return await _plan_before_others(job, request, plan, until)
+
+
+class _FleetDraft(NamedTuple):
+    """What to request the fleet for, and the plan for what is wanted most."""
+
+    plan: TrainingPlan
+    options: tuple[GpuOption, ...]
+    lane: NamedLane | None
+
+
+async def _draft_for_fleet(job: JobContext, fetched: FetchedInputs, history: AttemptHistory) -> _FleetDraft:
+    """Plan for each class of nodes whose engine can train it. What is reserved for the job comes first, then
+    what trains most."""
+    classes = _possible_classes(job, history)
+    if not classes:
+        raise StepFailed(EndReason.NO_GPU, "no GPU of this fleet can be used")
+    if history.ended_by is EndReason.OOM and history.plan is not None:
+        # It was made for GPUs of this kind.
+        kind = history.plan.gpus.kind.name
+        classes = [nodes for nodes in classes if nodes.hardware.gpus.kind.name == kind] or classes
+        plan = (await _draft_plan(job, fetched, history, classes[0].hardware)).plan
+        return _FleetDraft(plan, tuple(nodes.option(plan.gpus.count) for nodes in classes), None)
+    spec = task_spec_of(job.row, job.task, job.now())
+    most_nodes = plans.most_nodes(job.services.profile(), spec, fetched)
+    drafts, refused = list[tuple[NodeClass, PlanDraft]](), None
+    for nodes in classes:
+        try:
+            draft = await _draft_plan(job, fetched, history, nodes.of_nodes(most_nodes))
+        except StepFailed as error:
+            refused = refused or error
+            continue
+        drafts.append((nodes, draft))
+    abilities = job.services.fleet.abilities
+    able = [
+        (nodes, draft)
+        for nodes, draft in drafts
+        if nodes.engine not in abilities or draft.plan.engine not in abilities[nodes.engine].missing
+    ]
+    drafts = able or drafts
+    if not drafts:
+        assert refused is not None
+        raise refused
+    claim = job.services.fleet.ledger.claim(job.key)
+    reserved = set(nodes_of(claim.gpus)) if claim else set[str]()
+    drafts.sort(key=lambda one: (one[0].names.isdisjoint(reserved), -one[1].plan.steps.epochs))
+    first = [nodes.option(draft.counts[0]) for nodes, draft in drafts]
+    fewer = [nodes.option(count) for nodes, draft in drafts for count in draft.counts[1:]]
+    return _FleetDraft(drafts[0][1].plan, (*first, *fewer), drafts[0][1].lane)
+
+
+def _possible_classes(job: JobContext, history: AttemptHistory) -> list[NodeClass]:
+    """Nodes that can be used, without those where an attempt could not run; all, where no other is left."""
+    fleet = job.services.fleet
+    classes = list(fleet.inventory.classes)
+    able = []
+    for nodes in classes:
+        ability = fleet.abilities.get(nodes.engine)
+        if ability and (ability.problem or (job.task.is_hostile and ability.no_sandbox)):
+            continue
+        able.append(nodes)
+    able = able or classes
+    others = [nodes._replace(names=nodes.names - history.bad_nodes) for nodes in able]
+    return [nodes for nodes in others if nodes.names] or able
 
 
 def keep_gpus(job: JobContext, plan: TrainingPlan) -> float | None:
@@ -294,10 +358,11 @@ def _known_lesson(job: JobContext, key: str) -> LearnedBounds | None:
     return LearnedBounds.model_validate_json(text) if text else None
 
 
-async def _acquire(job: JobContext, draft: PlanDraft) -> GpuGrant:
+async def _acquire(job: JobContext, draft: _FleetDraft) -> GpuGrant:
     """Keep the GPUs of the attempt before if they still fit; otherwise wait in the queue."""
     held, exclusive = job.grant, draft.plan.launch.exclusive
-    if held is not None and len(held.ids) in draft.counts and job.gpu_lost is None and not exclusive:
+    still_fits = held is not None and any(option.is_met(held.ids) for option in draft.options)
+    if held is not None and still_fits and job.gpu_lost is None and not exclusive:
         return held
     job.grant, job.gpu_lost = None, None
     job.set_stage("gpus")
@@ -307,7 +372,7 @@ async def _acquire(job: JobContext, draft: PlanDraft) -> GpuGrant:
         try:
             return await job.services.fleet.acquire(
                 job.key,
-                [GpuOption(count) for count in draft.counts],
+                draft.options,
                 until=job.row.deadline_at,
                 exclusive=exclusive,
                 lane=draft.lane,
@@ -352,7 +417,9 @@ async def _write_and_record(
     if times.end_by <= now:
         raise StepFailed(EndReason.DEADLINE, "no time is left for another attempt")
     taken = {port for job_id, port in services.ports.items() if job_id != job.row.id}
-    port = services.ports[job.row.id] = free_port(taken, services.random)
+    assert job.grant is not None
+    is_local = nodes_of(job.grant.ids) == ("",)
+    port = services.ports[job.row.id] = free_port(taken, services.random, is_local=is_local)
     plan = plan.model_copy(update={"launch": plan.launch.model_copy(update={"port": port})})
     folder = job.folder.attempt(number)
     resume_from = resumable_checkpoint(history, plan)
@@ -365,7 +432,6 @@ async def _write_and_record(
         job.folder.point_latest(number)
 
     await job.run_step("write", lambda: _write_or_disk_full(write), lambda: times.end_by)
-    assert job.grant is not None
     job.row = await services.store.write(
         attempts.begin_attempt,
         job.row.id,
