@@ -140,10 +140,6 @@ class RunStatus:
     node: str = ""
 
 
-#: Causes that are the machine's fault: the next attempt is better made on another one.
-NODE_FAULTS = frozenset({EndCause.NODE_FAIL, EndCause.NOT_STARTED})
-
-
 class EngineRun(NamedTuple):
     key: str
     ref: str

@@ -43,6 +43,15 @@ class NodeSizes:
         self._known[key] = size, time.monotonic() + FRESH_S
         return size
 
+    async def one_of(self, nodes: str, partition: str) -> tuple[str, ...]:
+        """One of these nodes (as Slurm writes several), with room if there is one; none: there is no such
+        node."""
+        chosen = [f"--nodes={nodes}"] + [f"--partition={partition}"] * bool(partition)
+        text = await self._commands.run("sinfo", "--noheader", "--Node", "--format=%N %t", *chosen)
+        states = dict(line.split()[:2] for line in text.splitlines() if " " in line)
+        free = (node for node, state in states.items() if state in ("idle", "mix"))
+        return tuple(filter(None, [next(free, next(iter(states), ""))]))
+
 
 def least_size(text: str, *, any_partition: bool = True) -> NodeSize | None:
     """From sinfo's lines `cpus|megabytes|gres|time limit|partition`. Where no partition was named, only the

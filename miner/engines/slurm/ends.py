@@ -27,7 +27,7 @@ CAUSE_OF_STATE = {
 _WITH_CODE = ("COMPLETED", "FAILED")
 #: Reasons for which a job waits until somebody changes the cluster or the job.
 _NEVER = re.compile(
-    r"Acc(ount|t)NotAllowed|AccountNotAllowed|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS"
+    r"AccountNotAllowed|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS"
     r"|JobHeld|NodeDown|PartitionDown|PartitionInactive|PartitionNodeLimit|PartitionTimeLimit|QOSNotAllowed"
     r"|ReqNodeNotAvail|ReservationDeleted|launch.failed.requeued.held"
     r"|(QOS|Assoc|QOSUsage)(Max|Min)\w*(PerJob|PerNode)"

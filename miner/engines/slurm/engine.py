@@ -207,6 +207,7 @@ class SlurmEngine:
         if await asyncio.to_thread(self._runs.read, spec.key) and await self._known(spec.key):
             return spec.key
         self._check_hostile(spec)
+        self._check_binds(spec)
         if self._sandbox is not None and self._sandbox.uid is not None:
             uid = self._sandbox.uid
             await asyncio.to_thread(hand_over_files, spec, mounts_of(spec), uid, self._trusted)
@@ -243,6 +244,12 @@ class SlurmEngine:
                 f"{spec.key!r} runs code of strangers, which has no network, and needs one for several nodes"
             )
 
+    def _check_binds(self, spec: EngineSpec) -> None:
+        """Containers' options separate paths by these signs, and cannot quote them."""
+        for mount in mounts_of(spec) if self._options.container else ():
+            if re.search("[:,]", str(mount.path)):
+                raise EngineRejected(f"{mount.path} cannot be bound into a container: a : or a , is in it")
+
     async def _known(self, key: str) -> bool:
         """Whether it was submitted at some time. A job that Slurm took before our record was complete is
         recorded now."""
@@ -261,7 +268,10 @@ class SlurmEngine:
         own, cluster = self._options, spec.cluster
         placement = {name: cluster.get(name) or value for name, value in own.placement.items()}
         nodes = spec.nodes
-        size = await self._sizes.least(nodes or ([own.nodes] if own.nodes else []), placement["partition"])
+        if not nodes and own.nodes:
+            # A trial, which no GPUs were chosen for: on one of the operator's nodes all the same.
+            nodes = await self._sizes.one_of(own.nodes, placement["partition"])
+        size = await self._sizes.least(nodes, placement["partition"])
         gpus = -(-len(gpus_of(spec)) // max(len(nodes), 1))
         cpus, memory = own.cpus_per_gpu * max(gpus, 1), own.memory_per_gpu * max(gpus, 1)
         limit = spec.timeout_s + SLACK_S + own.grace_s if spec.timeout_s is not None else NO_LIMIT_S

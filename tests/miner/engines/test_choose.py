@@ -171,6 +171,25 @@ def test_the_training_finds_our_code_and_none_of_our_libraries(tmp_path: Path) -
     assert (choose._code_folder(settings(tmp_path)) / "core" / "domain" / "errors.py").exists()
 
 
+def test_other_machines_get_a_copy_of_our_code_named_by_its_content(tmp_path: Path) -> None:
+    folder = choose.copied_code(tmp_path)
+    assert choose.copied_code(tmp_path) == folder
+    assert (folder / "trainer" / "text.py").read_bytes() == (
+        choose.SOURCE_ROOT / "trainer" / "text.py"
+    ).read_bytes()
+    found = "from core.config.files import config_dir; print(config_dir())"
+    done = subprocess.run(
+        [sys.executable, "-c", found],
+        env={"PYTHONPATH": str(folder)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(folder / "configs")
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
 def test_every_kind_of_engine_is_in_the_registry() -> None:
     assert set(choose.ENGINES) == set(EngineKind) - {EngineKind.AUTO, EngineKind.NONE}
     assert set(choose.AUTOMATIC) <= set(choose.ENGINES)

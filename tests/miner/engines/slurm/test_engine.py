@@ -17,6 +17,7 @@ from miner.engines.base import (
     EngineRejected,
     EngineSpec,
     EngineUnreachable,
+    Mount,
     RunPhase,
     RunStatus,
 )
@@ -50,6 +51,8 @@ class AnsweringSlurm:
             return f"{number}\n"
         if program == "squeue":
             return "".join(f"{number}|{line}\n" for number, line in self.lines.items())
+        if program == "sinfo" and "--Node" in arguments:
+            return "n1 alloc\nn2 mix\n"
         if program == "sinfo":
             return "8|1000|gpu:h100:4|1:00:00|train*\n"
         if program == "scontrol":
@@ -125,6 +128,15 @@ async def test_a_submit_is_one_sbatch_within_what_the_node_has(
     assert (await status(engine, spec)).phase is RunPhase.QUEUED
 
 
+async def test_a_trial_runs_on_one_of_the_operators_nodes(
+    slurm: AnsweringSlurm, tmp_path: Path, spec: EngineSpec
+) -> None:
+    engine = engine_on(slurm, tmp_path, nodes="n[1-2]")
+    await engine.submit(replace(spec, gpus=(), nodes=()))
+    # Half of a node: a training goes on beside it.
+    assert {"--nodelist=n2", "--cpus-per-task=4"} <= set(slurm.last("sbatch"))
+
+
 async def test_a_profile_says_where_its_tasks_run(
     engine: SlurmEngine, slurm: AnsweringSlurm, spec: EngineSpec
 ) -> None:
@@ -195,6 +207,17 @@ async def test_other_refusals_are_final_or_for_the_moment(
 async def test_hostile_code_needs_a_sandbox(engine: SlurmEngine, spec: EngineSpec) -> None:
     with pytest.raises(EngineRejected, match="there is none"):
         await engine.submit(replace(spec, hostile=True))
+
+
+async def test_a_path_that_a_container_cannot_bind_is_rejected(
+    slurm: AnsweringSlurm, tmp_path: Path, spec: EngineSpec
+) -> None:
+    inputs = tmp_path / "a,b"
+    inputs.mkdir()
+    engine = engine_on(slurm, tmp_path, container="apptainer:/t.sif")
+    with pytest.raises(EngineRejected, match="cannot be bound"):
+        await engine.submit(replace(spec, mounts=(Mount(inputs),)))
+    assert await engine.submit(spec) == "k1"
 
 
 async def test_polls_share_one_squeue(slurm: AnsweringSlurm, tmp_path: Path, spec: EngineSpec) -> None:
