@@ -148,7 +148,7 @@ def _usable_engine(settings: Settings, kinds: Sequence[EngineKind], asked: str) 
             yield from findings
         yield fail(
             "training engine",
-            f"nothing can run a training ({asked})",
+            f"{' and '.join(kinds)} cannot run a training ({asked})",
             "correct Docker or the local python, as said above; or set MAX_JOBS=0 to refuse all offers",
         )
         return
