@@ -9,6 +9,7 @@ from nicegui import ui
 
 from miner.dashboard.charts import COLOURS, Format, LineChart, Series
 from miner.dashboard.layout import PageView
+from miner.dashboard.node_rows import gpu_name
 from miner.dashboard.parts import box
 
 Record = Mapping[str, Any]
@@ -46,12 +47,12 @@ class FleetHistory:
         self._span.on_value_change(lambda _: self._watch())
         self._place = box()
         self._notes = box()
-        view.live("/fleet", self._learn_names)
+        view.live("/fleet?short=true", self._learn_names)
         self._build_chart()
         self._watch()
 
     def _learn_names(self, fleet: dict[str, Any]) -> None:
-        self._names = {gpu["id"]: f"GPU {gpu['index']}" for gpu in fleet["gpus"]}
+        self._names = {gpu["id"]: f"GPU {gpu_name(gpu)}" for gpu in fleet["gpus"]}
 
     def _watch(self) -> None:
         if self._stop is not None:

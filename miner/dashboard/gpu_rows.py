@@ -7,6 +7,7 @@ from typing import Any
 
 from miner.dashboard.job_texts import job_title
 from miner.dashboard.layout import PageView
+from miner.dashboard.node_rows import gpu_name
 from miner.dashboard.parts import (
     KeyedRows,
     Link,
@@ -46,7 +47,7 @@ class GpuRows:
             )
             for gpu in fleet["gpus"]
         ]
-        set_visible(self._nothing, self._rows.show(items) == 0)
+        set_visible(self._nothing, self._rows.show(items) == 0 and not fleet["nodes"])
 
     def _make(self, _gpu: Record) -> Callable[[Record], None]:
         with box("gpu-row"):
@@ -67,14 +68,17 @@ class GpuRows:
             unmeasured = Text("this GPU is not measured", "small muted")
 
         def show(gpu: Record) -> None:
-            name.show(f"{gpu['index']} · {gpu['kind']}")
+            name.show(f"{gpu_name(gpu)} · {gpu['kind']}")
             _show_holder(self._view, gpu, holder, note)
             sample = gpu.get("sample")
             set_visible(meters, sample is not None)
             # Without a GPU it is the host that trains.
-            host = gpu["host"] if sample is None and gpu["kind"] == "cpu" else None
+            host = gpu["host"] if sample is None and gpu["kind"] == "cpu" and not gpu["node"] else None
             set_visible(host_meters, host is not None)
             set_visible(unmeasured, sample is None and host is None)
+            unmeasured.show(
+                "GPUs of nodes are not measured here" if gpu["node"] else "this GPU is not measured"
+            )
             if sample is not None:
                 _show_sample(sample, shown)
             if host is not None:

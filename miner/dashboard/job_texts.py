@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from miner.dashboard.node_rows import gpu_name
 from miner.dashboard.parts import Tone, clock, duration, number, percent, short_model
 
 Record = Mapping[str, Any]
@@ -82,8 +83,8 @@ def deadline_text(job: Record) -> tuple[str, Tone]:
 
 
 def gpu_names(fleet: Record) -> dict[str, str]:
-    """The GPUs' numbers by id."""
-    return {gpu["id"]: str(gpu["index"]) for gpu in fleet["gpus"]}
+    """The GPUs' numbers by id; of a node its id."""
+    return {gpu["id"]: gpu_name(gpu) for gpu in fleet["gpus"]}
 
 
 def subject_text(one: Record) -> str:

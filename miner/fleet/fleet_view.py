@@ -27,10 +27,11 @@ def fleet_view(
     is_short: bool = False,
 ) -> dict[str, Any]:
     """The fleet of the running daemon. `job_ids`: of the tasks that run; `is_short`: without the GPUs of
-    nodes that no job of ours has, of which there may be thousands."""
+    nodes that no task of ours has, of which there may be thousands."""
     state = fleet.inventory
     running = {gpu: claim for claim in fleet.ledger.claims if claim.is_running for gpu in claim.gpus}
     queue = {claim.key: place for place, claim in enumerate(fleet.queue(), 1)}
+    claimed = {gpu for claim in fleet.ledger.claims for gpu in claim.gpus}
     indices = {gpu.id: gpu.index for gpu in state.gpus}
     claims = sorted(
         fleet.ledger.claims, key=lambda claim: (_STAGE_ORDER[claim.stage], claim.starts_at, claim.since)
@@ -53,7 +54,7 @@ def fleet_view(
                 now,
             )
             for gpu in state.gpus
-            if not (is_short and gpu.node) or gpu.id in running
+            if not (is_short and gpu.node) or gpu.id in claimed
         ],
         "claims": [
             _claim_entry(_as_planned(claim), claim.stage, claim.firm, queue.get(claim.key))

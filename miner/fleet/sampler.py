@@ -108,8 +108,13 @@ class GpuSampler:
         before, self._last_tick = self._last_tick, now
         if before is None or not 0 < now - before <= MAX_GAP_SECONDS:
             return
+        holders = {
+            gpu: claim.key for claim in self._fleet.ledger.claims if claim.is_running for gpu in claim.gpus
+        }
         for gpu in self._fleet.inventory.gpus:
-            self._minutes.add_time(gpu.id, self._fleet.ledger.running_on(gpu.id), before, now)
+            # Of a cluster's thousands only ours count: what others leave idle is not our time.
+            if not gpu.node or gpu.id in holders:
+                self._minutes.add_time(gpu.id, holders.get(gpu.id), before, now)
 
     async def _measure(self, now: float) -> list[NumberedSample]:
         if 0 < self._pause_until - now <= MAX_PAUSE_SECONDS:  # further ahead: the clock was put back

@@ -70,9 +70,10 @@ def build_operator_router() -> APIRouter:
         return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/fleet")
-    async def fleet(request: Request) -> dict[str, Any]:
-        """The GPUs, which job has them until when, what they measure, and what waits."""
-        return await fleet_page(request.app.state.daemon)
+    async def fleet(request: Request, short: bool = False) -> dict[str, Any]:
+        """The GPUs, which job has them until when, what they measure, and what waits. `short`: of a
+        cluster's nodes only the GPUs that a task of ours has."""
+        return await fleet_page(request.app.state.daemon, is_short=short)
 
     return router
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from miner.dashboard.daemons import DaemonLink
 from miner.dashboard.fleet_history import FleetHistory
 from miner.dashboard.layout import PageView, page, page_head
+from miner.dashboard.node_rows import NodeTable, gpu_name
 from miner.dashboard.parts import (
     UNKNOWN,
     Column,
@@ -32,6 +33,7 @@ from miner.dashboard.parts import (
 
 Record = Mapping[str, Any]
 _HOURS = 24
+_PATH = "/fleet?short=true"
 
 
 @page("/fleet", "Fleet", place=40)
@@ -39,6 +41,7 @@ def fleet_page(view: PageView) -> None:
     page_head("Fleet")
     for link in view.links:
         _schedule(view, link)
+    nodes = NodeTable()
     with panel("History"):
         FleetHistory(view)
     with box("grid"):
@@ -52,6 +55,7 @@ def fleet_page(view: PageView) -> None:
             nothing = empty("No job waits for GPUs.")
 
     def show(fleet: dict[str, Any]) -> None:
+        nodes.show(fleet)
         gpus.show(fleet["gpus"])
         trouble.show(fleet["trouble"] or "")
         set_visible(trouble, bool(fleet["trouble"]))
@@ -60,7 +64,7 @@ def fleet_page(view: PageView) -> None:
         set_visible(waits, bool(waiting))
         set_visible(nothing, not waiting)
 
-    view.live("/fleet", show)
+    view.live(_PATH, show)
 
 
 def _schedule(view: PageView, link: DaemonLink) -> None:
@@ -82,10 +86,12 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
 
     def show(fleet: dict[str, Any]) -> None:
         gantt.show(fleet)
-        set_visible(nothing, not fleet["gpus"])
+        set_visible(nothing, not fleet["gpus"] and not fleet["nodes"])
         free = _free_hours(fleet)
         summary.show(
-            f"{free:.0f} of {len(fleet['gpus']) * _HOURS} GPU-hours are not taken" if fleet["gpus"] else ""
+            f"{free:.0f} of {len(fleet['gpus']) * _HOURS} GPU-hours are not taken"
+            if fleet["gpus"] and not fleet["nodes"]
+            else ""
         )
 
     def show_lost(one: DaemonLink) -> None:
@@ -95,7 +101,7 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
 
     show_lost(link)
     view.client.on_delete(link.listen(show_lost))
-    view.live("/fleet", show, link=link)
+    view.live(_PATH, show, link=link)
 
 
 class _Gantt:
@@ -146,7 +152,7 @@ class _Gantt:
                     box("hour").style(f"left:{share * 100:.2f}%")
 
         def show(one: Record) -> None:
-            name.show(f"{one['index']} · {one['kind']}", "bad" if one["out"] else "")
+            name.show(f"{gpu_name(one)} · {one['kind']}", "bad" if one["out"] else "")
             taken = [claim for claim in one["claims"] if self._place(claim) is not None]
             bars.show(((claim["validator"], claim["task_id"]), claim) for claim in taken)
 
@@ -222,7 +228,7 @@ def _gpu_table() -> Table:
     return Table(
         "GPUs",
         [
-            Column("GPU", lambda one: f"{one['index']} · {one['kind']}", classes="nowrap"),
+            Column("GPU", lambda one: f"{gpu_name(one)} · {one['kind']}", classes="nowrap"),
             Column("State", _state, classes="states"),
             Column("Use", lambda one: _sampled(one, "utilization", percent), number=True),
             Column("Memory", _memory, number=True, classes="wide-only"),

@@ -19,6 +19,7 @@ from miner.dashboard.job_texts import (
     task_name,
 )
 from miner.dashboard.layout import PageView, page, page_head
+from miner.dashboard.node_rows import NodeTable, gpus_at_work
 from miner.dashboard.parts import (
     UNKNOWN,
     Column,
@@ -55,15 +56,16 @@ def overview_page(view: PageView) -> None:
     indicators = _Indicators()
     with box("grid"):
         with box("stack w8").style("gap:16px"):
-            gpus, jobs = GpuRows(view), _Jobs(view)
+            gpus, nodes, jobs = GpuRows(view), NodeTable(), _Jobs(view)
         with box("stack w4").style("gap:16px"):
             alerts, ended = _Alerts(view), _Ended(view)
     decisions = _Decisions(view)
 
     def show(answer: dict[str, Any]) -> None:
-        state.show(answer["daemon"], answer["jobs"], answer["fleet"]["gpus"], len(answer["alerts"]))
+        state.show(answer["daemon"], answer["jobs"], answer["fleet"], len(answer["alerts"]))
         indicators.show(answer["kpis"])
         gpus.show(answer["fleet"], answer["jobs"])
+        nodes.show(answer["fleet"])
         jobs.show(answer["jobs"], answer["fleet"])
         alerts.show(answer["alerts"])
         ended.show(answer["ended"])
@@ -81,16 +83,15 @@ class _StateLine:
             self._facts = Text("", "muted")
         self._trouble = Text("", "notice hidden", "p").props('role="status"')
 
-    def show(self, daemon: Record, jobs: Sequence[Record], gpus: Sequence[Record], alerts: int) -> None:
+    def show(self, daemon: Record, jobs: Sequence[Record], fleet: Record, alerts: int) -> None:
         training = sum(job["state"] == "training" for job in jobs)
         troubles = daemon["troubles"]
         doing = f"{training} in training" if training else "nothing in training"
         wrong = f", {alerts} open alert{'s' if alerts > 1 else ''}" if alerts else ""
         self._state.show(f"Answering, {doing}{wrong}", "warn" if troubles or alerts else "good")
-        busy = sum(gpu["task_id"] is not None for gpu in gpus)
         waiting = f"{daemon['held_offers']} offers held, {daemon['waiting_jobs']} jobs wait for GPUs"
         facts = [
-            f"{busy} of {len(gpus)} GPUs at work",
+            gpus_at_work(fleet),
             f"up {duration(daemon['uptime_seconds'])}",
             waiting,
             f"policy {daemon['policy']}",
@@ -120,13 +121,10 @@ def _machine(view: PageView, link: DaemonLink) -> None:
             state.show(f"unreachable since {clock(one.lost_at)}", "bad")
 
     def show(answer: dict[str, Any]) -> None:
-        gpus = answer["fleet"]["gpus"]
-        busy = sum(gpu["task_id"] is not None for gpu in gpus)
         troubles = len(answer["daemon"]["troubles"])
         state.show(f"{troubles} problems" if troubles else "answering", "warn" if troubles else "good")
         facts.show(
-            f"{busy} of {len(gpus)} GPUs at work · {len(answer['jobs'])} jobs · "
-            f"{len(answer['alerts'])} alerts"
+            f"{gpus_at_work(answer['fleet'])} · {len(answer['jobs'])} jobs · {len(answer['alerts'])} alerts"
         )
 
     show_lost(link)

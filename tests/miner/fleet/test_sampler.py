@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,18 @@ async def test_each_minute_becomes_a_row_of_each_gpu_also_where_nothing_is_measu
     assert latest is not None
     assert (latest.at, latest.utilization, measured.history.gpus) == (measured.now, 0.5, ["g0"])
     assert measured.history.host is not None
+
+
+async def test_of_a_clusters_gpus_only_those_of_our_jobs_are_counted(measured: MeasuredHost) -> None:
+    first, second = make_gpus(2)
+    nodes = replace(first, id="0@n1", node="n1"), replace(second, id="1@n1", node="n1")
+    measured.fleet.update(InventoryState(gpus=nodes))
+    await measured.sampler.sample()
+    measured.fleet.ledger.adopt(KEY, ["0@n1"], now=measured.now, until=measured.now + HOUR)
+    await measured.go(70)
+    rows = measured.rows()
+    assert list(rows) == [(0, "0@n1")]
+    assert (rows[0, "0@n1"].busy, rows[0, "0@n1"].samples) == (1.0, 0)
 
 
 async def test_a_stop_in_the_middle_of_a_minute_and_a_new_start_count_nothing_twice(

@@ -1,0 +1,84 @@
+"""The nodes of a cluster: a line for all of a size, and a table of those with our jobs or out of use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from miner.dashboard.parts import Column, Table, Text, Tone, box, panel, set_visible, until
+
+Record = Mapping[str, Any]
+#: Of more nodes only those of interest are shown, and so many of them.
+MOST_ROWS = 16
+
+
+class NodeTable:
+    """Nothing where there is no cluster."""
+
+    def __init__(self) -> None:
+        with box() as self._all, panel("Nodes", note="their GPUs are not measured by this daemon"):
+            self._summary = Text("", "", "p")
+            self._summary.style("white-space:pre-line")
+            self._table = Table(
+                "Nodes",
+                [
+                    Column("Node", lambda one: one["name"], classes="nowrap"),
+                    Column("GPUs", lambda one: f"{one['gpus']}x{one['kind']}", classes="wide-only nowrap"),
+                    Column("Ours", lambda one: str(one["ours"]), number=True),
+                    Column("Others'", lambda one: str(one["others"]), number=True),
+                    Column("Free", lambda one: str(one["free"]), number=True),
+                    Column("Next free", lambda one: until(one["until"]), classes="wide-only nowrap"),
+                    Column("State", _state, classes="why"),
+                ],
+                key=lambda one: one["name"],
+            )
+            self._more = Text("", "small muted", "p")
+        set_visible(self._all, False)
+
+    def show(self, fleet: Record) -> None:
+        nodes: Sequence[Record] = fleet["nodes"]
+        set_visible(self._all, bool(nodes) or bool(fleet["notes"]))
+        self._summary.show("\n".join([*_classes(nodes), *fleet["notes"]]))
+        shown = nodes if len(nodes) <= MOST_ROWS else _of_interest(nodes)[:MOST_ROWS]
+        self._table.show(shown)
+        left = len(nodes) - len(shown)
+        self._more.show(f"{left} more: `god-miner fleet show --node NAME` shows one" if left else "")
+        set_visible(self._more, left > 0)
+
+
+def gpu_name(gpu: Record) -> str:
+    """Its number; of a node with the node."""
+    return str(gpu["id"] if gpu["node"] else gpu["index"])
+
+
+def gpus_at_work(fleet: Record) -> str:
+    """How many of all GPUs have a job of ours; the overview has those of nodes only as numbers."""
+    here = [gpu for gpu in fleet["gpus"] if not gpu["node"]]
+    busy = sum(gpu["task_id"] is not None for gpu in here) + sum(one["ours"] for one in fleet["nodes"])
+    return f"{busy} of {len(here) + sum(one['gpus'] for one in fleet['nodes'])} GPUs at work"
+
+
+def _classes(nodes: Sequence[Record]) -> list[str]:
+    classes: dict[str, Counter[str]] = {}
+    for one in nodes:
+        count = classes.setdefault(f"{one['gpus']}x{one['kind']}", Counter())
+        count.update({name: one[name] for name in ("gpus", "ours", "others", "free")})
+        count["nodes"] += 1
+        count["out"] += one["out"] is not None
+    return [
+        f"{of['nodes']} of {name}: of {of['gpus']} GPUs {of['ours']} are ours, {of['others']} others', "
+        f"{of['free']} free" + (f"; {of['out']} nodes take no jobs" if of["out"] else "")
+        for name, of in sorted(classes.items())
+    ]
+
+
+def _of_interest(nodes: Sequence[Record]) -> list[Record]:
+    found = [one for one in nodes if one["ours"] or one["out"]]
+    return sorted(found, key=lambda one: (-one["ours"], one["name"]))
+
+
+def _state(one: Record) -> tuple[str, Tone]:
+    if one["out"]:
+        return one["state"], "bad"
+    return one["state"], "live" if one["ours"] else "muted"

@@ -1,0 +1,30 @@
+"""What the page says of a cluster's nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from miner.dashboard.node_rows import _classes, _of_interest, gpu_name, gpus_at_work
+
+
+def node(name: str, ours: int = 0, others: int = 0, out: str | None = None) -> dict[str, Any]:
+    free = 0 if out else 8 - ours - others
+    counts = {"gpus": 8, "ours": ours, "others": others, "free": free}
+    return {"name": name, "kind": "H100-SXM", "state": "idle", "out": out, **counts}
+
+
+NODES = [node("n1"), node("n2", others=3), node("n3", out="drained"), node("n4", ours=2)]
+GPU = {"id": "GPU-1", "index": 3, "node": "", "task_id": "t"}
+
+
+def test_nodes_of_a_size_are_one_line_and_those_of_interest_come_first() -> None:
+    assert _classes(NODES) == [
+        "4 of 8xH100-SXM: of 32 GPUs 2 are ours, 3 others', 19 free; 1 nodes take no jobs"
+    ]
+    assert [one["name"] for one in _of_interest(NODES)] == ["n4", "n3"]
+
+
+def test_gpus_of_nodes_are_counted_and_named_with_their_node() -> None:
+    of_node = {**GPU, "id": "3@n4", "node": "n4"}
+    assert gpus_at_work({"gpus": [GPU, of_node], "nodes": NODES}) == "3 of 33 GPUs at work"
+    assert (gpu_name(GPU), gpu_name(of_node)) == ("3", "3@n4")

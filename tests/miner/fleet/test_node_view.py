@@ -1,0 +1,51 @@
+"""A cluster's nodes as JSON."""
+
+from __future__ import annotations
+
+import json
+
+from core.domain.hardware import GPU_KINDS, GpuSet, Hardware
+from miner.fleet.base import FleetNode, Gpu, InventoryState
+from miner.fleet.node_view import node_entries, windows
+from miner.fleet.placement import FOREVER
+
+H100 = GPU_KINDS["H100-SXM"]
+INSTALLED = Hardware(gpus=GpuSet(kind=H100, count=4))
+
+
+def state_of(*gpus: Gpu) -> InventoryState:
+    nodes = (
+        FleetNode("", "docker", INSTALLED, INSTALLED),
+        FleetNode("n1", "slurm", None, INSTALLED, "mixed"),
+    )
+    return InventoryState(gpus=(Gpu("GPU-1", 0, H100), *gpus), nodes=nodes)
+
+
+def slot(index: int, *busy: tuple[float, float], out: str | None = None) -> Gpu:
+    return Gpu(f"{index}@n1", index, H100, unusable_reason=out, node="n1", busy=busy)
+
+
+def test_a_nodes_gpus_are_ours_others_or_free() -> None:
+    state = state_of(slot(0), slot(1, (0.0, FOREVER)), slot(2, (0.0, 50.0)), slot(3, (100.0, 200.0)))
+    (entry,) = node_entries(state, {"0@n1"}, 10.0)
+    assert {name: entry[name] for name in ("name", "engine", "kind", "state", "gpus")} == {
+        "name": "n1",
+        "engine": "slurm",
+        "kind": "H100-SXM",
+        "state": "mixed",
+        "gpus": 4,
+    }
+    assert (entry["ours"], entry["others"], entry["free"], entry["until"]) == (1, 2, 1, 50.0)
+    assert entry["out"] is None
+
+
+def test_a_node_is_out_when_all_of_its_gpus_are() -> None:
+    (entry,) = node_entries(
+        state_of(slot(0, out="taken out: drained"), slot(1, out="taken out: drained")), (), 0.0
+    )
+    assert (entry["out"], entry["free"]) == ("taken out: drained", 0)
+
+
+def test_windows_are_json_also_without_an_end() -> None:
+    shown = windows(slot(0, (0.0, 5.0), (20.0, FOREVER)), 10.0)
+    assert json.loads(json.dumps(shown, allow_nan=False)) == [{"starts_at": 20.0, "ends_at": None}]
