@@ -71,9 +71,9 @@ class RunInputs(Record):
     image: ImageFiles = ImageFiles()
     #: Of `accelerate launch`; free on the first machine.
     port: int = Field(ge=1, le=65535)
-    #: Which of the plan's machines this is, and the address of the first.
+    #: Which of the plan's machines this is, and the address of the first, once it is known.
     machine_rank: int = Field(default=0, ge=0)
-    head: str = "127.0.0.1"
+    head: str = ""
     #: The engines' checkouts.
     kohya_dir: str = "/app/sd-scripts"
     ai_toolkit_dir: str = "/app/ai-toolkit"

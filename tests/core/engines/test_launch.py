@@ -44,7 +44,13 @@ def test_only_machines_that_are_this_one_meet_on_its_loopback() -> None:
     plan = plan.model_copy(
         update={"gpus": cpus, "launch": plan.launch.model_copy(update={"machines": cpus.nodes})}
     )
-    for head, loopback in (("127.0.0.1", True), ("localhost", True), ("10.0.0.1", False), ("node1", False)):
+    for head, loopback in (
+        ("127.0.0.1", True),
+        ("", False),
+        ("localhost", True),
+        ("10.0.0.1", False),
+        ("node1", False),
+    ):
         here = inputs().model_copy(update={"head": head})
         assert ("GLOO_SOCKET_IFNAME" in launch_environment(plan, here)) is loopback
 
