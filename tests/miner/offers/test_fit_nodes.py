@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from core.domain.choices import Engine
@@ -9,8 +10,11 @@ from core.domain.decisions import Decision
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.keys import GpuReservation, ReservationKind, TaskKey, gpu_on_node, nodes_of
 from core.domain.tasks import TaskType
+from core.profile.resolve import load_profile
 from miner.fleet.base import EngineAbility, FleetNode, FleetSnapshot, Gpu, InventoryState
-from tests.miner.offers.builders import HOUR, NOON, decided, fleet, offer, verdict
+from miner.offers.decide import decide
+from miner.offers.history import SuccessHistory
+from tests.miner.offers.builders import HOUR, NOON, decided, fleet, offer, policy, verdict
 
 
 def machines(*holds: GpuReservation, engine: str = "slurm", **nodes: str) -> FleetSnapshot:
@@ -111,3 +115,21 @@ def test_nodes_that_differ_by_a_little_memory_are_one_class() -> None:
     classes = InventoryState(on.gpus, nodes).classes
     assert [sorted(one.names) for one in classes] == [["n1", "n2"], ["n3"]]
     assert classes[0].hardware.memory_bytes == others[0].installed.memory_bytes
+
+
+def test_a_profile_for_two_nodes_gets_two_whole_ones_at_one_moment(tmp_path: Path) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text("targets: {gpu_strategy: all, nodes: 2}\n")
+    asked, two = offer(hours_to_complete=1.0), load_profile(str(file))
+
+    def decide_on(on: FleetSnapshot) -> Decision:
+        return decide(asked, NOON, on, SuccessHistory(), policy(fitting__max_wait="1h"), two)
+
+    free = decide_on(machines(n1="4xA100", n2="4xA100", n3="4xA100"))
+    assert nodes_for(free) == ("n1", "n2")
+    assert free.plan is not None
+    assert free.plan.gpus == 8
+    part = decide_on(machines(held("n2", 1, 9.0), n1="4xA100", n2="4xA100", n3="4xA100"))
+    assert nodes_for(part) == ("n1", "n3")
+    alone = decide_on(machines(held("n2", 1, 9.0), n1="4xA100", n2="4xA100"))
+    assert len(nodes_for(alone)) == 1

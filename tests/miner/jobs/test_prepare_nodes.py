@@ -1,0 +1,96 @@
+"""Jobs on a fleet of this machine and a cluster's nodes, each with its own engine."""
+
+from __future__ import annotations
+
+import time
+
+from core.domain.hardware import Hardware, parse_gpus
+from core.domain.job_states import EndReason
+from core.domain.keys import Placement, TaskKey, gpu_on_node
+from core.planning.plan import TrainingPlan
+from miner.engines.base import EndCause
+from miner.fleet.base import FleetNode, Gpu, InventoryState
+from tests.miner.jobs.harness import (
+    VALIDATOR,
+    CoroutineEngine,
+    EndedBy,
+    JobsHarness,
+    Trainer,
+    TrustedEngine,
+    obeys,
+)
+
+
+class ClusterEngine(CoroutineEngine):
+    name = "cluster"
+
+
+def with_nodes(harness: JobsHarness, **nodes: str) -> ClusterEngine:
+    """Give the harness these nodes with a second engine; the machine itself is the node `here`."""
+    gpus, found = list[Gpu](), list[FleetNode]()
+    for key, text in nodes.items():
+        name = "" if key == "here" else key
+        one = Hardware(gpus=parse_gpus(text), cpu_cores=16, memory_bytes=64 * 10**9)
+        ids = [gpu_on_node(index, name) if name else str(index) for index in range(one.gpus.count)]
+        gpus += [
+            Gpu(gpu, index, one.gpus.kind, frozenset(ids) - {gpu}, None, name)
+            for index, gpu in enumerate(ids)
+        ]
+        found.append(FleetNode(name, "cluster" if name else "", one, one))
+    engine = ClusterEngine()
+    assert isinstance(harness.services.engines, dict)
+    assert isinstance(harness.services.trials, dict)
+    harness.services.engines["cluster"] = engine
+    harness.services.trials["cluster"] = TrustedEngine(engine, harness.folder)
+    harness.fleet.update(InventoryState(tuple(gpus), tuple(found)))
+    return engine
+
+
+def plan_of(harness: JobsHarness, job: int) -> TrainingPlan:
+    return TrainingPlan.from_json((harness.folder / f"jobs/{job}/attempt_1/plan.json").read_text())
+
+
+async def test_each_job_runs_on_the_engine_of_its_node_with_a_plan_for_that_node(
+    harness: JobsHarness,
+) -> None:
+    cluster = with_nodes(harness, here="2xH100", n1="4xH100")
+    cluster.default = harness.engine.default = obeys
+    first = await harness.start(task_id="t1")
+    await harness.until(lambda: len(cluster.submitted) == 1)
+    second = await harness.start(task_id="t2", name="repo-2")
+    await harness.until(lambda: len(harness.engine.submitted) == 1)
+    on_cluster, here = cluster.submitted[0], harness.engine.submitted[0]
+    assert (on_cluster.nodes, len(on_cluster.gpus), plan_of(harness, first).gpus.count) == (("n1",), 4, 4)
+    assert (here.nodes, here.gpus, plan_of(harness, second).gpus.count) == ((), ("0", "1"), 2)
+    engines = [(await harness.attempts(job))[0].engine for job in (first, second)]
+    assert engines == ["cluster", "coroutine"]
+    for job in (first, second):
+        await harness.jobs.cancel(job)
+        await harness.over_within(job)
+    assert not harness.fleet.is_in_use("0@n1")
+
+
+async def test_an_accepted_offer_is_trained_on_the_nodes_reserved_for_it(harness: JobsHarness) -> None:
+    cluster = with_nodes(harness, n1="4xH100", n2="2xA100")
+    cluster.default = obeys
+    now = time.time()
+    where = Placement(("0@n2", "1@n2"), now, now + 3600)
+    assert harness.fleet.reserve(TaskKey(VALIDATOR, "t1"), where, until=where.ends_at)
+    job = await harness.start(task_id="t1")
+    await harness.until(lambda: len(cluster.submitted) == 1)
+    assert cluster.submitted[0].nodes == ("n2",)
+    assert plan_of(harness, job).gpus.kind.name == "A100-SXM-80GB"
+    await harness.jobs.cancel(job)
+    await harness.over_within(job)
+
+
+async def test_after_a_node_has_failed_the_next_attempt_is_made_on_another(harness: JobsHarness) -> None:
+    async def its_node_fails(_: Trainer) -> None:
+        raise EndedBy(EndCause.NODE_FAIL, 137)
+
+    cluster = with_nodes(harness, n1="4xH100", n2="4xH100")
+    cluster.scripts = [its_node_fails]
+    job = await harness.start(task_id="t1")
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.NODE_FAILED, EndReason.TRAINED]
+    assert [spec.nodes for spec in cluster.submitted] == [("n1",), ("n2",)]
