@@ -23,6 +23,8 @@ OUTPUT_FILE = "slurm.out"
 TAKEN, NO_DIRECTORY, NO_MODULE = 75, 74, 76
 #: In the wrapper's command: the directory of its records. Needs no quotes.
 FOLDER = "@FOLDER@"
+#: A step beside the training's. Without `--export` it would have no PATH either.
+_ON_EACH_NODE = "srun --mpi=none --overlap --export=ALL --ntasks-per-node=1"
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MODULE_INITS = (
     "/etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh /etc/profile.d/modules.sh "
@@ -117,7 +119,7 @@ def _signal_lines(job: JobRequest, claim: str) -> Iterator[str]:
     which would end the workers of a trainer that is saving, and whatever does not handle SIGUSR1."""
     kill = f"kill -$1 $(cat {claim}/pid.${{SLURM_PROCID:-0}})"
     if job.node_count > 1:
-        kill = f"srun --mpi=none --overlap --ntasks-per-node=1 bash -c {shlex.quote(kill)} - $1"
+        kill = f"{_ON_EACH_NODE} bash -c {shlex.quote(kill)} - $1"
     else:
         kill = kill.replace("${SLURM_PROCID:-0}", "0")
     yield f"pass_on() {{ signalled=1; [ -e {claim}/pid.0 ] && {kill}; }}"
@@ -172,7 +174,7 @@ def _clean_up(job: JobRequest, mark: str) -> Iterator[str]:
         'do kill -KILL "${file//[!0-9]/}" 2>/dev/null; done'
     )
     if job.node_count > 1:
-        kill = f"srun --mpi=none --overlap --ntasks-per-node=1 bash -c {shlex.quote(kill)}"
+        kill = f"{_ON_EACH_NODE} bash -c {shlex.quote(kill)}"
     yield f'[ "$code" -lt 128 ] || {{ {kill}; }}'
 
 

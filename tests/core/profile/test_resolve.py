@@ -148,6 +148,23 @@ def test_environment_and_engine_keys_are_merged_key_by_key(tmp_path: Path) -> No
     assert profile.origin("engine_config.ai_toolkit.train.steps").line == 3
 
 
+def test_a_section_may_run_elsewhere_on_the_cluster(tmp_path: Path) -> None:
+    profile = resolved(
+        tmp_path,
+        "extends: parent\nsections: {a: {slurm: {partition: big, options: [--nice=5, --exclusive]}}}",
+        parent="slurm: {partition: gpu, account: lab}",
+    )
+    assert profile.slurm.by_name() == {
+        "partition": "big",
+        "account": "lab",
+        "options": "--nice=5 --exclusive",
+    }
+    assert str(profile.origin("slurm.partition")) == "mine.yaml:2 (a)"
+    for wrong in ("{options: [--wrap=id]}", "{partition: a b}", "{options: [nice]}"):
+        with pytest.raises(ConfigError):
+            resolved(tmp_path, f"slurm: {wrong}")
+
+
 def test_contradictory_limits_are_reported_with_both_places(tmp_path: Path) -> None:
     profile = from_text(
         tmp_path,

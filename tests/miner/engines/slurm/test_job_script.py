@@ -110,7 +110,7 @@ def test_signals_reach_the_wrapper_of_each_node() -> None:
     one, two = script(), script(replace(JOB, nodes=("n1", "n2"), node_count=2))
     assert "trap 'pass_on USR1' USR1" in one
     assert "kill -$1 $(cat /shared/runs/k1/claim/pid.0)" in one
-    assert "srun --mpi=none --overlap --ntasks-per-node=1 bash -c" in two
+    assert "srun --mpi=none --overlap --export=ALL --ntasks-per-node=1 bash -c" in two
     assert "--nodes=2 --ntasks=2" in two
 
 
