@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,9 +23,6 @@ app = typer.Typer(no_args_is_help=True, help="Show the GPUs and who has them.")
 def fleet() -> None:
     """Show the GPUs and who has them."""
 
-
-#: Nodes that are shown one by one; of more, those of interest.
-_SHOWN_NODES = 16
 
 NodeName = Annotated[str | None, typer.Option("--node", help="Show the GPUs of this node of the cluster.")]
 
@@ -97,13 +93,15 @@ def _print(page: dict[str, Any], node: str | None) -> None:
 
 def _print_nodes(console: Console, page: dict[str, Any], node: str | None) -> None:
     from miner.cli.render.terminal import plain_table
+    from miner.fleet.node_view import node_classes, nodes_to_show
 
     nodes = page["nodes"]
+    classes = node_classes(nodes)
     if node is None:
         console.print(page["source"], highlight=False)
         summary = ("nodes", "of", "GPUs", "ours", "others'", "free", "out")
-        console.print(plain_table(*summary, rows=_classes(nodes)))
-    rows = nodes if len(nodes) <= _SHOWN_NODES else _of_interest(nodes)[:_SHOWN_NODES]
+        console.print(plain_table(*summary, rows=map(_class_row, classes, classes.values())))
+    rows = nodes_to_show(nodes)
     if rows:
         table = ("node", "GPUs", "ours", "others'", "free", "next free", "state")
         console.print(plain_table(*table, rows=map(_node_row, rows)))
@@ -115,25 +113,11 @@ def _print_nodes(console: Console, page: dict[str, Any], node: str | None) -> No
     console.print("GPUs of nodes are not measured by this daemon", style="dim")
 
 
-def _classes(nodes: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """A row for all nodes of a size: how many, and what their GPUs do."""
-    classes: dict[str, Counter[str]] = {}
-    for one in nodes:
-        count = classes.setdefault(f"{one['gpus']}x{one['kind']}", Counter())
-        count.update({name: one[name] for name in ("gpus", "ours", "others", "free")})
-        count["nodes"] += 1
-        count["out"] += one["gpus"] if one["out"] else 0
-    keys = ("gpus", "ours", "others", "free", "out")
-    return [(str(of["nodes"]), name, *(str(of[key]) for key in keys)) for name, of in sorted(classes.items())]
+def _class_row(name: str, count: Mapping[str, int]) -> tuple[str, ...]:
+    return str(count["nodes"]), name, *(str(count[key]) for key in ("gpus", "ours", "others", "free", "out"))
 
 
-def _of_interest(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those with jobs of ours, then those that take none."""
-    found = [one for one in nodes if one["ours"] or one["out"]]
-    return sorted(found, key=lambda one: (-one["ours"], one["name"]))
-
-
-def _node_row(one: dict[str, Any]) -> tuple[str, ...]:
+def _node_row(one: Mapping[str, Any]) -> tuple[str, ...]:
     until = show_time(one["until"], seconds=False) if one["until"] else "-"
     counts = (str(one[name]) for name in ("ours", "others", "free"))
     return (one["name"], f"{one['gpus']}x{one['kind']}", *counts, until, one["state"])

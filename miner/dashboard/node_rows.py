@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from miner.dashboard.parts import Column, Table, Text, Tone, box, panel, set_visible, until
+from miner.fleet.node_view import node_classes, nodes_to_show
 
 Record = Mapping[str, Any]
-#: Of more nodes only those of interest are shown, and so many of them.
-MOST_ROWS = 16
 
 
 class NodeTable:
@@ -27,7 +25,7 @@ class NodeTable:
                     Column("GPUs", lambda one: f"{one['gpus']}x{one['kind']}", classes="wide-only nowrap"),
                     Column("Ours", lambda one: str(one["ours"]), number=True),
                     Column("Others'", lambda one: str(one["others"]), number=True),
-                    Column("Free", lambda one: str(one["free"]), number=True),
+                    Column("Free", lambda one: str(one["free"]), number=True, classes="wide-only"),
                     Column("Next free", lambda one: until(one["until"]), classes="wide-only nowrap"),
                     Column("State", _state, classes="why"),
                 ],
@@ -38,9 +36,10 @@ class NodeTable:
 
     def show(self, fleet: Record) -> None:
         nodes: Sequence[Record] = fleet["nodes"]
+        classes = node_classes(nodes)
         set_visible(self._all, bool(nodes) or bool(fleet["notes"]))
-        self._summary.show("\n".join([*_classes(nodes), *fleet["notes"]]))
-        shown = nodes if len(nodes) <= MOST_ROWS else _of_interest(nodes)[:MOST_ROWS]
+        self._summary.show("\n".join([*map(_class_text, classes, classes.values()), *fleet["notes"]]))
+        shown = nodes_to_show(nodes)
         self._table.show(shown)
         left = len(nodes) - len(shown)
         self._more.show(f"{left} more: `god-miner fleet show --node NAME` shows one" if left else "")
@@ -59,23 +58,10 @@ def gpus_at_work(fleet: Record) -> str:
     return f"{busy} of {len(here) + sum(one['gpus'] for one in fleet['nodes'])} GPUs at work"
 
 
-def _classes(nodes: Sequence[Record]) -> list[str]:
-    classes: dict[str, Counter[str]] = {}
-    for one in nodes:
-        count = classes.setdefault(f"{one['gpus']}x{one['kind']}", Counter())
-        count.update({name: one[name] for name in ("gpus", "ours", "others", "free")})
-        count["nodes"] += 1
-        count["out"] += one["out"] is not None
-    return [
-        f"{of['nodes']} of {name}: of {of['gpus']} GPUs {of['ours']} are ours, {of['others']} others', "
-        f"{of['free']} free" + (f"; {of['out']} nodes take no jobs" if of["out"] else "")
-        for name, of in sorted(classes.items())
-    ]
-
-
-def _of_interest(nodes: Sequence[Record]) -> list[Record]:
-    found = [one for one in nodes if one["ours"] or one["out"]]
-    return sorted(found, key=lambda one: (-one["ours"], one["name"]))
+def _class_text(name: str, count: Mapping[str, int]) -> str:
+    text = f"{count['nodes']} of {name}: of {count['gpus']} GPUs {count['ours']} are ours, "
+    text += f"{count['others']} others', {count['free']} free"
+    return f"{text}; {count['out']} take no jobs" if count["out"] else text
 
 
 def _state(one: Record) -> tuple[str, Tone]:

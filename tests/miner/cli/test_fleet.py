@@ -196,7 +196,7 @@ def cluster_page(count: int) -> dict[str, Any]:
     def node(number: int, **more: Any) -> dict[str, Any]:
         same = {"engine": "slurm", "kind": "H100-SXM", "gpus": 8, "cpu_cores": 128, "memory_bytes": 10**12}
         state = {"name": f"n{number}", "state": "idle", "ours": 0, "others": 0, "free": 8}
-        return {**same, **state, "until": None, "out": None, **more}
+        return {**same, **state, "until": None, "out": None, "is_of_interest": number < 3, **more}
 
     nodes = [node(number) for number in range(1, count + 1)]
     nodes[0] = node(1, state="mixed", ours=2, others=4, free=2, until=7200.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from miner.dashboard.node_rows import _classes, _of_interest, gpu_name, gpus_at_work
+from miner.dashboard.node_rows import _class_text, gpu_name, gpus_at_work
+from miner.fleet.node_view import node_classes
 
 
 def node(name: str, ours: int = 0, others: int = 0, out: str | None = None) -> dict[str, Any]:
@@ -17,11 +18,11 @@ NODES = [node("n1"), node("n2", others=3), node("n3", out="drained"), node("n4",
 GPU = {"id": "GPU-1", "index": 3, "node": "", "task_id": "t"}
 
 
-def test_nodes_of_a_size_are_one_line_and_those_of_interest_come_first() -> None:
-    assert _classes(NODES) == [
-        "4 of 8xH100-SXM: of 32 GPUs 2 are ours, 3 others', 19 free; 1 nodes take no jobs"
-    ]
-    assert [one["name"] for one in _of_interest(NODES)] == ["n4", "n3"]
+def test_nodes_of_a_size_are_one_line() -> None:
+    ((name, count),) = node_classes(NODES).items()
+    assert _class_text(name, count) == (
+        "4 of 8xH100-SXM: of 32 GPUs 2 are ours, 3 others', 19 free; 8 take no jobs"
+    )
 
 
 def test_gpus_of_nodes_are_counted_and_named_with_their_node() -> None:

@@ -6,7 +6,7 @@ import json
 
 from core.domain.hardware import GPU_KINDS, GpuSet, Hardware
 from miner.fleet.base import FleetNode, Gpu, InventoryState
-from miner.fleet.node_view import node_entries, windows
+from miner.fleet.node_view import node_entries, nodes_to_show, windows
 from miner.fleet.placement import FOREVER
 
 H100 = GPU_KINDS["H100-SXM"]
@@ -39,11 +39,16 @@ def test_a_nodes_gpus_are_ours_others_or_free() -> None:
     assert entry["out"] is None
 
 
-def test_a_node_is_out_when_all_of_its_gpus_are() -> None:
-    (entry,) = node_entries(
-        state_of(slot(0, out="taken out: drained"), slot(1, out="taken out: drained")), (), 0.0
-    )
-    assert (entry["out"], entry["free"]) == ("taken out: drained", 0)
+def test_a_node_is_out_when_all_of_its_gpus_are_and_of_interest_for_a_reason_of_its_own() -> None:
+    (own,) = node_entries(state_of(slot(0, out="taken out: mixed"), slot(1, out="taken out: mixed")), (), 0.0)
+    assert (own["out"], own["state"], own["free"]) == ("taken out: mixed", "mixed", 0)
+    (limit,) = node_entries(state_of(slot(0, out="taken out: SLURM_MAX_GPUS=4")), (), 0.0)
+    assert limit["state"] == "mixed; taken out: SLURM_MAX_GPUS=4"
+    (idle,) = node_entries(state_of(slot(0), slot(1)), (), 0.0)
+    (ours,) = node_entries(state_of(slot(0), slot(1)), {"0@n1"}, 0.0)
+    entries = [own, limit, idle, ours]
+    assert nodes_to_show(entries) == entries
+    assert nodes_to_show([limit, idle, own, ours] * 8)[:9] == [ours] * 8 + [own]
 
 
 def test_windows_are_json_also_without_an_end() -> None:
