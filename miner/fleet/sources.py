@@ -89,12 +89,13 @@ class JoinedGpuSource:
     """This machine's GPUs and a cluster's.
 
     While the cluster cannot be asked its last scan stays: its engine does not answer then either, and offers
-    are made for this machine alone.
+    are made for this machine alone. Before its first scan nothing is known: what runs there after a restart
+    must not count as lost.
     """
 
     def __init__(self, local: GpuSource, cluster: GpuSource) -> None:
         self._local, self._cluster = local, cluster
-        self._last = GpuScan((), source="no cluster yet")
+        self._last: GpuScan | None = None
         self._problem = ""
 
     async def scan(self) -> GpuScan:
@@ -102,6 +103,8 @@ class JoinedGpuSource:
         try:
             self._last, self._problem = await self._cluster.scan(), ""
         except ScanFailed as error:
+            if self._last is None:
+                raise
             if not self._problem:
                 log.warning("only this machine's GPUs can be scanned: %s", error)
             self._problem = str(error)

@@ -237,7 +237,14 @@ class Cluster:
 
 async def test_this_machine_and_a_cluster_are_one_fleet_of_nodes() -> None:
     cluster = Cluster()
+    cluster.away = True
     watched = WatchedFleet(JoinedGpuSource(ScriptedSource(scanned(0)), cluster), host={"cpu_cores": 7})
+    await watched.scan()
+    assert (watched.fleet.inventory.gpus, watched.fleet.inventory.problem) == (
+        (),
+        "slurmctld does not answer",
+    )
+    cluster.away = False
     await watched.scan()
     here, node = watched.fleet.inventory.nodes
     assert (here.name, here.installed.cpu_cores, here.installed.gpus.count) == ("", 7, 1)
