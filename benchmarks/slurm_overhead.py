@@ -25,7 +25,8 @@ def run(quick: bool) -> Report:
     submits, running, watched_s = (5, 10, 10.0) if quick else (40, 100, 60.0)
     report = Report("What Slurm adds to a training", ("what", "median", "90 %", "longest"))
     with tempfile.TemporaryDirectory() as name, own_slurm(nodes=2, gpus=0, cpus=256) as slurm:
-        bench = slurm_bench(Path(name) / "data", slurm.bin, slurm_poll_seconds=SLURM_POLL_S)
+        settings = {"slurm_poll_seconds": SLURM_POLL_S, "slurm_cpus_per_gpu": 1}
+        bench = slurm_bench(Path(name) / "data", slurm.bin, **settings)
         asyncio.run(_measure(report, bench, slurm, submits, running, watched_s))
     report.notes.append(
         "On one machine, whose controller looks for jobs to start once a second; a stand-in in front of each "
@@ -80,7 +81,7 @@ async def _watch(
 
 
 def _row(report: Report, name: str, values: list[float]) -> None:
-    ninth = statistics.quantiles(values, n=10)[-1]
+    ninth = statistics.quantiles(values, n=10, method="inclusive")[-1]
     figures = (statistics.median(values), ninth, max(values))
     report.rows.append((name, *(f"{figure:.3g}" for figure in figures)))
     report.data[name] = values

@@ -243,6 +243,7 @@ THOROUGH = (
 ROWS: dict[str, tuple[str, ...]] = {
     "integration/test_slurm_kills.py::test_a_training_outlives": ("controller", "node's daemon"),
     "integration/test_slurm_kills.py::test_killed_before_the_answer": ("running",),
+    "integration/test_slurm_kills.py::test_killed_between_the_claim": ("node's daemon", "node"),
     "integration/test_slurm_kills.py::test_what_saves_while": ("node's daemon",),
     "integration/jobs/test_docker_dies.py::test_an_engine_that_is_killed_while_inputs": ("live-restore",),
     "integration/jobs/test_docker_dies.py::test_what_the_trainer_finished": ("no live-restore",),

@@ -156,10 +156,18 @@ class OwnSlurm:
         """Have the controller write all its state, which it else does up to five seconds after a change: one
         that is killed before does not know of a job's start when it is back, and ends the job."""
         began = time.time()
-        for _ in range(11):  # so many changes are not left to the clock
-            self.run("scontrol", "update", f"NodeName={self.nodes[0]}", "Comment=saved")
-        state = self.folder / "state/node_state"  # which is written after the jobs'
-        waited_for(lambda: state.exists() and state.stat().st_mtime >= began, "the state is not saved")
+        changes = {"node_state": ["update", f"NodeName={self.nodes[0]}", "Comment=saved"]}
+        for job in self.jobs().values():
+            if job["JobState"] in ("PENDING", "RUNNING"):
+                changes["job_state"] = ["update", f"JobId={job['JobId']}", "AdminComment=saved"]
+        for change in changes.values():
+            for _ in range(11):  # so many are not left to the clock
+                self.run("scontrol", *change)
+        for name in changes:
+            state = self.folder / "state" / name
+            waited_for(
+                lambda state=state: state.exists() and state.stat().st_mtime >= began, f"{name} is old"
+            )  # type: ignore[misc]
 
     def supervisors(self, job: str) -> dict[str, int]:
         """The slurmstepd of each of the job's steps; "batch" is its script's."""

@@ -22,6 +22,7 @@ import pytest_asyncio
 
 from miner.engines.base import EndCause, EngineSpec, EngineUnreachable, RunPhase, RunStatus
 from miner.engines.slurm import engine
+from tests.doubles.base_image import PYTHON
 from tests.doubles.engine_bench import WAIT_S, EngineBench, Run, slurm_bench
 from tests.doubles.slurm import CONTROLLER, MUNGE, OwnSlurm, own_slurm
 
@@ -252,6 +253,31 @@ async def test_nodes_whose_daemon_is_gone_run_it_once_when_it_is_back(
     status = await once(bench, mortal, run)
     assert status.why in (EndCause.OK, EndCause.NOT_STARTED, EndCause.NODE_FAIL)
     assert run.file("ran") == ("x" if status.why is EndCause.OK else "")
+
+
+@pytest.mark.parametrize("victim", ["controller", "node's daemon", "node"])
+async def test_killed_between_the_claim_and_the_wrapper_it_runs_once_at_most(
+    victim: str, mortal: OwnSlurm, tmp_path: Path
+) -> None:
+    """The script finds programs beside the interpreter first: a stand-in for srun, with its gate."""
+    python = mortal.bin / "python"
+    python.symlink_to(PYTHON)
+    bench, gate = slurm_bench(tmp_path / "data", mortal.bin, trainer_python=python), mortal.gate("srun")
+    run = await bench.submit(bench.code(WAITS))
+    await at(gate)
+    mortal.save()
+    (job,) = mortal.jobs().values()
+    if victim == "node":
+        mortal.kill_node(job["NodeList"])
+        mortal.fail(job["NodeList"])
+    else:
+        mortal.kill(CONTROLLER if victim == "controller" else job["NodeList"])
+        mortal.start(until_nodes_answer=False)
+    gate.lift()
+    status = await once(bench, mortal, run)
+    assert status.why is (EndCause.NODE_FAIL if victim == "node" else EndCause.OK)
+    assert run.file("ran") == ("" if victim == "node" else "x")
+    await bench.clear()
 
 
 # Slurm's daemons, while it runs

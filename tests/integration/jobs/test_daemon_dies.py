@@ -119,6 +119,7 @@ def test_killed_in_every_stage_each_job_is_launched_and_published_once(
     assert {path.name for path in stack.data_dir.glob("jobs/*/attempt_*")} == {"attempt_1"}
 
 
+@pytest.mark.parametrize("child", ["process", "slurm"], indirect=True)
 def test_jobs_outlive_the_daemon_and_each_is_launched_and_published_once(
     stack: DevStack, child: ChildProcess, files: Files, tmp_path: Path
 ) -> None:
