@@ -58,7 +58,8 @@ time.sleep(1000)
 @pytest.fixture
 def mortal() -> Iterator[OwnSlurm]:
     """Forgets an ended job after two seconds, and a node that does not answer is down after five."""
-    with own_slurm(settings={"MinJobAge": "2", "SlurmdTimeout": "5"}) as slurm:
+    # MessageTimeout: for how long commands look for a controller that is gone.
+    with own_slurm(settings={"MinJobAge": "2", "SlurmdTimeout": "5", "MessageTimeout": "4"}) as slurm:
         yield slurm
 
 

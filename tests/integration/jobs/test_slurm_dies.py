@@ -23,7 +23,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def mortal() -> Iterator[OwnSlurm]:
-    with own_slurm(settings={"MinJobAge": "2", "SlurmdTimeout": "5"}) as slurm:
+    # MessageTimeout: for how long commands look for a controller that is gone.
+    with own_slurm(settings={"MinJobAge": "2", "SlurmdTimeout": "5", "MessageTimeout": "4"}) as slurm:
         yield slurm
 
 
