@@ -123,6 +123,9 @@ class EngineSpec:
     image: str = "text"
     #: The engine ends it after so long, as a last resort: the deadline is the daemon's.
     timeout_s: float | None = None
+    #: For how long others leave the machine to us, by the cluster's scheduler, which begins nothing that may
+    #: take longer; None: no end is known.
+    free_s: float | None = None
     #: Shown beside the run in the engine's own listings: job and attempt.
     labels: Mapping[str, str] = field(default_factory=dict)
 

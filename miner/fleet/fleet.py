@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from core.domain.hardware import PCIE_BANDWIDTH, GpuLink, GpuSet
 from core.domain.keys import GpuReservation, NamedLane, Placement, TaskKey, node_of, nodes_of
@@ -126,19 +126,23 @@ class Fleet:
         until: float,
         exclusive: bool = False,
         lane: NamedLane | None = None,
+        needs: float = 0.0,
     ) -> GpuGrant:
         """Wait in the queue (by priority, ageing so that nobody starves) for the GPUs of the first of
         `options` that can be had now. Cancelling the wait leaves the queue; what was reserved for the task
         stays reserved until `release`. A job whose run has ended may call this again without `release`, for
         more, fewer or other GPUs. `until`: it is over by then at the latest; a reservation's window stays as
         long as was planned.
-        `exclusive`: only GPUs that nobody else uses even a little."""
+        `exclusive`: only GPUs that nobody else uses even a little; `needs`: seconds that it takes; 0: not
+        known."""
         earlier = self._waiting.pop(key, None)
         if earlier is not None:
             earlier.cancel()
         future: asyncio.Future[GpuGrant] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
-        self.ledger.request(key, options, now=self._clock(), until=until, exclusive=exclusive, lane=lane)
+        self.ledger.request(
+            key, options, now=self._clock(), until=until, exclusive=exclusive, lane=lane, needs=needs
+        )
         self.schedule()
         try:
             return await future
@@ -169,11 +173,15 @@ class Fleet:
         return self._grant(key, tuple(ids))
 
     def extend(self, key: TaskKey, until: float) -> float:
-        """Keep its GPUs until then, or until one of them is reserved for somebody else, and never shorter
-        than so far. Returns until when it has them now."""
-        kept = self.ledger.extend(key, until)
+        """Keep its GPUs until then, or until one of them is reserved for somebody else or others use it, and
+        never shorter than so far. Returns until when it has them now."""
+        kept = self.ledger.extend(key, until, self._clock())
         self.schedule()
         return kept
+
+    def free_until(self, gpus: Collection[str]) -> float:
+        """When others begin to use one of these GPUs, by what the cluster's scheduler knows."""
+        return self.ledger.free_until(gpus, self._clock())
 
     def release(self, key: TaskKey) -> None:
         """Take its GPUs back, and end its wait. Safe to repeat."""

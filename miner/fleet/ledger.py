@@ -182,9 +182,11 @@ class GpuLedger:
         until: float,
         exclusive: bool = False,
         lane: NamedLane | None = None,
+        needs: float = 0.0,
     ) -> None:
         """Put the task into the queue. A job that has GPUs already keeps them until it gets others, if they
-        are of any use to it. Its priority is that of its reservation or start."""
+        are of any use to it. Its priority is that of its reservation or start. `needs`: seconds that it
+        takes; 0: not known."""
         claim = self._claims.get(key)
         if claim is None:
             claim = GpuClaim(key, ReservationKind.JOB, ClaimStage.WAITING, (), now, until)
@@ -194,7 +196,7 @@ class GpuLedger:
         claim.begin(now, until)
         claim.stage, claim.yielded = ClaimStage.WAITING, False
         claim.options = tuple(dict.fromkeys(option for option in options if option.gpus > 0))
-        claim.exclusive, claim.lane = exclusive, lane or claim.lane
+        claim.exclusive, claim.lane, claim.needs = exclusive, lane or claim.lane, needs
         self._set(claim)
 
     def yield_gpus(self, key: TaskKey) -> bool:
@@ -258,9 +260,14 @@ class GpuLedger:
         self._set(claim)
         return True
 
-    def extend(self, key: TaskKey, until: float) -> float:
-        """Keep its GPUs until then, or until one of them is reserved for somebody else, and never shorter
-        than so far. Returns until when; `until` itself for an unknown task."""
+    def free_until(self, gpus: Collection[str], now: float) -> float:
+        """When others begin to use one of these GPUs, by what the cluster's scheduler knows."""
+        starts = (start for gpu in self.gpus if gpu.busy and gpu.id in gpus for start, _ in gpu.busy)
+        return min((start for start in starts if start > now), default=FOREVER)
+
+    def extend(self, key: TaskKey, until: float, now: float) -> float:
+        """Keep its GPUs until then, or until one of them is reserved for somebody else or others use it, and
+        never shorter than so far. Returns until when; `until` itself for an unknown task."""
         claim = self._claims.get(key)
         if claim is None:
             return until
@@ -270,7 +277,7 @@ class GpuLedger:
             if other is not claim and other.firm and not other.is_running
             if not set(other.gpus).isdisjoint(claim.gpus)
         )
-        claim.extend(min(until, min(behind, default=FOREVER)))
+        claim.extend(min(until, min(behind, default=FOREVER), self.free_until(claim.gpus, now)))
         self._set(claim)
         return claim.until
 

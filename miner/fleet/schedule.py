@@ -53,6 +53,9 @@ class GpuClaim:
     starts_at: float = 0.0
     #: The planned duration of a firm one, whenever it begins; 0 where none was planned.
     duration: float = 0.0
+    #: How long it takes, as far as is known. Where others' use leaves no window up to its end, a claim that
+    #: is not firm is content with a window of that length.
+    needs: float = 0.0
     #: A job's deadline: its window may move up to there. An offer's window ends where it was planned to end.
     latest: float = FOREVER
     #: Its inputs do not arrive: no GPU is kept for it until it requests some.
@@ -97,6 +100,10 @@ class GpuClaim:
     def end_at(self, start: float) -> float:
         """When it is over if it begins at `start`."""
         return self._end(start, self.latest) if self.firm else self.until
+
+    def early_end_at(self, start: float) -> float:
+        """The same by what it needs, of one that is not firm."""
+        return min(start + self.needs, self.until)
 
     def _end(self, start: float, latest: float) -> float:
         if not self.firm or self.duration <= 0:
@@ -153,6 +160,7 @@ class SchedulingPass:
         self._calendar = GpuCalendar(now)
         for node in gpus.nodes:
             self._calendar.add_others(node.every)
+        self._others_use_some = any(gpu.busy for node in gpus.nodes for gpu in node.usable)
         self._now, self._rules = now, rules
         running = [claim for claim in claims if claim.is_running]
         waiting = [claim for claim in claims if not claim.is_running and not claim.yielded]
@@ -259,10 +267,17 @@ class SchedulingPass:
     ) -> Iterator[FreeWindow]:
         """The first window for each option, in their order."""
         bad = without | self._gpus.shared if claim.exclusive else without
-        for option in options:
-            for _, nodes in self._nodes.candidates(option.nodes, claim.lane, bad):
-                window = self._calendar.earliest(
-                    nodes, option.gpus, latest=latest, end_of=claim.end_at, over=option.over
-                )
-                if window is not None:
-                    yield window
+        ends, is_found = [claim.end_at], False
+        if self._others_use_some and claim.needs and not claim.firm:
+            ends.append(claim.early_end_at)
+        for end_of in ends:
+            for option in options:
+                for _, nodes in self._nodes.candidates(option.nodes, claim.lane, bad):
+                    window = self._calendar.earliest(
+                        nodes, option.gpus, latest=latest, end_of=end_of, over=option.over
+                    )
+                    if window is not None:
+                        is_found = True
+                        yield window
+            if is_found:
+                return

@@ -7,6 +7,7 @@ A replay uses the same command and environment in a directory of its own. Each j
 
 from __future__ import annotations
 
+import math
 import shlex
 import socket
 from collections.abc import Collection, Mapping
@@ -154,7 +155,9 @@ def run_environment(run: RunSpec, plan: TrainingPlan) -> Mapping[str, str]:
     return {**launch_environment(plan, inputs), **_OFFLINE}
 
 
-def engine_spec(job: JobRow, attempt: JobAttempt, now: float) -> EngineSpec:
+def engine_spec(job: JobRow, attempt: JobAttempt, now: float, free_until: float = math.inf) -> EngineSpec:
+    """`free_until`: when others begin to use its GPUs. A time that does not do for it is not passed on: the
+    scheduler then decides whether it can begin, and where it cannot it is tried elsewhere."""
     run, plan = attempt.run, attempt.plan
     on_cpu = plan.gpus.kind.device is Device.CPU
     paths = [Path(run.data_path), Path(run.model_path), *([Path(run.resume_from)] if run.resume_from else [])]
@@ -173,6 +176,7 @@ def engine_spec(job: JobRow, attempt: JobAttempt, now: float) -> EngineSpec:
         cluster=plan.slurm,
         image=IMAGE_OF[plan.engine],
         timeout_s=max(run.deadline_at - now, 0.0) + _LIMIT_SLACK_S,
+        free_s=free_until - now if run.end_by < free_until < math.inf else None,
         labels={"job": str(job.id), "attempt": str(attempt.row.number), "task": job.task_id},
     )
 

@@ -37,6 +37,8 @@ from miner.store import attempts
 
 #: The GPUs are kept for this many times what the plan takes: steps may be slower than planned.
 _GPU_TIME_MARGIN = 1.1
+#: A training ends so long, and what it takes to save, before others use its GPUs: clusters count coarsely.
+_BEFORE_OTHERS_S = 180.0
 #: Inputs of which nothing has come for so long may never come.
 _NO_BYTES_S = 120.0
 #: Inputs are judged by what came within a window, and given up where the rest would take more than this many
@@ -270,13 +272,18 @@ def _possible_classes(job: JobContext, history: AttemptHistory) -> list[NodeClas
     return [nodes for nodes in others if nodes.names] or able
 
 
+def _busy_s(plan: TrainingPlan) -> float:
+    """How long its GPUs have work."""
+    return plan.time.total_s - plan.time["publish"]
+
+
 def keep_gpus(job: JobContext, plan: TrainingPlan) -> float | None:
     """Keep the GPUs for as long as the plan takes; return None if that is possible.
 
     Otherwise return until when: an offer that was accepted meanwhile has one of them from then on.
     """
     now = job.now()
-    busy = plan.time.total_s - plan.time["publish"]
+    busy = _busy_s(plan)
     until = job.services.fleet.extend(job.key, min(now + busy * _GPU_TIME_MARGIN, job.row.deadline_at))
     return None if until >= min(now + busy, useful_until(job)) else until
 
@@ -376,6 +383,7 @@ async def _acquire(job: JobContext, draft: _FleetDraft) -> GpuGrant:
                 until=job.row.deadline_at,
                 exclusive=exclusive,
                 lane=draft.lane,
+                needs=_busy_s(draft.plan) * _GPU_TIME_MARGIN,
             )
         finally:
             showing.cancel()
@@ -413,7 +421,7 @@ async def _write_and_record(
     """The directory first, then the record: an attempt in the store can always be launched from its files."""
     services, now, number = job.services, job.now(), history.next_number
     times = job.timeline(reserve_s=plan.time.reserve_s, publish_s=plan.time["publish"])
-    times = replace(times, end_by=min(times.end_by, until))
+    times = replace(times, end_by=min(times.end_by, until, _end_before_others(job, plan)))
     if times.end_by <= now:
         raise StepFailed(EndReason.DEADLINE, "no time is left for another attempt")
     taken = {port for job_id, port in services.ports.items() if job_id != job.row.id}
@@ -446,6 +454,14 @@ async def _write_and_record(
     )
     job.live.attempt = number
     job.show_state()
+
+
+def _end_before_others(job: JobContext, plan: TrainingPlan) -> float:
+    """When to end at the latest so that a cluster's scheduler begins it before others use its GPUs. FOREVER
+    where the plan takes longer: then only another machine will do."""
+    assert job.grant is not None
+    end = job.services.fleet.free_until(job.grant.ids) - job.services.timings.grace_s - _BEFORE_OTHERS_S
+    return end if end >= job.now() + _busy_s(plan) else FOREVER
 
 
 async def _write_or_disk_full(action: Callable[[], None]) -> None:

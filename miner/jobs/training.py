@@ -108,7 +108,8 @@ class AttemptSupervisor:
         """Submit the run, also after a restart: an engine that has it already starts nothing."""
         if self._ref is not None:
             return
-        spec = engine_spec(self.job.row, self.attempt, self.job.now())
+        free_until = self.job.services.fleet.free_until(self.attempt.row.gpus)
+        spec = engine_spec(self.job.row, self.attempt, self.job.now(), free_until)
 
         pending: asyncio.Future[str] | None = None
 

@@ -281,6 +281,9 @@ class SlurmEngine:
             cpus = max(min(cpus, int(size.cpus * share)), 1)
             memory = min(spec.memory_bytes or memory, int(size.memory_bytes * (share if gpus else 1)))
             limit = min(limit, size.limit_s or limit)
+        if spec.free_s is not None:
+            # Slurm counts in minutes, from a moment that is still to come.
+            limit = min(limit, max(spec.free_s // 60 - 1, 1) * 60)
         extra = tuple(cluster["options"].split()) if cluster.get("options") else own.options
         return JobRequest(
             name=self._job_name(spec.key),

@@ -24,7 +24,7 @@ from core.domain.keys import (
 from core.domain.selectors import Lane
 from miner.fleet.base import Gpu, GpuOption
 from miner.fleet.ledger import GpuLedger
-from miner.fleet.placement import OVERDUE_SECONDS
+from miner.fleet.placement import FOREVER, OVERDUE_SECONDS
 from miner.fleet.schedule import MAX_PLANNED_CLAIMS, ClaimStage, GpuClaim, QueueRules
 from tests.miner.fleet.setups import HOUR, fleet, make_gpus, place
 
@@ -194,18 +194,40 @@ def test_a_started_job_is_moved_before_an_offer() -> None:
     assert planned(on, B) == ((0,), 0.0)
 
 
+def test_a_job_keeps_its_gpu_up_to_when_others_use_it() -> None:
+    on = GpuLedger()
+    on.set_gpus(make_gpus(2, node="n1", busy={0: (3 * HOUR, 5 * HOUR)}))
+    reserve(on, A, Placement(("g0@n1",), 0.0, 2 * HOUR))
+    ask(on, A, 1, hours=9)
+    assert on.extend(A, 2.5 * HOUR, 0.0) == 2.5 * HOUR
+    assert on.extend(A, 6 * HOUR, 0.0) == 3 * HOUR
+    assert on.free_until(("g0@n1", "g1@n1"), 0.0) == 3 * HOUR
+    assert on.free_until(("g1@n1",), 0.0) == on.free_until(("g0@n1",), 4 * HOUR) == FOREVER
+
+
+def test_a_start_that_nobody_accepted_begins_before_others_use_the_gpus_if_that_is_long_enough() -> None:
+    on = GpuLedger()
+    on.set_gpus(make_gpus(1, node="n1", busy={0: (3 * HOUR, 12 * HOUR)}))
+    assert ask(on, A, 1, hours=9) == []
+    assert ask(on, A, 1, hours=9, needs=3.5 * HOUR) == []
+    assert ask(on, A, 1, hours=9, needs=2 * HOUR) == [A]
+    claim = on.claim(A)
+    assert claim is not None
+    assert claim.until == 2 * HOUR
+
+
 def test_a_job_that_takes_longer_keeps_its_gpu_up_to_the_next_reservation() -> None:
     on = ledger(2)
     reserve(on, A, at(0, hours=2))
     on.start(A, now=0.0, until=9 * HOUR)
     ask(on, A, 1, hours=9)
-    assert on.extend(A, 3 * HOUR) == 3 * HOUR
+    assert on.extend(A, 3 * HOUR, 0.0) == 3 * HOUR
     reserve(on, B, at(0, start=4 * HOUR))
-    assert on.extend(A, 6 * HOUR) == 4 * HOUR
-    assert on.extend(A, HOUR) == 4 * HOUR
+    assert on.extend(A, 6 * HOUR, 0.0) == 4 * HOUR
+    assert on.extend(A, HOUR, 0.0) == 4 * HOUR
     on.schedule(0.0)
     assert planned(on, B) == ((0,), 4 * HOUR)
-    assert on.extend(C, HOUR) == HOUR
+    assert on.extend(C, HOUR, 0.0) == HOUR
 
 
 # The queue
@@ -632,7 +654,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule(key=keys, hours=st.integers(0, 24))
     def extend(self, key: TaskKey, hours: int) -> None:
-        self.on.extend(key, self.now + hours * HOUR)
+        self.on.extend(key, self.now + hours * HOUR, self.now)
         self.settle()
 
     @rule(key=consumes(keys))

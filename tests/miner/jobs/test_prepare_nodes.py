@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.job_states import EndReason
@@ -80,6 +81,26 @@ async def test_an_accepted_offer_is_trained_on_the_nodes_reserved_for_it(harness
     await harness.until(lambda: len(cluster.submitted) == 1)
     assert cluster.submitted[0].nodes == ("n2",)
     assert plan_of(harness, job).gpus.kind.name == "A100-SXM-80GB"
+    await harness.jobs.cancel(job)
+    await harness.over_within(job)
+
+
+async def test_a_training_ends_before_others_use_its_node(harness: JobsHarness) -> None:
+    cluster = with_nodes(harness, n1="2xH100")
+    cluster.default = obeys
+    free_until = time.time() + 1800
+    gpus = tuple(
+        replace(gpu, busy=((free_until, free_until + 7200),)) for gpu in harness.fleet.inventory.gpus
+    )
+    harness.fleet.update(replace(harness.fleet.inventory, gpus=gpus))
+    job = await harness.start(task_id="t1", seconds=7200)
+    await harness.until(lambda: len(cluster.submitted) == 1)
+    spec = cluster.submitted[0]
+    assert spec.free_s is not None
+    assert 1700 < spec.free_s <= 1800
+    row = (await harness.attempts(job))[0]
+    assert row.end_by is not None
+    assert row.end_by < free_until
     await harness.jobs.cancel(job)
     await harness.over_within(job)
 

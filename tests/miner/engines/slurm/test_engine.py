@@ -128,6 +128,14 @@ async def test_a_submit_is_one_sbatch_within_what_the_node_has(
     assert (await status(engine, spec)).phase is RunPhase.QUEUED
 
 
+async def test_a_job_asks_for_no_more_time_than_others_leave_the_node_to_us(
+    engine: SlurmEngine, slurm: AnsweringSlurm, spec: EngineSpec
+) -> None:
+    # Slurm begins nothing whose limit reaches a maintenance.
+    await engine.submit(replace(spec, timeout_s=86_400.0, free_s=1850.0))
+    assert "--time=29" in slurm.last("sbatch")
+
+
 async def test_a_trial_runs_on_one_of_the_operators_nodes(
     slurm: AnsweringSlurm, tmp_path: Path, spec: EngineSpec
 ) -> None:
