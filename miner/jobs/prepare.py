@@ -184,6 +184,7 @@ async def _plan_and_acquire(
     job: JobContext, fetched: FetchedInputs, history: AttemptHistory
 ) -> tuple[TrainingPlan, float]:
     """Return the plan for the GPUs that the job holds now, and when others need them."""
+    history = _without_lost_machine(job, history)
 
     async def draft() -> _FleetDraft:
         return await _draft_for_fleet(job, fetched, history)
@@ -191,7 +192,7 @@ async def _plan_and_acquire(
     job.set_stage("plan")
     drafted = await job.run_step("plan", draft, lambda: useful_until(job), history.next_number)
     grant = await _acquire(job, drafted)
-    if history.ended_by is EndReason.OOM:
+    if history.ended_by is EndReason.OOM and history.plan is not None:
         # The ladder's step decides everything but the number of steps, and the clock decides that.
         keep_gpus(job, drafted.plan)
         return drafted.plan, FOREVER
@@ -224,11 +225,10 @@ async def _draft_for_fleet(job: JobContext, fetched: FetchedInputs, history: Att
     if not classes:
         raise StepFailed(EndReason.NO_GPU, "no GPU of this fleet can be used")
     if history.ended_by is EndReason.OOM and history.plan is not None:
-        # It was made for GPUs of this kind.
-        kind = history.plan.gpus.kind.name
-        classes = [nodes for nodes in classes if nodes.hardware.gpus.kind.name == kind] or classes
+        classes = [nodes for nodes in classes if _has_gpus_of(history.plan, nodes)]
         plan = (await _draft_plan(job, fetched, history, classes[0].hardware)).plan
-        return _FleetDraft(plan, tuple(nodes.option(plan.gpus.count) for nodes in classes), None)
+        names = frozenset[str]().union(*(nodes.names for nodes in classes))
+        return _FleetDraft(plan, (GpuOption(plan.gpus.count, names, plan.gpus.nodes),), None)
     spec = task_spec_of(job.row, job.task, job.now())
     most_nodes = plans.most_nodes(job.services.profile(), spec, fetched)
     drafts, refused = list[tuple[NodeClass, PlanDraft]](), None
@@ -255,6 +255,20 @@ async def _draft_for_fleet(job: JobContext, fetched: FetchedInputs, history: Att
     first = [nodes.option(draft.counts[0]) for nodes, draft in drafts]
     fewer = [nodes.option(count) for nodes, draft in drafts for count in draft.counts[1:]]
     return _FleetDraft(drafts[0][1].plan, (*first, *fewer), drafts[0][1].lane)
+
+
+def _without_lost_machine(job: JobContext, history: AttemptHistory) -> AttemptHistory:
+    """After memory ran out the next plan is made from the last one, for as many GPUs of its kind. Where no
+    machine has them any more, it is made anew."""
+    plan = history.plan
+    if plan is None or any(_has_gpus_of(plan, nodes) for nodes in _possible_classes(job, history)):
+        return history
+    return replace(history, plan=None)
+
+
+def _has_gpus_of(plan: TrainingPlan, nodes: NodeClass) -> bool:
+    gpus = nodes.hardware.gpus
+    return gpus.kind.name == plan.gpus.kind.name and gpus.count >= plan.gpus.per_node
 
 
 def _possible_classes(job: JobContext, history: AttemptHistory) -> list[NodeClass]:

@@ -9,6 +9,8 @@ from core.domain.hardware import Hardware, parse_gpus
 from core.domain.job_states import EndReason
 from core.domain.keys import Placement, TaskKey, gpu_on_node
 from core.planning.plan import TrainingPlan
+from core.runs.progress import OomEvent
+from core.runs.run_files import RunEnd
 from miner.engines.base import EndCause
 from miner.fleet.base import FleetNode, Gpu, InventoryState
 from tests.miner.jobs.harness import (
@@ -83,6 +85,26 @@ async def test_an_accepted_offer_is_trained_on_the_nodes_reserved_for_it(harness
     assert plan_of(harness, job).gpus.kind.name == "A100-SXM-80GB"
     await harness.jobs.cancel(job)
     await harness.over_within(job)
+
+
+async def test_after_memory_ran_out_a_plan_for_one_node_is_not_spread_over_two(
+    harness: JobsHarness,
+) -> None:
+    cluster = with_nodes(harness, n1="4xH100", n2="2xH100", n3="2xH100")
+    gpus, nodes = harness.fleet.inventory.gpus, harness.fleet.inventory.nodes
+
+    async def oom_and_its_node_drains(trainer: Trainer) -> None:
+        drained = tuple(gpu if gpu.node != "n1" else replace(gpu, unusable_reason="drained") for gpu in gpus)
+        left = (replace(nodes[0], hardware=None), *nodes[1:])
+        harness.fleet.update(InventoryState(drained, left))
+        trainer.say(OomEvent(t=0, moment="train", text="tried to allocate 2 GiB"))
+        trainer.end(RunEnd.OOM, "CUDA out of memory", "train")
+
+    cluster.scripts = [oom_and_its_node_drains]
+    await harness.done(await harness.start(task_id="t1"))
+    first, second = cluster.submitted
+    assert (first.nodes, len(first.gpus)) == (("n1",), 4)
+    assert (second.nodes, len(second.gpus)) == (("n2",), 2)
 
 
 async def test_a_training_ends_before_others_use_its_node(harness: JobsHarness) -> None:
