@@ -100,9 +100,12 @@ def fit_offer(
     offer: ParsedOffer, now: float, fleet: FleetSnapshot, terms: FitTerms, profile: LoadedProfile
 ) -> FitResult:
     """The best place there is, or why there is none."""
-    classes = _usable_classes(offer, fleet, profile)
-    if not classes or not fleet.usable:
+    if not fleet.inventory.classes or not fleet.usable:
         return _unplanned("no GPU is usable", "a usable GPU", Refusal.NO_GPU)
+    classes = _usable_classes(offer, fleet, profile)
+    if not classes:
+        text = "no GPU is usable where an engine can train such tasks"
+        return _unplanned(text, "a usable GPU, or what the engine lacks", Refusal.NO_GPU)
     try:
         resolved = resolve_profile(profile, offer.task_type, offer.model, offer.rows)
     except ConfigError as error:
@@ -162,18 +165,16 @@ def able_to_train(
 
 
 def _usable_classes(offer: ParsedOffer, fleet: FleetSnapshot, profile: LoadedProfile) -> Sequence[NodeClass]:
-    """The nodes whose engine can train the task; all, where none can, and the rules say why."""
+    """The nodes whose engine can train the task; all, where no engine can, and the rules say why."""
     classes = fleet.inventory.classes
-    if len(classes) < 2:
+    if len(fleet.abilities) < 2:
         return classes
     able = able_to_train(offer, fleet, profile)
-    usable = [
-        nodes
-        for nodes in classes
-        if nodes.engine not in fleet.abilities
-        or (nodes.engine in able and not (offer.task_type.generates and able[nodes.engine].no_sandbox))
-    ]
-    return usable or classes
+    if offer.task_type.generates:
+        able = {name: ability for name, ability in able.items() if ability.no_sandbox is None}
+    if not able:
+        return classes
+    return [nodes for nodes in classes if nodes.engine in able or nodes.engine not in fleet.abilities]
 
 
 def _unplanned(

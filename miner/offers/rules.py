@@ -233,10 +233,12 @@ def _inventory(inputs: RuleInputs) -> RuleVerdict:
     if fleet.problem is not None:
         text = f"the GPUs could not be read this time: {fleet.problem}"
         return RuleVerdict(False, text, "an inventory that can be read; see god-miner doctor")
-    out = ", ".join(
-        f"{gpu.id} ({gpu.unusable_reason})" for gpu in fleet.gpus if gpu.unusable_reason is not None
-    )
-    return RuleVerdict(True, f"{len(fleet.usable)} GPUs are usable" + (f"; not {out}" if out else ""))
+    unusable = [gpu for gpu in fleet.gpus if gpu.unusable_reason is not None]
+    out = [f"{gpu.id} ({gpu.unusable_reason})" for gpu in unusable if not gpu.node]
+    if of_nodes := sum(bool(gpu.node) for gpu in unusable):
+        out.append(f"{of_nodes} of nodes")
+    text = f"{len(fleet.usable)} GPUs are usable" + (f"; not {', '.join(out)}" if out else "")
+    return RuleVerdict(True, text)
 
 
 @rule("plan", "the task cannot be finished here in the time given")
@@ -278,8 +280,9 @@ def _value(inputs: RuleInputs) -> RuleVerdict:
 
 
 def _held_share(fleet: FleetSnapshot, fit: FitResult) -> float:
-    """Of the usable GPUs, once this task has its own."""
-    usable = {gpu.id for gpu in fleet.usable}
+    """Of the usable GPUs that others leave to us, once this task has its own."""
+    now = fleet.taken_at
+    usable = {gpu.id for gpu in fleet.usable if not any(start <= now < end for start, end in gpu.busy)}
     held = {gpu for hold in fleet.reservations for gpu in hold.gpus}
     held |= set(fit.placement.gpus) if fit.placement else usable
     return len(held & usable) / len(usable) if usable else 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,28 @@ def test_only_nodes_whose_engine_can_train_the_task_count() -> None:
     gone = {name: EngineAbility(problem=f"{name} is gone") for name in ("docker", "slurm")}
     refused = decided(on=FleetSnapshot(on.inventory, (), NOON, gone))
     assert verdict(refused, "engine").text == "nothing can be trained: docker is gone; slurm is gone"
+
+
+def test_nothing_is_accepted_for_nodes_whose_engine_cannot_train_it_although_another_could() -> None:
+    # All that is usable is the cluster's, and what this machine's engine can do does not help there.
+    on = machines(n1="8xH100").inventory
+    gone = {"docker": EngineAbility(), "slurm": EngineAbility(problem="TRAINER_PYTHON is gone")}
+    refused = decided(on=FleetSnapshot(on, (), NOON, gone))
+    assert not refused.accepted
+    assert "no GPU is usable where an engine" in verdict(refused, "plan").text
+    unsafe = {"docker": EngineAbility(), "slurm": EngineAbility(no_sandbox="none on nodes")}
+    grpo = offer(task_type=TaskType.GRPO, hours_to_complete=6.0)
+    assert not decided(grpo, on=FleetSnapshot(on, (), NOON, unsafe)).accepted
+    assert decided(on=FleetSnapshot(on, (), NOON, unsafe)).accepted
+
+
+def test_what_is_unusable_of_a_cluster_is_counted_not_listed() -> None:
+    on = machines(here="2xH100", n1="4xH100").inventory
+    first, second, *nodes = on.gpus
+    limited = (replace(gpu, unusable_reason="taken out: SLURM_MAX_GPUS=0") for gpu in nodes)
+    gpus = (first, replace(second, unusable_reason="broken"), *limited)
+    shown = verdict(decided(on=FleetSnapshot(replace(on, gpus=gpus), (), NOON)), "inventory").text
+    assert shown == "1 GPUs are usable; not 1 (broken), 4 of nodes"
 
 
 def test_one_machine_is_decided_about_as_if_it_were_a_node() -> None:
