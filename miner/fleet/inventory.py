@@ -56,6 +56,8 @@ class GpuInventory:
         #: Nodes of a cluster as they were last scanned.
         self._scanned_nodes: dict[str, ScannedNode] = {}
         self._notes: tuple[str, ...] = ()
+        #: Why the last scan failed, or a part of it.
+        self._problem: str | None = None
         self.source_name = ""
         self.scanned_at: float | None = None
 
@@ -100,23 +102,25 @@ class GpuInventory:
         self._wake.clear()
 
     def _note_problem(self, text: str) -> None:
-        problem = self._fleet.inventory.problem
         self._fleet.update(self._state(self._report, text))
-        if problem is None:
+        if self._problem is None:
             self._on_event(AlertKind.INVENTORY_UNREADABLE, text)
+        self._problem = text
 
     def _note_scan(self, scan: GpuScan) -> None:
         fleet = self._fleet
-        had_problem = fleet.inventory.problem is not None
+        problem, self._problem = self._problem, scan.problem
         self.source_name, self.scanned_at = scan.source, self._clock()
         self._notes = scan.notes
         self._scanned_nodes |= {node.name: node for node in scan.nodes}
         self._report = self._health.update(scan, self.scanned_at, fleet.is_in_use, fleet.released_at)
         fleet.update(self._state(self._report, None))
-        if had_problem:
+        if problem is not None and scan.problem is None:
             self._on_event(
                 AlertKind.INVENTORY_RECOVERED, f"{scan.source} can be read again: {len(scan.gpus)} GPUs"
             )
+        elif problem is None and scan.problem is not None:
+            self._on_event(AlertKind.INVENTORY_UNREADABLE, f"only this machine is used: {scan.problem}")
         for change in self._report.changes:
             self._on_event(change.kind, f"GPU {change.gpu}: {change.text}", change.gpu)
 

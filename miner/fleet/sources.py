@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import logging
 import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,8 @@ from core.domain.errors import GodMinerError
 from core.domain.hardware import GpuKind, GpuLink, GpuSet
 from core.domain.keys import CPU_ID
 
-log = logging.getLogger(__name__)
+#: How long the scan of this machine waits for that of a cluster.
+CLUSTER_WAIT_S = 1.0
 
 
 class ScanFailed(GodMinerError):
@@ -74,6 +75,8 @@ class GpuScan:
     nodes: tuple[ScannedNode, ...] = ()
     #: What is left out, and why: a node whose GPUs are of an unknown kind.
     notes: tuple[str, ...] = ()
+    #: Why a part of it is an earlier scan's; None: all of it is new.
+    problem: str | None = None
 
 
 class GpuSource(Protocol):
@@ -88,36 +91,52 @@ class GpuSource(Protocol):
 class JoinedGpuSource:
     """This machine's GPUs and a cluster's.
 
-    While the cluster cannot be asked its last scan stays: its engine does not answer then either, and offers
-    are made for this machine alone. Before its first scan nothing is known: what runs there after a restart
-    must not count as lost.
+    While the cluster cannot be asked, its last scan stays, and its nodes take no new jobs. Before its first
+    scan nothing is known: what runs there after a restart must not count as lost.
     """
 
     def __init__(self, local: GpuSource, cluster: GpuSource) -> None:
         self._local, self._cluster = local, cluster
+        self._asking: asyncio.Task[GpuScan] | None = None
         self._last: GpuScan | None = None
-        self._problem = ""
+        self._problem: str | None = None
 
     async def scan(self) -> GpuScan:
-        local = await self._local.scan()
-        try:
-            self._last, self._problem = await self._cluster.scan(), ""
-        except ScanFailed as error:
-            if self._last is None:
-                raise
-            if not self._problem:
-                log.warning("only this machine's GPUs can be scanned: %s", error)
-            self._problem = str(error)
-        cluster = self._last
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._cluster.scan(), name="cluster scan")
+        local, cluster = await self._local.scan(), await self._cluster_scan(self._asking)
+        gpus, problem = cluster.gpus, self._problem
+        if problem is not None:
+            gpus = tuple(replace(gpu, excluded=gpu.excluded or problem) for gpu in gpus)
         return GpuScan(
-            (*local.gpus, *cluster.gpus),
+            (*local.gpus, *gpus),
             local.errors,
-            f"{local.source}; {self._problem or cluster.source}",
+            f"{local.source}; {problem or cluster.source}",
             (*local.nodes, *cluster.nodes),
             (*local.notes, *cluster.notes),
+            problem,
         )
 
+    async def _cluster_scan(self, asked: asyncio.Task[GpuScan]) -> GpuScan:
+        """The last one where this takes long: the commands of a controller that is away wait for 20 seconds,
+        and this machine must not."""
+        await asyncio.wait({asked}, timeout=None if self._last is None else CLUSTER_WAIT_S)
+        if asked.done():
+            self._asking = None
+            try:
+                self._last, self._problem = asked.result(), None
+            except ScanFailed as error:
+                if self._last is None:
+                    raise
+                # The first reason stays: each other one would be news to all that keep what they have found.
+                self._problem = self._problem or str(error)
+        assert self._last is not None
+        return self._last
+
     async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
         await self._local.close()
         await self._cluster.close()
 

@@ -10,6 +10,7 @@ import pytest
 
 from core.domain.hardware import parse_gpus
 from core.domain.keys import TaskKey
+from miner.fleet import sources
 from miner.fleet.base import GpuOption
 from miner.fleet.fleet import Fleet
 from miner.fleet.health import GpuHealth
@@ -224,7 +225,12 @@ class Cluster:
 
     away = False
 
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+        self.answers.set()
+
     async def scan(self) -> GpuScan:
+        await self.answers.wait()
         if self.away:
             raise ScanFailed("slurmctld does not answer")
         gpus = tuple(replace(scanned(index), id=f"{index}@n1", node="n1") for index in range(2))
@@ -252,7 +258,43 @@ async def test_this_machine_and_a_cluster_are_one_fleet_of_nodes() -> None:
     assert watched.fleet.inventory.installed == node.installed
     grant = await watched.fleet.acquire(KEY, [GpuOption(2)], until=9e9)
     assert grant.ids == ("0@n1", "1@n1")
-    cluster.away = True
+
+
+async def test_a_cluster_that_does_not_answer_delays_nothing_here_and_takes_no_new_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "CLUSTER_WAIT_S", 0.01)
+    cluster, here = Cluster(), ScriptedSource(scanned(0))
+    watched = WatchedFleet(JoinedGpuSource(here, cluster))
     await watched.scan()
-    assert watched.fleet.inventory.problem is None
-    assert [gpu.id for gpu in watched.fleet.inventory.gpus] == ["g0", "0@n1", "1@n1"]
+    assert (await watched.fleet.acquire(KEY, [GpuOption(2)], until=9e9)).ids == ("0@n1", "1@n1")
+    cluster.away = True
+    cluster.answers.clear()
+    here.answer = GpuScan((scanned(0), scanned(1)))
+    await watched.scan()
+    assert [gpu.id for gpu in watched.fleet.snapshot(0.0).usable] == ["g0", "g1", "0@n1", "1@n1"]
+    cluster.answers.set()
+    await watched.scan()
+    state = watched.fleet.inventory
+    assert (state.problem, [nodes.engine for nodes in state.classes]) == (None, [""])
+    assert {gpu.unusable_reason for gpu in state.gpus if gpu.node} == {"taken out: slurmctld does not answer"}
+    assert watched.fleet.is_in_use("0@n1")
+    cluster.away = False
+    await watched.scan()
+    assert len(watched.fleet.snapshot(0.0).usable) == 4
+    assert watched.events == [("inventory_unreadable", None), ("inventory_recovered", None)]
+
+
+async def test_a_job_goes_on_although_its_node_is_not_listed_any_more() -> None:
+    # Taken out of the partition or out of SLURM_NODES: Slurm goes on with what runs there.
+    cluster = ScriptedSource(*(await Cluster().scan()).gpus)
+    watched, lost = WatchedFleet(cluster), list[str]()
+    watched.fleet.on_lost(lambda _key, gpu, _why: lost.append(gpu))
+    await watched.scan()
+    await watched.fleet.acquire(KEY, [GpuOption(1)], until=9e9)
+    cluster.answer = GpuScan(())
+    await watched.scan()
+    assert (lost, watched.unusable) == ([], [True])
+    watched.fleet.release(KEY)
+    await watched.scan()
+    assert watched.fleet.inventory.gpus == ()
