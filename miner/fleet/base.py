@@ -27,6 +27,10 @@ class Gpu:
     #: When others use it, by what the cluster's scheduler knows: (from, until), in order.
     busy: tuple[tuple[float, float], ...] = ()
 
+    def busy_until(self, now: float) -> float | None:
+        """When others stop using it, if they do now."""
+        return next((until for begins, until in self.busy if begins <= now < until), None)
+
 
 @dataclass(frozen=True, slots=True)
 class FleetNode:

@@ -11,7 +11,7 @@ from core.domain.units import show_bytes
 from miner.fleet.base import Gpu, InventoryState
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
-from miner.fleet.node_view import busy_until, node_entries, windows
+from miner.fleet.node_view import node_entries, windows
 from miner.fleet.samples import FRESH_SECONDS, GpuSample, SampleHistory
 from miner.fleet.schedule import ClaimStage, GpuClaim
 from miner.store.offers import OpenReservation
@@ -104,7 +104,7 @@ def _gpu_entry(
         "id": gpu.id,
         "index": gpu.index,
         "node": gpu.node,
-        "others": busy_until(gpu, now) is not None,
+        "others": gpu.busy_until(now) is not None,
         "busy": windows(gpu, now),
         "kind": gpu.kind.name,
         "memory": show_bytes(gpu.kind.memory_bytes),

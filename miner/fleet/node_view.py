@@ -25,10 +25,10 @@ def node_entries(inventory: InventoryState, ours: Container[str], now: float) ->
 
 def _node_entry(node: FleetNode, gpus: tuple[Gpu, ...], ours: Container[str], now: float) -> dict[str, Any]:
     used = sum(gpu.id in ours for gpu in gpus)
-    others = [until for gpu in gpus if gpu.id not in ours and (until := busy_until(gpu, now)) is not None]
+    others = [until for gpu in gpus if gpu.id not in ours and (until := gpu.busy_until(now)) is not None]
     reasons = [gpu.unusable_reason for gpu in gpus if gpu.unusable_reason is not None]
     out = reasons[0] if len(reasons) == len(gpus) else None
-    unused = [gpu for gpu in gpus if gpu.id not in ours and busy_until(gpu, now) is None]
+    unused = [gpu for gpu in gpus if gpu.id not in ours and gpu.busy_until(now) is None]
     return {
         "name": node.name,
         "engine": node.engine,
@@ -66,11 +66,6 @@ def node_classes(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Counter[str]]:
         count["nodes"] += 1
         count["out"] += one["gpus"] if one["out"] else 0
     return dict(sorted(classes.items()))
-
-
-def busy_until(gpu: Gpu, now: float) -> float | None:
-    """When others stop using it, if they do now."""
-    return next((until for begins, until in gpu.busy if begins <= now < until), None)
 
 
 def windows(gpu: Gpu, now: float) -> list[dict[str, float | None]]:

@@ -181,6 +181,7 @@ class SlurmGpuSource:
         nodes: list[ScannedNode] = []
         notes: list[str] = []
         slots: SlotsOfJobs = {}
+        host = self._host()
         for node in sorted(answers.nodes, key=lambda node: node.name):
             if not self._is_meant(node, limits):
                 continue
@@ -194,7 +195,7 @@ class SlurmGpuSource:
                 scanned = self._scanned(node, mine, use.get(node.name, ()), limits, slots, now)
                 gpus += scanned
                 state = _state_of(node) + (f" (not used: {unused})" if unused else "")
-                nodes.append(ScannedNode(node.name, ENGINE_NAME, self._facts(node), state))
+                nodes.append(ScannedNode(node.name, ENGINE_NAME, _facts_of(node, host), state))
         self._slots = slots
         return GpuScan(
             tuple(self._limited(gpus, now)),
@@ -246,10 +247,6 @@ class SlurmGpuSource:
             )
             for index, name in enumerate(names)
         ]
-
-    def _facts(self, node: SlurmNode) -> dict[str, Any]:
-        facts = {**self._host(), "cpu_cores": node.cores, "memory_bytes": node.memory_bytes}
-        return {name: value for name, value in facts.items() if value is not None}
 
     def _limited(self, gpus: list[ScannedGpu], now: float) -> list[ScannedGpu]:
         """No more than SLURM_MAX_GPUS: what we have, then what was chosen before, then the emptiest nodes."""
@@ -314,6 +311,11 @@ def _gpus_of(node: SlurmNode, scope: ClusterScope) -> tuple[_NodeGpus, str] | No
     if not node.gpus[main]:
         return None
     return _NodeGpus(main, GpuSet(kind=_kind_of(node, main, scope), count=node.gpus[main])), unused
+
+
+def _facts_of(node: SlurmNode, host: Mapping[str, Any]) -> dict[str, Any]:
+    facts = {**host, "cpu_cores": node.cores, "memory_bytes": node.memory_bytes}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _kind_of(node: SlurmNode, slurm_type: str, scope: ClusterScope) -> GpuKind:

@@ -281,8 +281,7 @@ def _value(inputs: RuleInputs) -> RuleVerdict:
 
 def _held_share(fleet: FleetSnapshot, fit: FitResult) -> float:
     """Of the usable GPUs that others leave to us, once this task has its own."""
-    now = fleet.taken_at
-    usable = {gpu.id for gpu in fleet.usable if not any(start <= now < end for start, end in gpu.busy)}
+    usable = {gpu.id for gpu in fleet.usable if gpu.busy_until(fleet.taken_at) is None}
     held = {gpu for hold in fleet.reservations for gpu in hold.gpus}
     held |= set(fit.placement.gpus) if fit.placement else usable
     return len(held & usable) / len(usable) if usable else 1.0

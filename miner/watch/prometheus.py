@@ -40,7 +40,7 @@ STORE_SECONDS = 60.0
 WEEK_SECONDS = 7 * 86_400.0
 
 #: A job that has the GPU and does not train at the moment keeps it busy.
-GPU_STATES = ("training", "busy", "reserved", "idle", "out")
+GPU_STATES = ("training", "busy", "reserved", "others", "idle", "out")
 THROTTLE_REASONS = ("heat", "power", "hardware")
 
 GpuNumber = Callable[[GpuSample], float | None]
@@ -201,7 +201,7 @@ class DaemonCollector(Collector):
         kinds = [((*name, gpu.kind.name), 1.0) for name, gpu in zip(names, gpus, strict=True)]
         yield _labelled("gpu_info", "The model of a GPU", ["gpu", "index", "kind"], kinds)
         if trainings is not None:
-            states = self._gpu_states(trainings)
+            states = self._gpu_states(trainings, now)
             values = [((*name, one), float(states[name[0]] == one)) for name in names for one in GPU_STATES]
             labels = ["gpu", "index", "state"]
             yield _labelled("gpu_state", "1 for the state that the GPU is in", labels, values)
@@ -230,10 +230,12 @@ class DaemonCollector(Collector):
             ],
         )
 
-    def _gpu_states(self, trainings: Sequence[RunningTraining]) -> dict[str, str]:
+    def _gpu_states(self, trainings: Sequence[RunningTraining], now: float) -> dict[str, str]:
         """The state of each GPU."""
         state = self._daemon.fleet.inventory
         found = {gpu.id: "out" if gpu.unusable_reason else "idle" for gpu in state.gpus}
+        others = (gpu.id for gpu in state.gpus if gpu.busy_until(now) is not None)
+        found |= {gpu: "others" for gpu in others if found[gpu] == "idle"}
         found |= dict.fromkeys(state.failed.keys() & found.keys(), "out")
         claims = self._daemon.fleet.ledger.claims
         reserved = {gpu for claim in claims if claim.stage is ClaimStage.RESERVED for gpu in claim.gpus}

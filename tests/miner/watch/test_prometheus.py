@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,15 @@ async def test_trainings_and_gpus_are_shown_and_vanish_when_they_end(
     assert values(after, "training_loss", "job_id").keys() == {("1",)}
     states = values(after, "gpu_state", "index", "state")
     assert [state for (index, state), value in states.items() if index == "1" and value] == ["idle"]
+
+    state = running.daemon.fleet.inventory
+    gpus = tuple(replace(gpu, busy=((0.0, math.inf),)) for gpu in state.gpus)
+    running.daemon.fleet.inventory = replace(state, gpus=gpus)
+    states = values(await scrape(running), "gpu_state", "index", "state")
+    assert {index: state for (index, state), value in states.items() if value} == {
+        "0": "training",
+        "1": "others",
+    }
     assert not [sample.name for sample in after if sample.name.endswith("_created")]
 
 
