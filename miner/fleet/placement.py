@@ -227,6 +227,7 @@ class GpuCalendar:
         self.now = now
         self._taken: dict[str, list[TakenWindow]] = {}
         self._searched: dict[int, _SearchedNodes] = {}
+        self._topologies: dict[str, GpuTopology] = {}
 
     @classmethod
     def from_reservations(
@@ -287,6 +288,8 @@ class GpuCalendar:
         free."""
         if over > 1:
             return self._earliest_over(nodes, count, latest, end_of, over)
+        if len(nodes) == 1:
+            return self._earliest_in(nodes, count, latest, end_of)
         searched, found = self._search(nodes), list[_NodeWindow]()
         seen_idle = set()
         for chance in searched.chances(count, latest):
@@ -304,6 +307,25 @@ class GpuCalendar:
                 latest = window.start
                 found.append(window)
         return self._best_of(nodes, found, count)
+
+    def _earliest_in(
+        self, nodes: Sequence[NodeGpus], count: int, latest: float, end_of: Callable[[float], float]
+    ) -> FreeWindow | None:
+        """The same in one node, as on every miner without a cluster: nothing has to be compared."""
+        node, moments = nodes[0], self._search(nodes).free_from[0]
+        if not 0 < count <= len(moments) or moments[count - 1] > latest:
+            return None
+        window = self._first_in(node, _Chance(moments[count - 1], 0, 0), count, latest, end_of)
+        if window is None:
+            return None
+        chosen = self.topology(node).choose(window.free, count, window.free)
+        return FreeWindow(chosen, window.start, window.end)
+
+    def topology(self, node: NodeGpus) -> GpuTopology:
+        found = self._topologies.get(node.node)
+        if found is None:
+            found = self._topologies[node.node] = topology_of(node.every)
+        return found
 
     def _search(self, nodes: Sequence[NodeGpus]) -> _SearchedNodes:
         searched = self._searched.get(id(nodes))
@@ -345,7 +367,7 @@ class GpuCalendar:
         """The best linked GPUs; among equals those of the node that is filled most."""
         best, fewest = None, FOREVER
         for window in sorted(found, key=lambda window: window[:2])[:MAX_NODES_COMPARED]:
-            topology = topology_of(nodes[window.place].every)
+            topology = self.topology(nodes[window.place])
             chosen = topology.choose(window.free, count, window.free)
             unlinked = topology.unlinked_pairs(chosen)
             if unlinked < fewest:
@@ -387,9 +409,7 @@ class GpuCalendar:
                 chosen = sorted(
                     sorted(found, key=lambda window: window[:2])[:over], key=lambda one: one.place
                 )
-                gpus = (
-                    topology_of(nodes[one.place].every).choose(one.free, each, one.free) for one in chosen
-                )
+                gpus = (self.topology(nodes[one.place]).choose(one.free, each, one.free) for one in chosen)
                 return FreeWindow(tuple(gpu for group in gpus for gpu in group), start, end)
         return None
 
@@ -438,7 +458,7 @@ class PlacementSearch:
             text = "one GPU"
         elif len(names) == 1:
             node = next(node for node in self._nodes.all if node.node == names[0])
-            linked = topology_of(node.every).are_all_linked(gpus)
+            linked = self._calendar.topology(node).are_all_linked(gpus)
             text = f"{len(gpus)} {'linked ' if linked else ''}GPUs"
         else:
             text = f"{len(gpus)} GPUs of {len(names)} nodes"
