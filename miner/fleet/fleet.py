@@ -47,6 +47,8 @@ class Fleet:
         self._listeners: list[GpuLostListener] = []
         self._on_release: list[Callable[[], None]] = []
         self._notified: set[tuple[TaskKey, str]] = set()
+        #: GPUs of runs from before a restart that were not scanned yet, and until when.
+        self._unseen: dict[TaskKey, tuple[tuple[str, ...], float]] = {}
         if inventory is not None:
             self.update(inventory)
 
@@ -58,6 +60,10 @@ class Fleet:
         self.ledger.set_gpus(
             inventory.gpus, failed=inventory.failed, unclean=inventory.unclean, shared=inventory.shared
         )
+        if inventory.gpus:
+            for unseen, (ids, until) in self._unseen.items():
+                self.ledger.adopt(unseen, ids, now=self._clock(), until=until)
+            self._unseen.clear()
         self.schedule()
         self._notified = {entry for entry in self._notified if entry[1] in inventory.failed}
         for gpu, why in inventory.failed.items():
@@ -166,7 +172,11 @@ class Fleet:
         return self.ledger.blocking_reservations(key)
 
     def adopt(self, key: TaskKey, ids: Sequence[str], *, until: float) -> GpuGrant | None:
-        """Take over GPUs that a run uses which goes on after a restart. None when one of them is gone."""
+        """Take over GPUs that a run uses which goes on after a restart. None when one of them is gone, and
+        before the first scan, which takes them over before any other job can get them."""
+        if not self.inventory.gpus:
+            self._unseen[key] = tuple(ids), until
+            return None
         if not self.ledger.adopt(key, ids, now=self._clock(), until=until):
             return None
         self.schedule()
@@ -185,6 +195,7 @@ class Fleet:
 
     def release(self, key: TaskKey) -> None:
         """Take its GPUs back, and end its wait. Safe to repeat."""
+        self._unseen.pop(key, None)
         claim = self.ledger.claim(key)
         if claim is None:
             return

@@ -58,11 +58,15 @@ async def sweep_orphans_forever(services: JobServices) -> None:
 
 
 async def sweep_orphans(services: JobServices) -> None:
-    """Remove the runs of this data directory that the engine has and no job knows."""
+    """Remove the runs of this data directory that an engine has and no job knows."""
+    await asyncio.gather(*(_sweep(services, engine) for engine in services.all_engines))
+
+
+async def _sweep(services: JobServices, engine: ExecutionEngine) -> None:
     failures = 0
     while True:
         try:
-            await _sweep_once(services)
+            await _sweep_once(services, engine)
         except (EngineUnreachable, StoreUnavailable) as error:
             failures += 1
             log.warning("cannot look for orphaned runs: %s", str(error))
@@ -71,15 +75,14 @@ async def sweep_orphans(services: JobServices) -> None:
         await asyncio.sleep(services.timings.pause(failures, services.random))
 
 
-async def _sweep_once(services: JobServices) -> None:
-    for engine in services.all_engines:
-        runs = await engine.list_runs()
-        # Read after the engine was asked: an attempt is in the store before the engine gets it.
-        known = {attempt.key for attempt in await services.store.read(attempts.open_attempts)}
-        for run in runs:
-            tried = {trials.running_key for trials in services.trials.values()}
-            if run.key not in known and run.key not in tried:
-                await _remove_orphan(engine, run, services.timings)
+async def _sweep_once(services: JobServices, engine: ExecutionEngine) -> None:
+    runs = await engine.list_runs()
+    # Read after the engine was asked: an attempt is in the store before the engine gets it.
+    known = {attempt.key for attempt in await services.store.read(attempts.open_attempts)}
+    for run in runs:
+        tried = {trials.running_key for trials in services.trials.values()}
+        if run.key not in known and run.key not in tried:
+            await _remove_orphan(engine, run, services.timings)
 
 
 async def _remove_orphan(engine: ExecutionEngine, run: EngineRun, timings: JobTimings) -> None:

@@ -45,6 +45,20 @@ async def test_a_release_wakes_the_next_in_the_queue() -> None:
     assert (await task).key == B
 
 
+async def test_what_goes_on_after_a_restart_has_its_gpus_again_before_the_first_scan_gives_them_away() -> (
+    None
+):
+    on = Fleet(clock=lambda: 0.0)
+    assert on.adopt(A, ["g0"], until=HOUR) is None
+    task = await waiting(on, B, 1)
+    on.update(inventory_of(make_gpus(1)))
+    await asyncio.sleep(0)
+    assert not task.done()
+    assert on.adopt(A, ["g0"], until=HOUR) == GpuGrant(A, ("g0",), GpuSet(kind=H100, count=1))
+    on.release(A)
+    assert (await task).key == B
+
+
 async def test_a_cancelled_wait_leaves_the_queue() -> None:
     on = fleet_of(1)
     await acquire(on, A, 1)

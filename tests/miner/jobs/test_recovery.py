@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from core.domain.job_states import EndReason, JobState
 from miner.engines.base import EngineSpec
+from miner.jobs.build import UnavailableEngine
 from miner.jobs.folder import JobFolder
 from miner.jobs.recovery import sweep_orphans
 from miner.store import database
@@ -139,6 +141,26 @@ async def test_runs_of_nobody_are_ended_and_removed_and_others_left_alone(
     await harness.until(lambda: stranger.key in harness.engine.removed)
     assert mine.key in harness.engine.runs
     assert (stranger.key, True) in harness.engine.stops
+
+
+async def test_an_engine_that_is_away_keeps_no_run_of_nobody_alive_on_another(
+    harness: JobsHarness, tmp_path: Path
+) -> None:
+    harness.engine.default = deaf
+    stranger = EngineSpec(key="99-1-abcdef01", argv=("python",), run_dir=tmp_path / "stranger")
+    stranger.run_dir.mkdir()
+    mine = await harness.launched()
+    (stranger.run_dir / "run.json").write_bytes(
+        (harness.engine.submitted[0].run_dir / "run.json").read_bytes()
+    )
+    await harness.engine.submit(stranger)
+    away = UnavailableEngine("docker", "it does not answer")
+    services = replace(harness.jobs.services, engines={"docker": away, **harness.jobs.services.engines})
+    sweep = asyncio.create_task(sweep_orphans(services))
+    await harness.until(lambda: stranger.key in harness.engine.removed)
+    assert not sweep.done()
+    sweep.cancel()
+    await harness.jobs.cancel(mine)
 
 
 async def test_a_running_trial_is_no_run_of_nobody(harness: JobsHarness, tmp_path: Path) -> None:
