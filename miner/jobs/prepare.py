@@ -7,9 +7,10 @@ get, to know how many to ask for, and for those it was given, in the time that i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -248,6 +249,9 @@ async def _draft_for_fleet(job: JobContext, fetched: FetchedInputs, history: Att
     drafts = able or drafts
     if not drafts:
         assert refused is not None
+        if history.bad_nodes:  # rather there than nowhere
+            return await _draft_for_fleet(job, fetched, replace(history, bad_nodes=frozenset()))
+        await _wait_for_others(job, fetched, history, classes)
         raise refused
     claim = job.services.fleet.ledger.claim(job.key)
     reserved = set(nodes_of(claim.gpus)) if claim else set[str]()
@@ -255,6 +259,23 @@ async def _draft_for_fleet(job: JobContext, fetched: FetchedInputs, history: Att
     first = [nodes.option(draft.counts[0]) for nodes, draft in drafts]
     fewer = [nodes.option(count) for nodes, draft in drafts for count in draft.counts[1:]]
     return _FleetDraft(drafts[0][1].plan, (*first, *fewer), drafts[0][1].lane)
+
+
+async def _wait_for_others(
+    job: JobContext, fetched: FetchedInputs, history: AttemptHistory, tried: Sequence[NodeClass]
+) -> None:
+    """Raise that a GPU is missing, which is waited for, if a node that cannot be used now could train it."""
+    names = frozenset[str]().union(*(nodes.names for nodes in tried))
+    others = {
+        node.installed.gpus: node for node in job.services.fleet.inventory.nodes if node.name not in names
+    }
+    for node in others.values():
+        with contextlib.suppress(StepFailed):
+            await _draft_plan(job, fetched, history, node.installed)
+            break
+    else:
+        return
+    raise StepFailed(EndReason.NO_GPU, f"only nodes like {node.name} can train it, and none can be used now")
 
 
 def _without_lost_machine(job: JobContext, history: AttemptHistory) -> AttemptHistory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from core.domain.hardware import Hardware, parse_gpus
+from core.domain.hardware import GpuSet, Hardware, parse_gpus
 from core.domain.job_states import EndReason
 from core.domain.keys import Placement, TaskKey, gpu_on_node
 from core.planning.plan import TrainingPlan
@@ -47,6 +47,11 @@ def with_nodes(harness: JobsHarness, **nodes: str) -> ClusterEngine:
     harness.services.trials["cluster"] = TrustedEngine(engine, harness.folder)
     harness.fleet.update(InventoryState(tuple(gpus), tuple(found)))
     return engine
+
+
+def trouble(harness: JobsHarness, job: int) -> str:
+    live = harness.jobs.live(job)
+    return live.trouble if live else ""
 
 
 def plan_of(harness: JobsHarness, job: int) -> TrainingPlan:
@@ -105,6 +110,28 @@ async def test_after_memory_ran_out_a_plan_for_one_node_is_not_spread_over_two(
     first, second = cluster.submitted
     assert (first.nodes, len(first.gpus)) == (("n1",), 4)
     assert (second.nodes, len(second.gpus)) == (("n2",), 2)
+
+
+async def test_a_job_waits_for_the_nodes_that_alone_can_train_it(harness: JobsHarness) -> None:
+    cluster = with_nodes(harness, n1="4xH100", n2="2xH100")
+    state, (large, small) = harness.fleet.inventory, harness.fleet.inventory.nodes
+    drained = tuple(
+        gpu if gpu.node != "n1" else replace(gpu, unusable_reason="drained") for gpu in state.gpus
+    )
+    kind = small.installed.gpus.kind.model_copy(update={"memory_bytes": 10**8})
+    too_small = small.installed.model_copy(update={"gpus": GpuSet(kind=kind, count=2)})
+    tiny = replace(small, installed=too_small, hardware=too_small)
+    harness.fleet.update(InventoryState(drained, (replace(large, hardware=None), tiny)))
+    job = await harness.start(task_id="t1")
+    await harness.until(lambda: "only nodes like n1 can train it" in trouble(harness, job))
+    harness.fleet.update(InventoryState(state.gpus, (large, tiny)))
+
+    async def its_node_fails(_: Trainer) -> None:
+        raise EndedBy(EndCause.NODE_FAIL, 137)
+
+    cluster.scripts = [its_node_fails]
+    await harness.done(job)
+    assert [spec.nodes for spec in cluster.submitted] == [("n1",), ("n1",)]
 
 
 async def test_a_training_ends_before_others_use_its_node(harness: JobsHarness) -> None:
