@@ -231,7 +231,14 @@ class SlurmGpuSource:
         )
         bounds = limits.windows(node, now)
         windows, put = slot_windows(
-            node, needs, use, bounds, before=self._slots, is_in_use=self._is_in_use, now=now
+            node,
+            needs,
+            use,
+            bounds,
+            whole_node=any(one.is_exclusive for one in limits.of(node)),
+            before=self._slots,
+            is_in_use=self._is_in_use,
+            now=now,
         )
         slots |= put
         excluded = _why_not(node, limits, bounds, now)

@@ -57,16 +57,22 @@ def slot_windows(
     use: Sequence[NodeUse],
     bounds: Sequence[Window],
     *,
+    whole_node: bool = False,
     before: Mapping[tuple[str, str], tuple[int, ...]],
     is_in_use: Callable[[str], bool],
     now: float,
 ) -> tuple[list[tuple[Window, ...]], SlotsOfJobs]:
     """The windows of each slot in which it is not ours, and the slots that each job was put on.
 
-    `bounds`: windows in which the whole node is not ours; `before`: where the jobs were put last time."""
+    `bounds`: windows in which the whole node is not ours; `whole_node`: a job has all of it, also of its GPUs
+    that it did not ask for; `before`: where the jobs were put last time."""
     ours = [index for index, name in enumerate(needs.names) if is_in_use(name)]
     windows: list[list[Window]] = [list(bounds) for _ in needs.names]
     slots: SlotsOfJobs = {}
+    if whole_node and ours:
+        own = [_with_end(one, now).ends_at for one in use if one.is_running and one.is_ours]
+        for slot in set(range(len(needs.names))).difference(ours):
+            windows[slot].append((0.0, max(own, default=FOREVER)))
 
     others = [one for one in use if not one.is_ours]
     kept = {slot for one in others for slot in before.get((node.name, one.job), ())}

@@ -79,6 +79,8 @@ class SlurmPartition:
     state: str
     #: Of one job.
     longest_s: float
+    #: Each job gets whole nodes (`OverSubscribe=EXCLUSIVE`).
+    is_exclusive: bool = False
 
 
 def parse_nodes(text: str) -> list[SlurmNode]:
@@ -186,6 +188,7 @@ def parse_partitions(text: str) -> list[SlurmPartition]:
             fields.get("Default") == "YES",
             fields.get("State", "UP"),
             duration(fields.get("MaxTime", "")),
+            fields.get("OverSubscribe") == "EXCLUSIVE",
         )
         for fields in records(text)
         if "PartitionName" in fields

@@ -140,6 +140,17 @@ async def test_what_slurm_calls_a_gpu_names_its_kind(gres: str, features: str, k
     assert {gpu.kind.name for gpu in scan.gpus} == {kind}
 
 
+async def test_a_job_of_ours_has_the_whole_node_where_the_partition_gives_whole_nodes() -> None:
+    cluster = Cluster(node("n1"), node("n2")).show("partitions", f"{TRAIN} OverSubscribe=EXCLUSIVE")
+    cluster.in_use = {"0@n1"}
+    left = await cluster.busy()
+    assert left == dict.fromkeys(("1@n1", "2@n1", "3@n1"), ((0.0, FOREVER),))
+    cluster.show("jobs", job(7, {"n1": 1}, name=f"{OURS}k"))
+    assert await cluster.busy() == dict.fromkeys(left, ((0.0, NOW + HOUR),))
+    cluster.in_use = set()
+    assert await cluster.show("jobs").busy() == {}
+
+
 async def test_an_unknown_kind_is_left_out_and_gpus_of_other_types_are_named() -> None:
     scan = await Cluster(node("n1", "gpu:4"), node("n2", "gpu:h100:4,gpu:v100:1")).scan()
     assert {gpu.node for gpu in scan.gpus} == {"n2"}
