@@ -190,9 +190,11 @@ async def _plan_and_acquire(
     async def draft() -> _FleetDraft:
         return await _draft_for_fleet(job, fetched, history)
 
-    job.set_stage("plan")
-    drafted = await job.run_step("plan", draft, lambda: useful_until(job), history.next_number)
-    grant = await _acquire(job, drafted)
+    grant = None
+    while grant is None:
+        job.set_stage("plan")
+        drafted = await job.run_step("plan", draft, lambda: useful_until(job), history.next_number)
+        grant = await _acquire(job, history, drafted)
     if history.ended_by is EndReason.OOM and history.plan is not None:
         # The ladder's step decides everything but the number of steps, and the clock decides that.
         keep_gpus(job, drafted.plan)
@@ -217,6 +219,8 @@ class _FleetDraft(NamedTuple):
     plan: TrainingPlan
     options: tuple[GpuOption, ...]
     lane: NamedLane | None
+    #: All that could be used then.
+    nodes: frozenset[str]
 
 
 async def _draft_for_fleet(job: JobContext, fetched: FetchedInputs, history: AttemptHistory) -> _FleetDraft:
@@ -225,11 +229,12 @@ async def _draft_for_fleet(job: JobContext, fetched: FetchedInputs, history: Att
     classes = _possible_classes(job, history)
     if not classes:
         raise StepFailed(EndReason.NO_GPU, "no GPU of this fleet can be used")
+    every = _names_of(classes)
     if history.ended_by is EndReason.OOM and history.plan is not None:
         classes = [nodes for nodes in classes if _has_gpus_of(history.plan, nodes)]
         plan = (await _draft_plan(job, fetched, history, classes[0].hardware)).plan
-        names = frozenset[str]().union(*(nodes.names for nodes in classes))
-        return _FleetDraft(plan, (GpuOption(plan.gpus.count, names, plan.gpus.nodes),), None)
+        option = GpuOption(plan.gpus.count, _names_of(classes), plan.gpus.nodes)
+        return _FleetDraft(plan, (option,), None, every)
     spec = task_spec_of(job.row, job.task, job.now())
     most_nodes = plans.most_nodes(job.services.profile(), spec, fetched)
     drafts, refused = list[tuple[NodeClass, PlanDraft]](), None
@@ -258,14 +263,18 @@ async def _draft_for_fleet(job: JobContext, fetched: FetchedInputs, history: Att
     drafts.sort(key=lambda one: (one[0].names.isdisjoint(reserved), -one[1].plan.steps.epochs))
     first = [nodes.option(draft.counts[0]) for nodes, draft in drafts]
     fewer = [nodes.option(count) for nodes, draft in drafts for count in draft.counts[1:]]
-    return _FleetDraft(drafts[0][1].plan, (*first, *fewer), drafts[0][1].lane)
+    return _FleetDraft(drafts[0][1].plan, (*first, *fewer), drafts[0][1].lane, every)
+
+
+def _names_of(classes: Sequence[NodeClass]) -> frozenset[str]:
+    return frozenset[str]().union(*(nodes.names for nodes in classes))
 
 
 async def _wait_for_others(
     job: JobContext, fetched: FetchedInputs, history: AttemptHistory, tried: Sequence[NodeClass]
 ) -> None:
     """Raise that a GPU is missing, which is waited for, if a node that cannot be used now could train it."""
-    names = frozenset[str]().union(*(nodes.names for nodes in tried))
+    names = _names_of(tried)
     others = {
         node.installed.gpus: node for node in job.services.fleet.inventory.nodes if node.name not in names
     }
@@ -400,8 +409,9 @@ def _known_lesson(job: JobContext, key: str) -> LearnedBounds | None:
     return LearnedBounds.model_validate_json(text) if text else None
 
 
-async def _acquire(job: JobContext, draft: _FleetDraft) -> GpuGrant:
-    """Keep the GPUs of the attempt before if they still fit; otherwise wait in the queue."""
+async def _acquire(job: JobContext, history: AttemptHistory, draft: _FleetDraft) -> GpuGrant | None:
+    """Keep the GPUs of the attempt before if they still fit; otherwise wait in the queue. None: nodes can be
+    used by now that the draft does not know."""
     held, exclusive = job.grant, draft.plan.launch.exclusive
     still_fits = held is not None and any(option.is_met(held.ids) for option in draft.options)
     if held is not None and still_fits and job.gpu_lost is None and not exclusive:
@@ -409,17 +419,26 @@ async def _acquire(job: JobContext, draft: _FleetDraft) -> GpuGrant:
     job.grant, job.gpu_lost = None, None
     job.set_stage("gpus")
 
-    async def wait() -> GpuGrant:
-        showing = asyncio.create_task(_show_who_waits_for_whom(job))
+    async def wait() -> GpuGrant | None:
+        def check_nodes() -> None:
+            if not _names_of(_possible_classes(job, history)) <= draft.nodes:
+                limit.reschedule(0.0)
+
+        showing = asyncio.create_task(_show_who_waits_for_whom(job, check_nodes))
         try:
-            return await job.services.fleet.acquire(
-                job.key,
-                draft.options,
-                until=job.row.deadline_at,
-                exclusive=exclusive,
-                lane=draft.lane,
-                needs=_busy_s(draft.plan) * _GPU_TIME_MARGIN,
-            )
+            async with asyncio.timeout(None) as limit:
+                return await job.services.fleet.acquire(
+                    job.key,
+                    draft.options,
+                    until=job.row.deadline_at,
+                    exclusive=exclusive,
+                    lane=draft.lane,
+                    needs=_busy_s(draft.plan) * _GPU_TIME_MARGIN,
+                )
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return None
         finally:
             showing.cancel()
             job.live.trouble = ""
@@ -429,9 +448,10 @@ async def _acquire(job: JobContext, draft: _FleetDraft) -> GpuGrant:
     return job.grant
 
 
-async def _show_who_waits_for_whom(job: JobContext) -> None:
+async def _show_who_waits_for_whom(job: JobContext, check_nodes: Callable[[], None]) -> None:
     """For as long as the job waits, show who has the GPUs that it waits for."""
     while True:
+        check_nodes()
         reservations = [
             _describe_reservation(job, reservation)
             for reservation in job.services.fleet.blocking_reservations(job.key)

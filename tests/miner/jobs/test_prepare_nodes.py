@@ -134,6 +134,25 @@ async def test_a_job_waits_for_the_nodes_that_alone_can_train_it(harness: JobsHa
     assert [spec.nodes for spec in cluster.submitted] == [("n1",), ("n1",)]
 
 
+async def test_a_job_that_waits_takes_nodes_that_come_back(harness: JobsHarness) -> None:
+    cluster = with_nodes(harness, n1="2xH100", n2="2xA100")
+    cluster.default = obeys
+    state = harness.fleet.inventory
+    gpus = tuple(gpu if gpu.node == "n1" else replace(gpu, unusable_reason="drained") for gpu in state.gpus)
+    harness.fleet.update(InventoryState(gpus, (state.nodes[0], replace(state.nodes[1], hardware=None))))
+    first = await harness.start(task_id="t1")
+    await harness.until(lambda: len(cluster.submitted) == 1)
+    second = await harness.start(task_id="t2", name="repo-2")
+    await harness.until(lambda: "waits for" in trouble(harness, second))
+    harness.fleet.update(state)
+    await harness.until(lambda: len(cluster.submitted) == 2)
+    assert [spec.nodes for spec in cluster.submitted] == [("n1",), ("n2",)]
+    assert plan_of(harness, second).gpus.kind.name == "A100-SXM-80GB"
+    for job in (first, second):
+        await harness.jobs.cancel(job)
+        await harness.over_within(job)
+
+
 async def test_a_training_ends_before_others_use_its_node(harness: JobsHarness) -> None:
     cluster = with_nodes(harness, n1="2xH100")
     cluster.default = obeys
