@@ -25,6 +25,7 @@ NAMES = (
     "jobs",
     "engines",
     "slurm_overhead",
+    "fleet_restart",
     "native_training",
     "training",
     "deadlines",

@@ -177,16 +177,21 @@ class Fleet:
         if not self.inventory.gpus:
             self._unseen[key] = tuple(ids), until
             return None
+        before = self.ledger.claim(key)
+        had = before.gpus if before else ()
         if not self.ledger.adopt(key, ids, now=self._clock(), until=until):
             return None
-        self.schedule()
+        # A pass over a large fleet takes milliseconds, and a restart adopts a thousand runs.
+        if had not in ((), tuple(ids)) or self.ledger.displaces(key):
+            self.schedule()
         return self._grant(key, tuple(ids))
 
     def extend(self, key: TaskKey, until: float) -> float:
         """Keep its GPUs until then, or until one of them is reserved for somebody else or others use it, and
         never shorter than so far. Returns until when it has them now."""
         kept = self.ledger.extend(key, until, self._clock())
-        self.schedule()
+        if self.ledger.displaces(key):
+            self.schedule()
         return kept
 
     def free_until(self, gpus: Collection[str]) -> float:

@@ -260,6 +260,15 @@ class GpuLedger:
         self._set(claim)
         return True
 
+    def displaces(self, key: TaskKey) -> bool:
+        """Whether another task that does not run yet is to get one of the GPUs that this one has."""
+        claim = self._claims.get(key)
+        has = set(claim.gpus) if claim else set[str]()
+        return any(
+            not other.is_running and other is not claim and not has.isdisjoint(other.gpus)
+            for other in self._claims.values()
+        )
+
     def free_until(self, gpus: Collection[str], now: float) -> float:
         """When others begin to use one of these GPUs, by what the cluster's scheduler knows."""
         starts = (start for gpu in self.gpus if gpu.busy and gpu.id in gpus for start, _ in gpu.busy)

@@ -252,7 +252,7 @@ class JobContext:
             return
         fleet = self.services.fleet
         self.grant = fleet.adopt(self.key, gpus, until=self.row.deadline_at)
-        seen = fleet.snapshot(self.now())
+        seen = fleet.inventory
         if self.grant is None and seen.gpus and seen.problem is None:
             self.gpu_lost = f"of {', '.join(gpus)} not all can be used any more"
 

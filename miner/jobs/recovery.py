@@ -21,6 +21,8 @@ from miner.store.jobs import JobRow
 
 log = logging.getLogger(__name__)
 
+#: Jobs that are taken up before others have their turn.
+ADOPTED_AT_A_TIME = 50
 #: Between two searches for orphaned runs.
 SWEEP_SECONDS = 1800.0
 
@@ -40,7 +42,9 @@ async def adopt_open_jobs(services: JobServices) -> list[tuple[JobRow, JobContex
     rows.sort(key=lambda row: (row.id not in running, row.id))
     services.inputs.release_all_but({row.id for row in rows})
     contexts = []
-    for row in rows:
+    for number, row in enumerate(rows, 1):
+        if number % ADOPTED_AT_A_TIME == 0:
+            await asyncio.sleep(0)
         context = JobContext(services, row)
         if (attempt := running.get(row.id)) is not None:
             context.adopt_gpus(attempt.gpus)

@@ -118,7 +118,8 @@ class JobWorker:
         once the engine answers.
         """
         job = self.job
-        job.services.inputs.hold(job.task)
+        # After a restart every job comes here at once, and its file may be on a slow disk.
+        await asyncio.to_thread(job.services.inputs.hold, job.task)
         if attempt.plan.launch.port is not None:
             job.services.ports[job.row.id] = attempt.plan.launch.port
         supervisor = AttemptSupervisor(job, attempt)

@@ -207,3 +207,23 @@ async def test_a_snapshot_without_a_task_that_holds_nothing_has_the_same_reserva
     await acquire(on, A, 1)
     assert on.snapshot(0.0, without=B).reservations is on.snapshot(0.0).reservations
     assert on.snapshot(0.0, without=A).reservations == ()
+
+
+async def test_an_adopted_run_takes_the_window_of_who_was_to_get_its_gpu() -> None:
+    on = fleet_of(2)
+    assert on.reserve(A, Placement(("g0",), 0.0, HOUR), until=HOUR)
+    assert on.adopt(B, ["g0"], until=2 * HOUR)
+    assert {one.key: one.gpus for one in on.snapshot(0.0).reservations} == {A: ("g1",), B: ("g0",)}
+
+
+async def test_only_adopted_and_extended_runs_that_change_somebody_elses_window_need_a_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on, passes = fleet_of(2), list[float]()
+    monkeypatch.setattr(on.ledger, "schedule", lambda now: passes.append(now) or [])
+    assert on.adopt(A, ["g0"], until=HOUR)
+    assert on.extend(A, 2 * HOUR) == 2 * HOUR
+    assert on.reserve(B, Placement(("g1",), 0.0, HOUR), until=HOUR)
+    assert not passes
+    assert on.adopt(A, ["g1"], until=HOUR)
+    assert passes
