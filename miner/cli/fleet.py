@@ -12,8 +12,6 @@ from miner.cli.options import AsJsonObject, load_settings
 from miner.cli.output import echo_json, show_time, terminal
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from miner.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Show the GPUs and who has them.")
@@ -84,17 +82,18 @@ def _print(page: dict[str, Any], node: str | None) -> None:
     if here or not page["nodes"]:
         console.print(_gpu_table(page, here, is_wide=console.width >= WIDE_COLUMNS))
     if page["nodes"]:
-        _print_nodes(console, page, node)
+        _print_nodes(page, node)
     if page["claims"]:
         console.print(_claim_table(page))
     else:
         console.print("nothing is reserved, nothing waits", style="dim")
 
 
-def _print_nodes(console: Console, page: dict[str, Any], node: str | None) -> None:
+def _print_nodes(page: dict[str, Any], node: str | None) -> None:
     from miner.cli.render.terminal import plain_table
     from miner.fleet.node_view import node_classes, nodes_to_show
 
+    console = terminal()
     nodes = page["nodes"]
     classes = node_classes(nodes)
     if node is None:

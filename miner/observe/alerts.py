@@ -63,6 +63,8 @@ class AlertKind(StrEnum):
     JOB_DISK_FULL = "job_disk_full"
     JOB_ENGINE_GONE = "job_engine_gone"
     JOB_NO_GPU = "job_no_gpu"
+    JOB_PREEMPTED = "job_preempted"
+    JOB_NOT_STARTED = "job_not_started"
 
     @property
     def is_good_news(self) -> bool:

@@ -85,11 +85,11 @@ def plan(
     steps: int = 12,
     **changes: Any,
 ) -> TrainingPlan:
-    cpu = parse_gpus("cpu")
+    cpus = parse_gpus(f"{world}xcpu")
     whole: dict[str, Any] = {
         "engine": Engine.NATIVE,
-        "available": cpu.take(world),
-        "gpus": cpu.take(world),
+        "available": cpus,
+        "gpus": cpus,
         "method": Method.FULL if full else Method.LORA,
         "adapter": None if full else AdapterPlan(rank=4, alpha=8, dropout=0.0, params=1),
         "parallelism": Parallelism.DDP if world > 1 else Parallelism.SINGLE,
