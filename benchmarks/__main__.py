@@ -26,6 +26,7 @@ NAMES = (
     "engines",
     "slurm_overhead",
     "fleet_restart",
+    "fleet_scale",
     "native_training",
     "training",
     "deadlines",

@@ -1,21 +1,28 @@
 """Events, the operator's history and its alerts; and pruning of old offers, decisions and events.
 
 Jobs are kept for good: chances of success are learned from their outcomes, and a year of them is a few
-megabytes. Offers without a job only matter for a backtest of some weeks.
+megabytes. Offers without a job only matter for a backtest of some weeks. A cluster has thousands of jobs a
+day: beyond the newest ones of each kind, their curves, steps and the reasons of their decisions go too.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from miner.store.database import insert_row
 from miner.store.jobs import JobRow
 
 #: Rows of a kind in one write: each holds the event loop for some milliseconds.
 MAX_PRUNED_ROWS = 500
+#: Beyond so many, the oldest offers and events are deleted although they are not old, and of attempts only
+#: what they came to is kept. One host has fewer in a quarter of a year.
+MAX_OFFERS, MAX_EVENTS, MAX_DETAILED_ATTEMPTS = 20_000, 100_000, 5_000
+#: The attempts behind those that are looked at: more never come between two times of pruning.
+_TRIMMED_AT_ONCE = 2000
 
 _OLD_OFFERS = """
 SELECT id FROM offers WHERE received_at < ? AND last_seen_at < ? AND NOT EXISTS (
@@ -31,6 +38,20 @@ DELETE FROM decisions WHERE id IN (
         AND NOT EXISTS (SELECT 1 FROM offers WHERE offers.decision_id = decisions.id)
     ORDER BY decided_at LIMIT ?
 )
+"""
+#: The attempts of ended jobs, beyond the newest, that still have their curves.
+_DETAILED = """
+SELECT attempts.id, attempts.job_id FROM attempts JOIN attempt_figures ON attempt_id = attempts.id
+JOIN jobs ON jobs.id = attempts.job_id
+WHERE attempts.id <= :newest - :kept AND attempts.id > :newest - :kept - :span
+    AND curves <> '' AND jobs.ended_at IS NOT NULL LIMIT :most
+"""
+_OLD_RESERVATION = (
+    "DELETE FROM reservations WHERE (validator, task_id) = (SELECT validator, task_id FROM jobs WHERE id = ?)"
+)
+_DECISIONS_OF_JOB = """
+SELECT * FROM decisions WHERE job_id = :job UNION SELECT decisions.* FROM decisions
+JOIN offers ON offers.decision_id = decisions.id JOIN jobs USING (validator, task_id) WHERE jobs.id = :job
 """
 _OLD_EVENTS = "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE at < ? ORDER BY at LIMIT ?)"
 #: Alerts about a job have no task id; their text begins with its number.
@@ -111,10 +132,42 @@ def list_events(
 
 
 def prune_history(connection: sqlite3.Connection, before: float) -> int:
-    """Delete one batch of records older than `before`; return the count."""
-    offers = connection.execute(_OLD_OFFERS, (before, before, MAX_PRUNED_ROWS)).fetchall()
+    """Delete one batch of records that are older than `before` or beyond the newest; return the count."""
+    offers_before = max(before, _nth_newest(connection, "offers", "received_at", MAX_OFFERS))
+    offers = connection.execute(_OLD_OFFERS, (offers_before, offers_before, MAX_PRUNED_ROWS)).fetchall()
     for table, column in (("decisions", "offer_id"), ("reservations", "offer_id"), ("offers", "id")):
         connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", offers)  # noqa: S608 - ours
-    refusals = connection.execute(_OLD_REFUSALS, (before, MAX_PRUNED_ROWS)).rowcount
-    events = connection.execute(_OLD_EVENTS, (before, MAX_PRUNED_ROWS)).rowcount
-    return len(offers) + refusals + events
+    refusals = connection.execute(_OLD_REFUSALS, (offers_before, MAX_PRUNED_ROWS)).rowcount
+    events_before = max(before, _nth_newest(connection, "events", "at", MAX_EVENTS))
+    events = connection.execute(_OLD_EVENTS, (events_before, MAX_PRUNED_ROWS)).rowcount
+    return len(offers) + refusals + events + _trim_attempts(connection)
+
+
+def _nth_newest(connection: sqlite3.Connection, table: str, column: str, number: int) -> float:
+    """When the record came that has so many after it; long ago where there are fewer."""
+    query = f"SELECT {column} FROM {table} ORDER BY {column} DESC LIMIT 1 OFFSET ?"  # noqa: S608 - ours
+    row = connection.execute(query, (number,)).fetchone()
+    return float(row[0]) if row is not None else 0.0
+
+
+def _trim_attempts(connection: sqlite3.Connection) -> int:
+    """Keep of one batch of attempts only what they came to; return the count."""
+    (newest,) = connection.execute("SELECT max(id) FROM attempts").fetchone()
+    span = {"kept": MAX_DETAILED_ATTEMPTS, "span": _TRIMMED_AT_ONCE, "most": MAX_PRUNED_ROWS}
+    rows = connection.execute(_DETAILED, {"newest": newest or 0, **span}).fetchall()
+    for attempt, job in rows:
+        connection.execute("DELETE FROM steps WHERE job_id = ?", (job,))
+        connection.execute(_OLD_RESERVATION, (job,))
+        # Their decisions keep the message, the score and what was planned.
+        for decision in connection.execute(_DECISIONS_OF_JOB, {"job": job}).fetchall():
+            _replace_row(connection, "decisions", {**dict(decision), "factors": "{}", "reasons": "[]"})
+        figures = connection.execute("SELECT * FROM attempt_figures WHERE attempt_id = ?", (attempt,))
+        _replace_row(connection, "attempt_figures", {**dict(figures.fetchone()), "curves": ""})
+    return len(rows)
+
+
+def _replace_row(connection: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> None:
+    """Delete the row and insert it anew: a row that only becomes shorter leaves its page as empty as that."""
+    key = next(iter(values))
+    connection.execute(f"DELETE FROM {table} WHERE {key} = ?", (values[key],))  # noqa: S608 - ours
+    insert_row(connection, table, **values)

@@ -6,6 +6,9 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
+#: Of an attempt whose curves were pruned.
+NO_CURVES = '{"steps": {"step": [], "t": [], "loss": []}, "evals": []}'
+
 
 class StoredFigures(NamedTuple):
     """JSON of `miner.jobs.figures.AttemptFigures`, and of its thinned curves."""
@@ -28,7 +31,7 @@ def figures_of(connection: sqlite3.Connection, job_id: int) -> dict[int, StoredF
         "JOIN attempts ON attempts.id = attempt_id WHERE job_id = ?",
         (job_id,),
     )
-    return {row[0]: StoredFigures(row[1], row[2]) for row in rows}
+    return {row[0]: StoredFigures(row[1], row[2] or NO_CURVES) for row in rows}
 
 
 def mean_utilization(

@@ -9,6 +9,8 @@ import pytest
 from core.domain.job_states import EndReason, JobState
 from miner.store import attempts
 from miner.store.attempts import AttemptRow, StaleJob, attempts_of, open_attempts, set_job_state, steps_of
+from miner.store.events import prune_history
+from miner.store.figures import NO_CURVES, StoredFigures, figures_of, save_figures
 from miner.store.jobs import JobRow, get_job, record_start
 from miner.store.store import Store
 from tests.miner.store.rows import start_request
@@ -116,3 +118,20 @@ async def test_a_lesson_is_kept_until_the_next_one(store: Store) -> None:
     for text in ("1", "2"):
         await store.write(attempts.save_lesson, "s", text, 1.0)
     assert store.read_now(attempts.get_lesson, "s") == "2"
+
+
+async def test_of_attempts_beyond_the_newest_only_what_they_came_to_is_kept(
+    store: Store, attempt: AttemptRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = StoredFigures('{"steps": 7}', '{"steps": {"step": [1], "t": [2.0], "loss": [3.0]}, "evals": []}')
+    await store.write(save_figures, attempt.id, stored)
+    job = store.read_now(get_job, attempt.job_id)
+    await store.write(attempts.begin_step, job.id, job.lock_token, "fetch", None, 2.0)
+    monkeypatch.setattr("miner.store.events.MAX_DETAILED_ATTEMPTS", 0)
+    assert await store.write(prune_history, 0.0) == 0  # the job goes on
+    await store.write(set_job_state, job.id, job.lock_token, JobState.DONE, 9.0)
+    assert await store.write(prune_history, 0.0) == 1
+    assert await store.write(prune_history, 0.0) == 0
+    assert store.read_now(figures_of, job.id) == {attempt.id: StoredFigures(stored.figures, NO_CURVES)}
+    assert store.read_now(steps_of, job.id) == []
+    assert store.read_now(get_job, job.id).state is JobState.DONE

@@ -235,6 +235,17 @@ async def test_a_refusal_that_another_replaced_is_deleted(store: Store) -> None:
     assert answers(store) == [("t0", 0)]
 
 
+async def test_beyond_the_newest_offers_those_without_a_job_are_deleted_however_new(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miner.store.events.MAX_OFFERS", 2)
+    for number in range(5):
+        await record(store, NO, task_id=f"t{number}", now=1000.0 + number)
+    while await store.write(prune_history, 0.0):
+        pass
+    assert column(store, "SELECT task_id FROM offers") == ["t2", "t3", "t4"]
+
+
 async def test_pruning_goes_on_in_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("miner.store.events.MAX_PRUNED_ROWS", 1)
     for number in range(3):
@@ -269,7 +280,8 @@ async def test_every_part_of_a_decision_is_read_as_it_was_stored(store: Store) -
 
 
 def test_half_a_surrogate_pair_in_a_message_is_stored_and_read() -> None:
-    decision = decided(on=fleet(problem="no such file: \udcff"))
+    idle = fleet()
+    decision = decided(on=replace(idle, inventory=replace(idle.inventory, problem="no such file: \udcff")))
     assert decision_from(decision_columns(decision)) == decision
 
 
