@@ -18,6 +18,7 @@ from core.domain.tasks import TaskType
 from core.runs.progress import StepEvent, parse_events
 from core.runs.run_files import RunEnd, RunResult, RunSpec
 from core.system.wrapper import descendants
+from tests.trainer.forks import ForkServer
 from tests.trainer.tasks import ENDLESS, plan_of, planned, task, write_profile
 from trainer.runner.machines import Machine
 from trainer.runner.processes import StopRequest
@@ -139,8 +140,10 @@ def test_a_request_to_stop_ends_both_with_a_submission(tmp_path: Path, machines:
     assert (two.result.end, two.result.submission) == (RunEnd.STOPPED, True), two.logs
 
 
-def test_a_plan_for_two_machines_is_not_begun_on_one(tmp_path: Path) -> None:
+def test_a_plan_for_two_machines_is_not_begun_on_one(forks: ForkServer, tmp_path: Path) -> None:
     run = _run(tmp_path, Engine.NATIVE)
-    result = TextRunner(run, StopRequest(Path(run.stop_path)), retries=False, machine=Machine()).execute()
+    stop = StopRequest(Path(run.stop_path))
+    # Not a process of this one's own: the runner ends all of those.
+    result = TextRunner(run, stop, retries=False, start=forks.start, machine=Machine()).execute()
     assert result.end is RunEnd.INFEASIBLE
     assert "2 machines; it was started on 1" in result.detail
