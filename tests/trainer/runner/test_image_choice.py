@@ -299,7 +299,7 @@ def test_one_file_is_compared_with_nothing(run: RunSpec) -> None:
 
 def test_a_best_file_that_is_no_submission_leaves_the_last(run: RunSpec) -> None:
     def scoring(job: dict[str, Any]) -> int:
-        best = next(Path(file) for file in job["files"] if "45" in file)
+        best = next(path for path in map(Path, job["files"]) if "45" in path.name)
         best.write_bytes(image_adapter(MADE, zero=lambda name: "lora_B" in name))
         report(job, LOSSES)
         return 0
