@@ -171,6 +171,9 @@ class SlurmGpuSource:
             answers = await run_in_thread(lambda: _parse(*texts), QUERY_S, "what Slurm prints")
         except (SlurmUnreachable, SlurmRefused, TimeoutError) as error:
             raise ScanFailed(f"Slurm's nodes cannot be read: {error}") from error
+        except (LookupError, ValueError) as error:
+            # Nothing is left out: a job that is not seen would have its GPUs given away.
+            raise ScanFailed(f"what scontrol prints is not understood: {error!r}") from error
         return self._scan_of(answers)
 
     def _scan_of(self, answers: _Answers) -> GpuScan:

@@ -93,7 +93,7 @@ class FiguresSnapshot(NamedTuple):
     def to_stored(self) -> StoredFigures:
         steps = {name: [_short(value) for value in column] for name, column in self.curves["steps"].items()}
         curves = json.dumps({**self.curves, "steps": steps}, separators=(",", ":"))
-        return StoredFigures(self.figures.model_dump_json(), curves)
+        return StoredFigures(self.figures.model_dump_json(exclude_none=True), curves)
 
     @classmethod
     def from_stored(cls, stored: StoredFigures) -> FiguresSnapshot:

@@ -160,10 +160,24 @@ def _trim_attempts(connection: sqlite3.Connection) -> int:
         connection.execute(_OLD_RESERVATION, (job,))
         # Their decisions keep the message, the score and what was planned.
         for decision in connection.execute(_DECISIONS_OF_JOB, {"job": job}).fetchall():
-            _replace_row(connection, "decisions", {**dict(decision), "factors": "{}", "reasons": "[]"})
-        figures = connection.execute("SELECT * FROM attempt_figures WHERE attempt_id = ?", (attempt,))
-        _replace_row(connection, "attempt_figures", {**dict(figures.fetchone()), "curves": ""})
+            kept = {"factors": "{}", "reasons": "[]", "details": _rounded(decision["details"])}
+            _replace_row(connection, "decisions", {**dict(decision), **kept})
+        query = connection.execute("SELECT * FROM attempt_figures WHERE attempt_id = ?", (attempt,))
+        row = dict(query.fetchone())
+        _replace_row(
+            connection, "attempt_figures", {**row, "figures": _rounded(row["figures"]), "curves": ""}
+        )
     return len(rows)
+
+
+def _rounded(text: str) -> str:
+    """The same JSON with numbers of six digits, and times to a tenth of a second."""
+
+    def number(digits: str) -> float:
+        value = float(digits)
+        return round(value, 1) if abs(value) >= 1e6 else float(f"{value:.6g}")
+
+    return json.dumps(json.loads(text, parse_float=number), separators=(",", ":"))
 
 
 def _replace_row(connection: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> None:

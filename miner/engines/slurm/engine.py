@@ -342,7 +342,14 @@ class SlurmEngine:
                 _exists(run_dir / EXIT_FILE),
             )
         )
-        job = await self._job(key, note, claim, after=0.0 if exited else self._changed_at.get(key))
+        try:
+            job = await self._job(key, note, claim, after=0.0 if exited else self._changed_at.get(key))
+        except (SlurmUnreachable, TimeoutError):
+            status = await asyncio.to_thread(end_status, run_dir, EngineEndReport(here=False))
+            # A success is sure without Slurm, and its submission may be due. Other ends need Slurm's word.
+            if exited and status.why is EndCause.OK:
+                return status
+            raise
         if job is None and exited and note is not None:
             return await asyncio.to_thread(end_status, run_dir, EngineEndReport(here=False))
         if job is None:

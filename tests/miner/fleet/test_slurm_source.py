@@ -362,3 +362,13 @@ async def test_a_controller_that_is_away_fails_the_scan_also_when_asked_again_at
     assert len(cluster.slurm.calls) == calls
     del cluster.slurm.texts["away"]
     assert len((await cluster.scan()).gpus) == 4
+
+
+async def test_an_answer_that_is_not_understood_fails_the_scan_and_hides_no_job() -> None:
+    cluster = Cluster().show(
+        "jobs",
+        "JobId=7 JobName=x UserId=u(1) JobState=RUNNING StartTime=1 EndTime=9 TimeLimit=1 "
+        "Nodes=n[a-b] CPU_IDs=0-3 Mem=1 GRES=",
+    )
+    with pytest.raises(ScanFailed, match="not understood"):
+        await cluster.source.scan()

@@ -123,7 +123,10 @@ async def test_a_lesson_is_kept_until_the_next_one(store: Store) -> None:
 async def test_of_attempts_beyond_the_newest_only_what_they_came_to_is_kept(
     store: Store, attempt: AttemptRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored = StoredFigures('{"steps": 7}', '{"steps": {"step": [1], "t": [2.0], "loss": [3.0]}, "evals": []}')
+    stored = StoredFigures(
+        '{"steps":7,"seconds":6200.12345678}',
+        '{"steps": {"step": [1], "t": [2.0], "loss": [3.0]}, "evals": []}',
+    )
     await store.write(save_figures, attempt.id, stored)
     job = store.read_now(get_job, attempt.job_id)
     await store.write(attempts.begin_step, job.id, job.lock_token, "fetch", None, 2.0)
@@ -132,6 +135,8 @@ async def test_of_attempts_beyond_the_newest_only_what_they_came_to_is_kept(
     await store.write(set_job_state, job.id, job.lock_token, JobState.DONE, 9.0)
     assert await store.write(prune_history, 0.0) == 1
     assert await store.write(prune_history, 0.0) == 0
-    assert store.read_now(figures_of, job.id) == {attempt.id: StoredFigures(stored.figures, NO_CURVES)}
+    assert store.read_now(figures_of, job.id) == {
+        attempt.id: StoredFigures('{"steps":7,"seconds":6200.12}', NO_CURVES)
+    }
     assert store.read_now(steps_of, job.id) == []
     assert store.read_now(get_job, job.id).state is JobState.DONE

@@ -254,6 +254,27 @@ async def test_a_controller_that_is_gone_is_asked_once_for_all_that_wait(
     assert slurm.count("squeue") == 1
 
 
+@pytest.mark.parametrize("code", [0, 1])
+async def test_a_success_ends_while_the_controller_is_away_and_a_failure_waits_for_it(
+    engine: SlurmEngine, slurm: AnsweringSlurm, spec: EngineSpec, code: int
+) -> None:
+    await engine.submit(spec)
+    slurm.set("k1", "RUNNING")
+    assert (await status(engine, spec)).phase is RunPhase.RUNNING
+    slurm.fails["squeue"] = SlurmUnreachable("Unable to contact slurm controller (connect failure)")
+    with pytest.raises(EngineUnreachable):
+        await status(engine, spec)
+    ended(spec, code=code)
+    if code == 0:
+        assert (await status(engine, spec)).why is EndCause.OK
+        return
+    with pytest.raises(EngineUnreachable):
+        await status(engine, spec)
+    del slurm.fails["squeue"]
+    slurm.set("k1", "PREEMPTED")
+    assert (await status(engine, spec)).why is EndCause.PREEMPTED
+
+
 async def test_a_job_that_is_completing_runs_although_its_end_is_recorded(
     engine: SlurmEngine, slurm: AnsweringSlurm, spec: EngineSpec
 ) -> None:
