@@ -191,6 +191,8 @@ def _nodes(needs: Requirements, hardware: Hardware) -> Iterator[Concession]:
             "one node with such GPUs is there" if there == 1 else f"{there} nodes with such GPUs are there"
         )
         yield conceded("nodes", asked, there, reason)
+    elif asked > 1 and (most := needs.limits.max_gpus // hardware.gpus.per_node) < asked:
+        yield conceded("nodes", asked, max(most, 1), f"limits.max_gpus is {needs.limits.max_gpus}")
 
 
 def _adapter(needs: Requirements, candidate: RunCandidate) -> AdapterPlan | None:

@@ -154,8 +154,12 @@ class LearnedBounds(Record):
 
 
 def shape_key(plan: TrainingPlan) -> str:
-    """The key of the bounds: plans with the same key need the same memory."""
+    """The key of the bounds: plans with the same key need the same memory, and the same kind of network."""
     model, adapter = plan.model, plan.adapter
+    within = bool(plan.fsdp and plan.fsdp.within_nodes)
+    several = (
+        (f"{plan.gpus.nodes} nodes{', sharded within' if within else ''}",) if plan.gpus.nodes > 1 else ()
+    )
     parts = (
         plan.task.task_type.value,
         model.architecture,
@@ -165,6 +169,7 @@ def shape_key(plan: TrainingPlan) -> str:
         f"r{adapter.rank}" if adapter else "full",
         plan.gpus.kind.name,
         plan.parallelism.value,
+        *several,
     )
     return "/".join(parts)
 

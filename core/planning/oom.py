@@ -91,13 +91,14 @@ def _replanned(plan: TrainingPlan, old: RunCandidate, step: OomStep, failure: Ou
     why = f"out of memory in {failure.moment}"
     concession = conceded(step.field, step.wanted, step.got, why)
     sharded = new.parallelism is Parallelism.FSDP
+    fsdp = (plan.fsdp or FsdpPlan()).model_copy(update={"within_nodes": new.hybrid})
     return plan.model_copy(
         update={
             **_timed(plan, new, seq, step_s, failure),
             "gpus": plan.gpus.model_copy(update={"count": new.world}),
             "method": new.method,
             "parallelism": new.parallelism,
-            "fsdp": (plan.fsdp or FsdpPlan()) if sharded else None,
+            "fsdp": fsdp if sharded else None,
             "optimizer": plan.optimizer.model_copy(update={"name": new.optimizer}),
             "batch": batch_plan(new),
             "sequence": _sequence(plan, seq),
@@ -216,6 +217,7 @@ def _next_step(plan: TrainingPlan, candidate: RunCandidate, failure: OutOfMemory
         step = _fewer_gathered_layers(plan, candidate) or _fewer_completions(candidate)
     else:
         step = _smaller_batch(candidate) or _checkpointing(candidate)
+    step = step or _sharded_over_nodes(candidate)
     if step:
         return step
     step = _shorter(plan, candidate) if candidate.image is None else _smaller_images(candidate)
@@ -252,6 +254,12 @@ def _checkpointing(candidate: RunCandidate) -> OomStep | None:
     if candidate.checkpointing:
         return None
     return OomStep(vary(candidate, checkpointing=True), "gradient_checkpointing", False, True)
+
+
+def _sharded_over_nodes(candidate: RunCandidate) -> OomStep | None:
+    if not candidate.hybrid:
+        return None
+    return OomStep(vary(candidate, hybrid=False), "fsdp.within_nodes", True, False)
 
 
 def _fewer_completions(candidate: RunCandidate) -> OomStep | None:

@@ -99,6 +99,11 @@ def smaller_plan(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan | Non
 
 def can_resume(before: TrainingPlan, after: TrainingPlan, reason: EndReason) -> bool:
     """Whether a training by the plan `after` can go on from a checkpoint of one by `before`."""
+    same_shards = (
+        before.batch.world_size == after.batch.world_size
+        and (before.fsdp and before.fsdp.within_nodes) == (after.fsdp and after.fsdp.within_nodes)
+        and (not (after.fsdp and after.fsdp.within_nodes) or before.gpus.per_node == after.gpus.per_node)
+    )
     return (
         reason is not EndReason.NAN  # what was saved may be poisoned already
         and before.engine is after.engine
@@ -106,7 +111,7 @@ def can_resume(before: TrainingPlan, after: TrainingPlan, reason: EndReason) -> 
         and before.adapter == after.adapter
         and before.parallelism is after.parallelism
         and before.optimizer.name is after.optimizer.name
-        and (after.fsdp is None or before.batch.world_size == after.batch.world_size)
+        and (after.fsdp is None or same_shards)
     )
 
 

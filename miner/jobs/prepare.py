@@ -297,8 +297,10 @@ def _without_lost_machine(job: JobContext, history: AttemptHistory) -> AttemptHi
 
 
 def _has_gpus_of(plan: TrainingPlan, nodes: NodeClass) -> bool:
-    gpus = nodes.hardware.gpus
-    return gpus.kind.name == plan.gpus.kind.name and gpus.count >= plan.gpus.per_node
+    gpus, wanted = nodes.hardware.gpus, plan.gpus
+    if gpus.kind.name != wanted.kind.name or len(nodes.names) < wanted.nodes:
+        return False
+    return gpus.count == wanted.per_node if wanted.nodes > 1 else gpus.count >= wanted.count
 
 
 def _possible_classes(job: JobContext, history: AttemptHistory) -> list[NodeClass]:

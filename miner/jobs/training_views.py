@@ -49,12 +49,12 @@ def series_json(db: sqlite3.Connection, row: JobRow, running: FiguresSnapshot | 
         of_attempt = measured(attempt, stored.get(attempt.id), running)
         figures = AttemptFigures.model_validate_json(of_attempt.figures)
         metric = figures if figures.metric is not None else metric
-        parts.append(_attempt_json(attempt, of_attempt, actions))
+        parts.append(_attempt_json(attempt, figures, of_attempt.curves, actions))
     head = {"job_id": row.id, "metric": metric.metric, "lower_is_better": metric.lower_is_better}
     return f'{json.dumps(head)[:-1]}, "attempts": [{", ".join(parts)}]}}'
 
 
-def _attempt_json(row: AttemptRow, of_attempt: StoredFigures, actions: Sequence[ActionRow]) -> str:
+def _attempt_json(row: AttemptRow, figures: AttemptFigures, curves: str, actions: Sequence[ActionRow]) -> str:
     head = {
         "number": row.number,
         "engine": row.engine,
@@ -62,7 +62,7 @@ def _attempt_json(row: AttemptRow, of_attempt: StoredFigures, actions: Sequence[
         "ended_at": row.ended_at,
         "actions": [action.as_dict() for action in actions if action.attempt == row.number],
     }
-    return f'{json.dumps(head)[:-1]}, "figures": {of_attempt.figures}, {of_attempt.curves[1:]}'
+    return f'{json.dumps(head)[:-1]}, "figures": {figures.model_dump_json()}, {curves[1:]}'
 
 
 def plan_json(

@@ -111,6 +111,14 @@ def _machine_ends(spec: LaunchSpec, machines: int) -> list[tuple[int, MachineEnd
 # — the others
 
 
+def _with_head(command: tuple[str, ...], head: str) -> tuple[str, ...]:
+    """The command with the first machine's address as this one sees it: there it may be a loopback."""
+    if "--main_process_ip" not in command:
+        return command
+    at = command.index("--main_process_ip") + 1
+    return (*command[:at], head, *command[at + 1 :])
+
+
 @dataclass
 class Follower:
     """Runs this machine's ranks of each launch."""
@@ -163,7 +171,8 @@ class Follower:
         spec = order.spec.model_copy(update={"wrapper_pid": os.getpid()})
         more = {**self._own_paths(order.env), LAUNCH_SPEC_VARIABLE: str(spec.write(f"sheet-{rank}.json"))}
         rewards = (str(spec.prepared.rewards_dir),) if spec.prepared.rewards_dir else ()
-        child = self.start(order.commands[rank], child_environment(self.work, more, rewards), self.work)
+        command = _with_head(order.commands[rank], self.machine.head)
+        child = self.start(command, child_environment(self.work, more, rewards), self.work)
         ended = supervise(child, self._limits(spec), self.stop)
         if ended.code == 0 or self._is_over():
             result = LaunchResult(RunEnd.FINISHED, "")

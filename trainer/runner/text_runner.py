@@ -260,7 +260,9 @@ class TextRunner:
     # — what follows
 
     def _remedy(self, plan: TrainingPlan, attempt: LaunchResult, earlier: list[Remedy]) -> Remedy | None:
-        if not self.retries or (attempt.outcome is not None and attempt.end is not RunEnd.NAN):
+        ended_well = attempt.outcome is not None and attempt.end is not RunEnd.NAN
+        # Other machines wait for one launch only.
+        if ended_well or not self.retries or plan.launch.machines > 1:
             return None
         failed = FailedLaunch(
             end=attempt.end,

@@ -7,9 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from miner.engines.base import EndCause, RunPhase, RunStatus
-from miner.engines.run_folder import EngineEndReport, end_status, read_exit, read_start, read_stop_record
+from miner.engines.run_folder import (
+    EngineEndReport,
+    ExitRecord,
+    end_status,
+    read_exit,
+    read_start,
+    read_stop_record,
+)
 from miner.engines.slurm.job_script import NO_DIRECTORY, NO_MODULE, OUTPUT_FILE
 from miner.engines.slurm.jobs import SlurmJob
+from miner.slurm.nodes import expand_hosts
 from miner.support.untrusted_files import read_untrusted
 
 #: States that say how it ended, whatever the wrapper saw of it: mostly a SIGTERM.
@@ -57,9 +65,15 @@ def ended_status(job: SlurmJob, run_dir: Path, not_started: str = "") -> RunStat
     if start is None and stop is None:
         return _never_began(status, job, run_dir, not_started)
     cause = CAUSE_OF_STATE.get(job.state)
-    if cause is None or (record is not None and cause is EndCause.NODE_FAIL):
+    if cause is None or (record is not None and cause is EndCause.NODE_FAIL and _ended_before(job, record)):
         return status
     return replace(status, why=cause, detail=str(job))
+
+
+def _ended_before(job: SlurmJob, record: ExitRecord) -> bool:
+    """Whether the wrapper, which runs on the first node, recorded an end that no failed node explains: its own
+    node did not fail, and Slurm ends a job when another does."""
+    return not record.signals or len(expand_hosts(job.nodes)) == 1
 
 
 def _never_began(status: RunStatus, job: SlurmJob, run_dir: Path, not_started: str) -> RunStatus:

@@ -9,16 +9,24 @@ import pytest
 from core.data.facts import assumed_facts
 from core.domain.choices import GpuStrategy, Parallelism
 from core.domain.hardware import Hardware, parse_gpus
+from core.domain.job_states import EndReason
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
+from core.planning.calibration import shape_key
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
+from core.runs.remedies import can_resume
 from tests.core.planning.candidates import resolved
 
 
 def _plan(
-    gpus: str, model: str = "x-8b", task: TaskType = TaskType.INSTRUCT, hours: float = 8, **targets: Any
+    gpus: str,
+    model: str = "x-8b",
+    task: TaskType = TaskType.INSTRUCT,
+    hours: float = 8,
+    limits: Any = None,
+    **targets: Any,
 ) -> TrainingPlan:
     image = None if task.is_text else ImageModelType.Z_IMAGE
     given = {"nodes": 2, "gpu_strategy": GpuStrategy.ALL, **targets}
@@ -27,7 +35,7 @@ def _plan(
         facts_from_name(model, None, image),
         assumed_facts(task, 20_000, hours, image),
         Hardware(gpus=parse_gpus(gpus)),
-        resolved(**given),
+        resolved(limits, **given),
     )
 
 
@@ -109,3 +117,40 @@ def test_a_job_on_one_of_two_nodes_grows_within_that_node() -> None:
         assert plan.gpus.nodes == 1
         plan = next_after_oom(plan, OutOfMemory(available=8))
     assert max(counts) <= 4
+
+
+def test_what_is_sharded_within_nodes_is_sharded_over_all_before_sequences_become_shorter() -> None:
+    plan: TrainingPlan | None = _plan("2x8xH100", "x-70b", fsdp_above=None)
+    seen: list[TrainingPlan] = []
+    while plan is not None:
+        seen.append(plan)
+        plan = next_after_oom(plan, OutOfMemory(available=64))
+    within = [one.fsdp is not None and one.fsdp.within_nodes for one in seen]
+    last = within.index(False)
+    assert within == [True] * last + [False] * (len(seen) - last)
+    assert seen[last].sequence.length == seen[0].sequence.length
+    assert seen[last].memory.total_bytes < seen[last - 1].memory.total_bytes
+
+
+def test_a_limit_of_gpus_below_two_nodes_is_a_concession() -> None:
+    plan = _plan("2x8xH100", limits={"max_gpus": 12})
+    assert (plan.gpus.count, plan.gpus.nodes) == (8, 1)
+    assert _nodes_conceded(plan) == ["nodes 2 → 1: limits.max_gpus is 12"]
+
+
+def test_what_two_nodes_teach_is_no_lesson_for_one() -> None:
+    two, one = (
+        _plan("2x8xH100", "x-70b", fsdp_above=None),
+        _plan("2x8xH100", "x-70b", fsdp_above=None, nodes=1),
+    )
+    assert shape_key(two) != shape_key(one)
+    assert "nodes" not in shape_key(one)
+
+
+def test_a_checkpoint_of_other_shards_is_not_gone_on_from() -> None:
+    one = _plan("16xH100", "x-70b", fsdp_above=None)
+    two = _plan("2x8xH100", "x-70b", fsdp_above=None)
+    assert one.batch.world_size == two.batch.world_size
+    assert can_resume(two, two, EndReason.KILLED)
+    assert not can_resume(one, two, EndReason.KILLED)
+    assert not can_resume(two, one, EndReason.KILLED)

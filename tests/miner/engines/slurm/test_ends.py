@@ -133,6 +133,16 @@ def test_the_record_and_slurms_word_make_the_cause(
     assert (status.why, status.code) == (why, record["code"])
 
 
+def test_when_another_node_fails_the_first_ones_record_of_slurms_signal_is_its_consequence(
+    run_dir: Path,
+) -> None:
+    began(run_dir, TERMED)
+    assert ended_status(replace(JOBS["node"], nodes="n[1-2]"), run_dir).why is EndCause.NODE_FAIL
+    assert ended_status(replace(JOBS["node"], nodes="n1"), run_dir).why is EndCause.KILLED
+    began(run_dir, {"code": 9})
+    assert ended_status(replace(JOBS["node"], nodes="n[1-2]"), run_dir).why is EndCause.FAILED
+
+
 @pytest.mark.parametrize("name", ["cancelled", "fail", "timeout"])
 def test_a_stop_of_ours_is_one_whatever_slurm_calls_it(name: str, run_dir: Path) -> None:
     (run_dir / STOP_RECORD_FILE).write_text(json.dumps({"at": 1795489705, "force": True}))

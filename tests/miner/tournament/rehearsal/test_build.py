@@ -58,7 +58,7 @@ def tags(docker_host: Dockerd) -> list[str]:
     """Of all images there, those between two steps too."""
     with docker_host.client() as client:
         images = client.api.images(all=True)
-    return [tag for image in images for tag in image["RepoTags"] or ["<none>:<none>"]]
+    return sorted(tag for image in images for tag in image["RepoTags"] or ["<none>:<none>"])
 
 
 def test_each_step_is_timed_and_the_base_is_kept_apart(docker_host: Dockerd, tmp_path: Path) -> None:
