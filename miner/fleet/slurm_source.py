@@ -316,7 +316,7 @@ def _gpus_of(node: SlurmNode, scope: ClusterScope) -> tuple[_NodeGpus, str] | No
         return _NodeGpus(None, scope.pretended), ""
     if not node.gpus:
         return None
-    main = max(node.gpus, key=lambda kind: (node.gpus[kind], kind))
+    main = node.main_gpu_type
     unused = ", ".join(f"{count} {kind or 'gpu'}" for kind, count in node.gpus.items() if kind != main)
     if not node.gpus[main]:
         return None

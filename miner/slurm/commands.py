@@ -19,6 +19,11 @@ from miner.support.subprocess import PASSED_VARIABLES
 
 #: While its controller is away, a command blocks for up to 20 seconds before it says so.
 QUERY_S, SUBMIT_S = 30.0, 60.0
+#: The commands' own, which a job that inherits their environment has to unset.
+NOT_FOR_JOBS = (
+    *(name for name in PASSED_VARIABLES if name not in ("PATH", "HOME")),
+    *("SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT"),
+)
 #: What commands need beside our usual variables: which cluster, and where its configuration is.
 _SLURM_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/%*\-]*)=")
@@ -107,7 +112,8 @@ _NO_ANSWER = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|Connection timed out"
     r"|Zero Bytes were transmitted|Transport endpoint|munge|Munge|Resource temporarily unavailable"
     r"|Slurm backup controller in standby|Configuration is not available|cannot be reached"
-    r"|configuration source|Unable to establish|temporarily disabled|Protocol authentication error",
+    r"|standby mode|authentication agent|configuration source|Unable to establish|temporarily disabled"
+    r"|Protocol authentication error",
 )
 
 

@@ -39,6 +39,11 @@ class SlurmNode:
     partitions: frozenset[str]
     version: str = ""
 
+    @property
+    def main_gpu_type(self) -> str:
+        """Of the GPUs that we use: a node's others are left to others."""
+        return max(self.gpus, key=lambda kind: (self.gpus[kind], kind), default="")
+
 
 @dataclass(frozen=True, slots=True)
 class JobShare:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from miner.slurm.commands import SlurmCommands
+from miner.slurm.commands import SlurmCommands, SlurmRefused
+from miner.slurm.nodes import NO_LIMIT, SlurmNode, SlurmPartition, parse_nodes, parse_partitions
 
 #: How long an answer is taken as current.
 FRESH_S = 300.0
@@ -19,7 +19,9 @@ class NodeSize:
 
     cpus: int
     memory_bytes: int
+    #: Of the type that a node has most of; which one, where a node has others too.
     gpus: int
+    gpu_type: str
     #: The partition's longest time; None: no limit.
     limit_s: float | None
 
@@ -29,17 +31,19 @@ class NodeSizes:
         self._commands = commands
         self._known: dict[tuple[str, str], tuple[NodeSize | None, float]] = {}
 
-    async def least(self, nodes: Iterable[str], partition: str) -> NodeSize | None:
+    async def least(self, nodes: Sequence[str], partition: str) -> NodeSize | None:
         """The least of these nodes, or of the whole partition; None: there is no such node."""
         key = (",".join(nodes), partition)
         size, until = self._known.get(key, (None, 0.0))
         if time.monotonic() < until:
             return size
-        chosen = [
-            f"--{name}={value}" for name, value in zip(("nodes", "partition"), key, strict=True) if value
-        ]
-        text = await self._commands.run("sinfo", "--noheader", "--exact", "--format=%c|%m|%G|%l|%P", *chosen)
-        size = least_size(text, any_partition=bool(partition))
+        show = ("--all", "--oneliner", "show")
+        try:
+            found = await self._commands.run("scontrol", *show, "nodes", *[key[0]] * bool(nodes))
+            partitions = await self._commands.run("scontrol", *show, "partitions")
+        except SlurmRefused:
+            return None  # there is no such node; sbatch says so too
+        size = least_size(parse_nodes(found), parse_partitions(partitions), partition, bool(nodes))
         self._known[key] = size, time.monotonic() + FRESH_S
         return size
 
@@ -53,36 +57,21 @@ class NodeSizes:
         return tuple(filter(None, [next(free, next(iter(states), ""))]))
 
 
-def least_size(text: str, *, any_partition: bool = True) -> NodeSize | None:
-    """From sinfo's lines `cpus|megabytes|gres|time limit|partition`. Where no partition was named, only the
-    default one's, which ends with `*`, if it is among them."""
-    lines = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 4]
-    default = [line for line in lines if line[4].endswith("*")]
-    lines = lines if any_partition else default or lines
-    if not lines:
+def least_size(
+    nodes: Sequence[SlurmNode], partitions: Sequence[SlurmPartition], named: str, chosen: bool
+) -> NodeSize | None:
+    """`named`: the partitions, with commas; none: the default one. `chosen`: these nodes, whatever their
+    partition."""
+    names = set(named.split(",")) if named else {one.name for one in partitions if one.is_default}
+    usable = [node for node in nodes if chosen or node.partitions & names]
+    if not usable:
         return None
-    limits = [limit for line in lines if (limit := time_limit(line[3])) is not None]
+    limits = [one.longest_s for one in partitions if one.name in names and one.longest_s != NO_LIMIT]
+    mixed = [node for node in usable if len(node.gpus) > 1]
     return NodeSize(
-        min(_number(line[0]) for line in lines),
-        min(_number(line[1]) for line in lines) << 20,
-        min(gpu_count(line[2]) for line in lines),
+        min(node.cores for node in usable),
+        min(node.memory_bytes or 0 for node in usable),
+        min(max(node.gpus.values(), default=0) for node in usable),
+        mixed[0].main_gpu_type if mixed else "",
         min(limits, default=None),
     )
-
-
-def gpu_count(gres: str) -> int:
-    """Of `gpu:h100:4(S:0-1),gpu:a100:2,nvme:1`: 6."""
-    return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", gres))
-
-
-def time_limit(text: str) -> float | None:
-    """Seconds of `1-02:03:04`, `02:03:04`, `03:04` (minutes and seconds); None for `infinite`."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
-    if found is None:
-        return None
-    days, hours, minutes, rest = (int(part or 0) for part in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60.0 + rest
-
-
-def _number(text: str) -> int:
-    return int(re.sub(r"\D", "", text) or 0)

@@ -21,7 +21,7 @@ from miner.doctor.checks.training import reward_isolation, temporary_data_dir, t
 from miner.doctor.examine import CheckContext, DoctorCheck, Finding, fail, is_healthy, ok, skip, warn
 from miner.settings import EngineKind, Settings
 from miner.slurm.commands import SlurmCommands, SlurmRefused, SlurmUnreachable, records
-from miner.slurm.sizes import gpu_count, time_limit
+from miner.slurm.nodes import NO_LIMIT, duration, gpu_counts
 
 PROGRAMS = ("sbatch", "scontrol", "squeue", "scancel")
 OLDEST = (22, 5)
@@ -158,8 +158,8 @@ def _partition(settings: Settings, partition: Fields, groups: frozenset[str]) ->
         )
     else:
         yield ok(what, nodes)
-    longest = time_limit(partition.get("MaxTime", ""))
-    if longest is not None and (settings.max_hours is None or settings.max_hours * HOUR > longest):
+    longest = duration(partition.get("MaxTime", ""))
+    if longest != NO_LIMIT and (settings.max_hours is None or settings.max_hours * HOUR > longest):
         yield warn(
             "slurm time limit",
             f"{name} ends every job after {longest / HOUR:.3g} hours (MaxTime)",
@@ -232,7 +232,7 @@ def node_findings(settings: Settings, cluster: Cluster) -> Iterator[Finding]:
             f"{node['NodeName']} is {node.get('State', '?')}: {reason}",
             f"its admins return it: scontrol update nodename={node['NodeName']} state=resume",
         )
-    gpus = sum(gpu_count(node.get("Gres", "")) for node in usable)
+    gpus = sum(sum(gpu_counts(node.get("Gres", "")).values()) for node in usable)
     detail = f"{len(usable)} of {len(nodes)} can be used, with {gpus} GPUs"
     if not usable:
         yield fail("slurm nodes", detail, "see sinfo -R: its admins return nodes that are down or drained")
@@ -338,7 +338,7 @@ def _try_out(settings: Settings, commands: SlurmCommands, cluster: Cluster) -> I
     nodes = [node for node in our_nodes(settings, cluster) if _is_usable(node)]
     # One that is free is there first.
     nodes.sort(key=lambda node: not node.get("State", "").startswith("IDLE"))
-    with_gpu = settings.gpus != "cpu" and any(gpu_count(node.get("Gres", "")) for node in nodes)
+    with_gpu = settings.gpus != "cpu" and any(gpu_counts(node.get("Gres", "")) for node in nodes)
     with temporary_data_dir(settings) as temporary:
         try:
             facts = run_test_job(

@@ -168,7 +168,7 @@ def _options(settings: Settings, name: str, node: str, with_gpu: bool) -> Iterat
     yield from ("--parsable", f"--job-name={name}", "--nodes=1", "--ntasks=1", "--cpus-per-task=1")
     # Slurm ends it even if nobody is there to cancel it; without --mem it would ask for the whole node's.
     yield f"--deadline=now+{round(PENDING_S + RUNNING_S) + 60 * LIMIT_MINUTES}"
-    yield from ("--mem=256M", f"--time={LIMIT_MINUTES}", "--no-requeue", "--export=NIL")
+    yield from ("--mem=256M", f"--time={LIMIT_MINUTES}", "--no-requeue", "--export=ALL")
     # Not the shared directory, which the node may lack: then the job itself can say so.
     yield from ("--chdir=/", "--output=/dev/null")
     if with_gpu:

@@ -71,8 +71,8 @@ def ended_status(job: SlurmJob, run_dir: Path, not_started: str = "") -> RunStat
 
 
 def _ended_before(job: SlurmJob, record: ExitRecord) -> bool:
-    """Whether the wrapper, which runs on the first node, recorded an end that no failed node explains: its own
-    node did not fail, and Slurm ends a job when another does."""
+    """Whether the end that the wrapper recorded, on the first node, came before a node failed. When another
+    node fails, Slurm ends the job by a signal."""
     return not record.signals or len(expand_hosts(job.nodes)) == 1
 
 

@@ -72,11 +72,12 @@ SLACK_S, NO_LIMIT_S = 300.0, 7 * 86_400.0
 _NOT_HERE = re.compile(
     r"[Nn]ode configuration is not available|[Ii]nvalid node name|[Rr]equested nodes? .*(busy|down|not avail)"
     r"|partition configuration not available now|[Rr]equested reservation is invalid|not in this partition"
+    r"|Required (node|partition) not available|reservation not usable now|due to maintenance reservation"
+    # Where it is a limit of submits, a line before says so.
+    r"|violates accounting/QOS policy"
     r"|[Ii]nvalid feature|[Mm]emory specification can ?not be satisfied|Invalid generic resource"
 )
-_NOT_NOW = re.compile(
-    r"MaxSubmitJob|[Ss]ubmit.{0,20}limit|limit \(job submit|temporarily unable|[Tt]ry again"
-)
+_NOT_NOW = re.compile(r"MaxSubmitJob|MaxSubmitPU|temporarily unable|[Tt]ry again|I/O error writing script")
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,14 +298,18 @@ class SlurmEngine:
             grace_s=min(own.grace_s, limit / 4),
             placement=placement,
             options=extra,
+            gpu_type=size.gpu_type if size is not None else "",
         )
 
     def _parts(self, spec: EngineSpec, request: JobRequest) -> ScriptParts:
         container = self._options.container
-        prefix, more = container_parts(container, spec, self._wrapper_file) if container else ([], [])
+        directory = self._runs.directory(spec.key)
+        prefix, more = list[str](), list[str]()
+        if container:
+            prefix, more = container_parts(container, spec, self._wrapper_file, directory)
         home = "/tmp" if self._sandboxed(request) else str(spec.run_dir)  # noqa: S108 - the sandbox's own
         return ScriptParts(
-            directory=self._runs.directory(spec.key),
+            directory=directory,
             mark=ownership.run_mark(self._data_id, spec.key),
             env=script_environment(spec, self._code, home),
             modules=self._options.modules,
@@ -358,8 +363,8 @@ class SlurmEngine:
         if job.is_waiting:
             return await self._waiting(key, note, job)
         if not job.is_over:
-            if exited:
-                await self._end_lingering(key, job)
+            if exited and await self._lingers(key, job):
+                return await asyncio.to_thread(end_status, run_dir, EngineEndReport(here=False))
             started_at = start.at if start else job.started_at
             # Whoever looks at the job sees the detail in the place of its progress.
             detail = "" if job.state == "RUNNING" else str(job)
@@ -369,11 +374,14 @@ class SlurmEngine:
         why = note.not_started if note else ""
         return await asyncio.to_thread(ended_status, job, run_dir, why)
 
-    async def _end_lingering(self, key: str, job: SlurmJob) -> None:
+    async def _lingers(self, key: str, job: SlurmJob) -> bool:
+        """Whether it goes on for long after its recorded end; it is cancelled, and may not end even so."""
         since = self._exited_since.setdefault(key, time.monotonic())
-        if time.monotonic() - since > LINGER_S:
-            log.warning("%s goes on after its recorded end, and is cancelled", job)
-            await self._cancel(key)
+        if time.monotonic() - since <= LINGER_S:
+            return False
+        log.warning("%s goes on after its recorded end, and is cancelled", job)
+        await self._cancel(key)
+        return True
 
     async def _job(
         self, key: str, note: RunNote | None, claim: str, *, after: float | None
@@ -398,7 +406,8 @@ class SlurmEngine:
             why = f"Slurm did not begin it within {waited:.0f} s: {job.reason}"
             if note is not None and not note.not_started:
                 await asyncio.to_thread(self._runs.write, replace(note, not_started=why))
-            await self._cancel(key, "--state=PENDING")
+            # One that has just begun goes on. A node that is being prepared may never be.
+            await self._cancel(key, *([] if job.state == "CONFIGURING" else ["--state=PENDING"]))
         return RunStatus(RunPhase.QUEUED, detail=str(job), node=job.nodes)
 
     async def _forgotten(self, key: str, note: RunNote | None, claim: str, run_dir: Path) -> RunStatus:
@@ -422,8 +431,8 @@ class SlurmEngine:
     # Stop and remove
 
     async def _stop(self, key: str, force: bool) -> None:
-        note = await asyncio.to_thread(self._runs.read, key)
-        job = await self._job(key, note, "", after=time.monotonic())
+        note, claim = await asyncio.to_thread(lambda: (self._runs.read(key), self._runs.claimed_by(key)))
+        job = await self._job(key, note, claim, after=time.monotonic())
         if job is None or job.is_over:
             return
         run_dir = Path(note.run_dir) if note else await self._work_dir(job)
@@ -452,7 +461,8 @@ class SlurmEngine:
             log.debug("scancel of %s: %s", key, error)  # it ended meanwhile
 
     async def _remove(self, key: str) -> None:
-        job = await self._job(key, await asyncio.to_thread(self._runs.read, key), "", after=0.0)
+        note, claim = await asyncio.to_thread(lambda: (self._runs.read(key), self._runs.claimed_by(key)))
+        job = await self._job(key, note, claim, after=0.0)
         if job is not None and not job.is_over:
             log.debug("run %s goes on and is left alone", key)
             return
@@ -467,7 +477,10 @@ class SlurmEngine:
             known.pop(key, None)
 
     async def _work_dir(self, job: SlurmJob) -> Path | None:
-        text = await self._commands.run("scontrol", "--oneliner", "show", "job", job.id)
+        try:
+            text = await self._commands.run("scontrol", "--oneliner", "show", "job", job.id)
+        except SlurmRefused:
+            return None  # forgotten meanwhile
         found = re.search(r"(?:^|\s)WorkDir=(/.*?)(?:\s[A-Za-z]+=|$)", text)
         return Path(found[1]) if found else None
 
@@ -478,17 +491,16 @@ class SlurmEngine:
 async def _reachable(call: Awaitable[T]) -> T:
     try:
         return await call
-    except (SlurmUnreachable, TimeoutError, OSError) as error:
+    except (SlurmUnreachable, SlurmRefused, TimeoutError, OSError) as error:
         raise EngineUnreachable(f"Slurm: {error}") from None
 
 
 def _chosen(jobs: list[SlurmJob], note: RunNote | None, claim: str) -> SlurmJob | None:
-    """The job that has begun, else the noted one, else one that can still begin."""
-    by_id = {job.id: job for job in jobs}
+    """The job that has begun, else one that can still begin, best the noted one."""
     if claim:
-        return by_id.get(claim)
-    noted = by_id.get(note.job if note else "")
-    return noted or min(jobs, key=lambda job: job.is_over, default=None)
+        return next((job for job in jobs if job.id == claim), None)
+    noted = note.job if note else ""
+    return min(jobs, key=lambda job: (job.is_over, job.id != noted), default=None)
 
 
 def _exists(path: Path) -> bool:

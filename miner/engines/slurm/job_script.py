@@ -1,7 +1,8 @@
 """Write an attempt as a job of Slurm: sbatch's options and the script.
 
-Nothing of the daemon's environment reaches the job (`--export=NIL`). The work is an srun step: one wrapper
-on each node. Signals go to the script (`scancel --batch`), which passes them on to the wrappers.
+Nothing of the daemon's environment reaches the training: commands of Slurm get few variables, and the script
+unsets those. Without `--export=ALL` Slurm would load the user's login environment. The work is an srun step:
+one wrapper on each node. Signals go to the script (`scancel --batch`), which passes them on to the wrappers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from miner.engines.base import STOP_RECORD_FILE, EngineSpec
 from miner.engines.ownership import MARK_VARIABLE
 from miner.engines.preflight import mounts_of
 from miner.engines.slurm.runs import CLAIM
+from miner.slurm.commands import NOT_FOR_JOBS
 
 #: What Slurm itself and the script print, in the run directory.
 OUTPUT_FILE = "slurm.out"
@@ -49,6 +51,8 @@ class JobRequest:
     #: partition, account, qos, constraint, reservation
     placement: Mapping[str, str]
     options: tuple[str, ...] = ()
+    #: As Slurm calls it, where the nodes have several.
+    gpu_type: str = ""
 
 
 def sbatch_options(job: JobRequest) -> list[str]:
@@ -62,13 +66,14 @@ def sbatch_options(job: JobRequest) -> list[str]:
         f"--time={max(math.ceil(job.limit_s / 60), 1)}",
         f"--signal=B:TERM@{math.ceil(job.grace_s)}",
         "--no-requeue",
-        "--export=NIL",
+        "--export=ALL",
         f"--chdir={job.run_dir}",
         f"--output={str(job.run_dir / OUTPUT_FILE).replace('%', '%%')}",
         "--open-mode=append",
     ]
     if job.gpus_per_node:
-        options.append(f"--gpus-per-node={job.gpus_per_node}")
+        kind = f"{job.gpu_type}:" if job.gpu_type else ""
+        options.append(f"--gpus-per-node={kind}{job.gpus_per_node}")
     if job.nodes:
         options.append(f"--nodelist={','.join(job.nodes)}")
     options += [f"--{name}={value}" for name, value in job.placement.items() if value]
@@ -95,6 +100,7 @@ def job_script(job: JobRequest, parts: ScriptParts, wrapper: Sequence[str]) -> s
     lines = [
         "#!/bin/bash",
         f"export PATH={_SEARCH_PATH}",
+        f"unset {' '.join(NOT_FOR_JOBS)}",
         f"cd {run_dir} || exit {NO_DIRECTORY}",
         "# Only one job of a run begins, whatever was submitted twice.",
         f"if ! mkdir {claim}; then [ -d {claim} ] && exit {TAKEN}; exit {NO_DIRECTORY}; fi",
@@ -178,11 +184,15 @@ def _clean_up(job: JobRequest, mark: str) -> Iterator[str]:
     yield f'[ "$code" -lt 128 ] || {{ {kill}; }}'
 
 
-def container_parts(container: str, spec: EngineSpec, wrapper: Path) -> tuple[list[str], list[str]]:
-    """The prefix of the wrapper's command, and options of srun, for a container: apptainer's, or pyxis'."""
+def container_parts(
+    container: str, spec: EngineSpec, wrapper: Path, directory: Path
+) -> tuple[list[str], list[str]]:
+    """The prefix of the wrapper's command, and options of srun, for a container: apptainer's, or pyxis'. The
+    whole step is in the latter, and writes to the claim in the run's `directory`."""
     kind, _, image = container.partition(":")
     binds = [(str(wrapper), True), *((str(mount.path), mount.read_only) for mount in mounts_of(spec))]
     if kind == "pyxis":
+        binds.append((str(directory / CLAIM), False))
         mounts = ",".join(f"{path}:{path}{':ro' if closed else ''}" for path, closed in binds)
         return [], [
             f"--container-image={image}",

@@ -53,8 +53,10 @@ class AnsweringSlurm:
             return "".join(f"{number}|{line}\n" for number, line in self.lines.items())
         if program == "sinfo" and "--Node" in arguments:
             return "n1 alloc\nn2 mix\n"
-        if program == "sinfo":
-            return "8|1000|gpu:h100:4|1:00:00|train*\n"
+        if program == "scontrol" and "nodes" in arguments:
+            return "NodeName=n1 CPUTot=8 RealMemory=1000 Gres=gpu:h100:4 State=MIXED Partitions=train\n"
+        if program == "scontrol" and "partitions" in arguments:
+            return "PartitionName=train Default=YES State=UP MaxTime=1:00:00\n"
         if program == "scontrol":
             raise SlurmRefused("slurm_load_jobs error: Invalid job id specified")
         if program == "sacct":
@@ -188,6 +190,11 @@ async def test_one_that_slurm_forgot_before_its_number_was_noted_is_known_by_its
     [
         "sbatch: error: Batch job submission failed: Invalid node name specified",
         "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+        "sbatch: error: Batch job submission failed: Required partition not available (inactive or drain)",
+        "sbatch: error: Batch job submission failed: Required node not available (down, drained or reserved)",
+        "sbatch: error: Batch job submission failed: Requested reservation not usable now",
+        "sbatch: error: QOSMaxWallDurationPerJobLimit sbatch: error: Batch job submission failed: Job violates"
+        " accounting/QOS policy (job submit limit, user's size and/or time limits)",
     ],
 )
 async def test_a_refusal_for_the_node_is_a_run_that_did_not_start(
@@ -207,7 +214,10 @@ async def test_other_refusals_are_final_or_for_the_moment(
     with pytest.raises(EngineRejected, match="Invalid account"):
         await engine.submit(spec)
     assert await engine.list_runs() == []
-    slurm.fails["sbatch"] = SlurmRefused("sbatch: error: AssocMaxSubmitJobLimit")
+    slurm.fails["sbatch"] = SlurmRefused(
+        "sbatch: error: AssocMaxSubmitJobLimit sbatch: error: Batch job submission failed: Job violates "
+        "accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    )
     with pytest.raises(EngineUnreachable, match="no job at the moment"):
         await engine.submit(spec)
 
@@ -273,6 +283,55 @@ async def test_a_success_ends_while_the_controller_is_away_and_a_failure_waits_f
     del slurm.fails["squeue"]
     slurm.set("k1", "PREEMPTED")
     assert (await status(engine, spec)).why is EndCause.PREEMPTED
+
+
+async def test_a_job_that_never_completes_ends_by_its_record_and_is_cancelled_once(
+    engine: SlurmEngine, slurm: AnsweringSlurm, spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINGER_S", -1.0)
+    await engine.submit(spec)
+    ended(spec, code=7)
+    slurm.set("k1", "COMPLETING")
+    assert (await status(engine, spec)).why is EndCause.FAILED
+    assert slurm.count("scancel") == 1
+
+
+async def test_of_two_jobs_of_a_run_the_one_that_has_begun_is_stopped_and_kept(
+    engine: SlurmEngine, slurm: AnsweringSlurm, spec: EngineSpec, tmp_path: Path
+) -> None:
+    """The second was taken by Slurm after sbatch had given up, and began first."""
+    await engine.submit(spec)
+    slurm.set("k1", "FAILED", "NonZeroExitCode")
+    slurm.set("k1", "RUNNING", number="2")
+    runs = SlurmRuns(tmp_path / "runs")
+    assert (await status(engine, spec)).phase is RunPhase.RUNNING
+    claim = runs.directory("k1") / CLAIM
+    claim.mkdir()
+    (claim / "job").write_text("2\n")
+    assert (await status(engine, spec)).phase is RunPhase.RUNNING
+    await engine.remove("k1")
+    assert claim.exists()
+    await engine.stop("k1", force=True)
+    assert slurm.count("scancel") > 0
+
+
+async def test_a_node_that_is_prepared_for_too_long_is_given_up(
+    slurm: AnsweringSlurm, tmp_path: Path, spec: EngineSpec, engine: SlurmEngine
+) -> None:
+    engine = engine_on(slurm, tmp_path, pending_s=-1.0)
+    await engine.submit(spec)
+    slurm.set("k1", "CONFIGURING", "Prolog")
+    assert (await status(engine, spec)).phase is RunPhase.QUEUED
+    # Its base state is RUNNING.
+    assert "--state=PENDING" not in slurm.last("scancel")
+
+
+async def test_a_job_that_is_forgotten_while_orphans_are_looked_for_has_no_directory(
+    engine: SlurmEngine, slurm: AnsweringSlurm
+) -> None:
+    slurm.set("stray", "RUNNING")
+    (run,) = await engine.list_runs()
+    assert (run.key, run.run_dir) == ("stray", None)
 
 
 async def test_a_job_that_is_completing_runs_although_its_end_is_recorded(

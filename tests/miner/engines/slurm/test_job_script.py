@@ -66,7 +66,7 @@ def test_sbatch_is_asked_for_what_the_plan_says() -> None:
         "--time=720",
         "--signal=B:TERM@90",
         "--no-requeue",
-        "--export=NIL",
+        "--export=ALL",
         "--chdir=/shared/jobs/1/attempt 1",
         "--output=/shared/jobs/1/attempt 1/slurm.out",
         "--open-mode=append",
@@ -143,7 +143,9 @@ def spec() -> EngineSpec:
 
 def test_apptainer_runs_the_wrapper_with_its_files_and_the_gpus(spec: EngineSpec) -> None:
     """Rendered only: there is no Apptainer here to run it."""
-    prefix, srun = container_parts("apptainer:/shared/t.sif", spec, Path("/shared/wrapper.py"))
+    prefix, srun = container_parts(
+        "apptainer:/shared/t.sif", spec, Path("/shared/wrapper.py"), PARTS.directory
+    )
     assert srun == []
     assert prefix == [
         *("apptainer", "exec", "--nv", "--home", str(RUN), "--pwd", str(RUN)),
@@ -154,18 +156,22 @@ def test_apptainer_runs_the_wrapper_with_its_files_and_the_gpus(spec: EngineSpec
     assert "exec env GOD_MINER_RUN=x/k1 apptainer exec --nv" in step(
         script(parts=replace(PARTS, prefix=tuple(prefix)))
     )
-    on_cpu, _ = container_parts("apptainer:/shared/t.sif", replace(spec, gpus=()), Path("/w.py"))
+    on_cpu, _ = container_parts(
+        "apptainer:/shared/t.sif", replace(spec, gpus=()), Path("/w.py"), PARTS.directory
+    )
     assert "--nv" not in on_cpu
 
 
 def test_pyxis_gets_its_container_by_options_of_srun(spec: EngineSpec) -> None:
     """Rendered only: there is no pyxis here to run it."""
-    prefix, srun = container_parts("pyxis:registry.example.org#team/t:1", spec, Path("/shared/wrapper.py"))
+    prefix, srun = container_parts(
+        "pyxis:registry.example.org#team/t:1", spec, Path("/shared/wrapper.py"), PARTS.directory
+    )
     assert prefix == []
     assert srun == [
         "--container-image=registry.example.org#team/t:1",
         f"--container-mounts=/shared/wrapper.py:/shared/wrapper.py:ro,{RUN}:{RUN},"
-        "/shared/models/m:/shared/models/m:ro,/shared/out:/shared/out",
+        "/shared/models/m:/shared/models/m:ro,/shared/out:/shared/out,/shared/runs/k1/claim:/shared/runs/k1/claim",
         f"--container-workdir={RUN}",
         "--no-container-mount-home",
     ]
