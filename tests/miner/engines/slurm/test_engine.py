@@ -193,8 +193,8 @@ async def test_one_that_slurm_forgot_before_its_number_was_noted_is_known_by_its
         "sbatch: error: Batch job submission failed: Required partition not available (inactive or drain)",
         "sbatch: error: Batch job submission failed: Required node not available (down, drained or reserved)",
         "sbatch: error: Batch job submission failed: Requested reservation not usable now",
-        "sbatch: error: QOSMaxWallDurationPerJobLimit sbatch: error: Batch job submission failed: Job violates"
-        " accounting/QOS policy (job submit limit, user's size and/or time limits)",
+        "sbatch: error: QOSMaxWallDurationPerJobLimit sbatch: error: Batch job submission failed: Job"
+        " violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
     ],
 )
 async def test_a_refusal_for_the_node_is_a_run_that_did_not_start(
