@@ -56,4 +56,4 @@ def test_a_little_model_is_trained_published_and_reported(
         assert None not in steps[curve], curve
     assert figures["gain"] == pytest.approx((result.base - result.best) / result.base)
     assert figures["tokens_s"] > 0
-    assert figures["efficiency"] is None  # a plan for a CPU is no measure of its speed
+    assert "efficiency" not in figures  # a plan for a CPU is no measure of its speed
