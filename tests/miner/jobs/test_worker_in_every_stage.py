@@ -122,7 +122,7 @@ async def test_the_deadline_comes(tmp_path: Path) -> None:
         harness.engine.gone = False
         await harness.over_within(job)
         assert not harness.engine.runs, details
-        assert harness.inputs.released == [job], details
+        assert set(harness.inputs.released) == {job}, details  # safe to repeat
         assert not [claim for claim in harness.fleet.queue() if claim.key.task_id != "other"], details
         assert all(hold.key.task_id == "other" for hold in harness.fleet.ledger.reservations), details
 
@@ -144,6 +144,6 @@ async def test_the_operator_ends_it(tmp_path: Path) -> None:
         assert all(run.task.done() for run in harness.engine.runs.values()), details
         await sweep_orphans(harness.services)  # a run that was just ended, and not yet removed
         assert not harness.engine.runs, details
-        assert harness.inputs.released == [job], details
+        assert set(harness.inputs.released) == {job}, details  # safe to repeat
 
     await at_once(tmp_path, ends)
