@@ -54,6 +54,27 @@ _EAGER_ONLY = frozenset(
     | {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "xlnet", "xlm", "xglm", "cpmant", "deepseek_v4"}
     | {"big_bird", "roformer", "rembert", "reformer", "megatron-bert", "mimo_v2_flash"}
 )
+#: Architectures that carry a state (linear attention, a state space, a convolution) from token to token, and
+#: with it from one packed row into the next.
+_CARRIES_STATE = frozenset(
+    {
+        "qwen3_5",
+        "qwen3_5_text",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_next",
+        "qwen4_exp",
+        "qwen4_exp_text",
+    }
+    | {"lfm2", "lfm2_moe", "falcon_h1", "granitemoehybrid", "nemotron_h", "olmo_hybrid", "bamba", "jamba"}
+    | {"zamba", "zamba2", "zaya", "minimax", "inkling", "inkling_text", "recurrent_gemma", "bailing_hybrid"}
+)
+#: Those whose attention does not see where a packed row begins: in flash attention (Ministral 3), or in
+#: torch's own (OPT), which takes its place where flash attention is missing.
+_SEES_NO_ROWS = frozenset(
+    {"ministral3", "mistral4", "gpt_bigcode", "persimmon", "fuyu", "moshi", "ctrl"}
+    | {"opt", "biogpt", "afmoe", "falcon"}
+)
 #: The widest head that flash attention supports.
 _FLASH_HEAD = 256
 
@@ -129,6 +150,18 @@ class ModelFacts(Record):
             return Attention.EAGER
         no_flash = self.architecture in _NO_FLASH or (not self.is_image and self.head_dim > _FLASH_HEAD)
         return Attention.SDPA if no_flash else Attention.FLASH_2
+
+    @property
+    def packing_problem(self) -> str:
+        """Why rows may not share a sequence; empty: they may. `tests/trainer/native/test_packing.py` compares
+        the losses of packed rows with those of each row alone."""
+        if self.attention is not Attention.FLASH_2:
+            return f"{self.architecture} has no flash attention"
+        if self.architecture in _CARRIES_STATE:
+            return f"{self.architecture} carries its state from one row into the next"
+        if self.architecture in _SEES_NO_ROWS:
+            return f"{self.architecture}'s attention does not see where a row begins"
+        return ""
 
     @property
     def is_image(self) -> bool:

@@ -372,6 +372,9 @@ def _notes(needs: Requirements, timed: TimedCandidate) -> Iterator[str]:
         if not any(matches(pattern, name) for name in names):
             yield f"lora_rank_pattern: {pattern!r} matches no layer that is known of {needs.model.model_id}"
     data = needs.data
+    unasked = needs.task.task_type.is_supervised and needs.targets.sample_packing is None
+    if unasked and needs.model.packing_problem:
+        yield f"sample_packing: off, {needs.model.packing_problem}"
     if needs.model.is_image and data.rows_confidence.value == "guess":
         yield f"{data.rows} pictures are assumed: sections and laws of the profile follow their number"
     if not needs.model.is_image and data.lengths_confidence.value == "guess":

@@ -103,7 +103,7 @@ class Requirements(NamedTuple):
             return image_sequences(self.data, self.model, candidate.image.resolution, repeats)
         effective = candidate.effective
         options, rows = sequence_options(self.targets), self.training_rows
-        if self.model.attention is not Attention.FLASH_2:
+        if self.model.packing_problem:
             options = options._replace(packing=False)  # rows of one sequence would see each other
         return text_sequences(self.data, options, candidate.length, rows, candidate.micro, effective)
 
@@ -132,8 +132,8 @@ def requirements_for(
     method = _method(model, targets, given)
     attention = _attention(model, targets, kind, given)
     fp8 = _fp8(targets, kind, given)
-    if targets.sample_packing and model.attention is not Attention.FLASH_2:
-        given.append(conceded("sample_packing", True, False, f"{model.architecture} has no flash attention"))
+    if targets.sample_packing and model.packing_problem:
+        given.append(conceded("sample_packing", True, False, model.packing_problem))
     if targets.compile_mode is not None and compile_mode is None:
         given.append(conceded("compile_mode", targets.compile_mode.value, None, f"not on {kind.name}"))
     return Requirements(

@@ -16,7 +16,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from core.domain.choices import Attention
-from trainer.inputs.model_loading import block_imports, forbid_remote_code, with_attention
+from trainer.inputs.model_loading import (
+    block_gpu_kernels,
+    block_imports,
+    forbid_remote_code,
+    with_attention,
+)
 from trainer.inputs.tokens import forget_unknown, model_rows
 from trainer.scoring.forward import scoring_mode
 from trainer.session.progress_log import SpeedMeter
@@ -31,6 +36,7 @@ def apply_patches(config: Mapping[str, Any]) -> None:
     keep_imports_out_of_collections()
     save_few_rows_here()
     forbid_remote_code()
+    block_gpu_kernels()
     fall_back_to_slower_attention()
     keep_vocabulary()
     limit_tokens_to_vocabulary()

@@ -53,6 +53,13 @@ def block_imports(*packages: str) -> None:
         cast(dict[str, Any], sys.modules).setdefault(package, None)
 
 
+def block_gpu_kernels() -> None:
+    """Without a GPU: transformers prefers kernels of these packages wherever they are installed, also where
+    Triton finds nothing to run them on. Its own code takes their place."""
+    if not importlib.import_module("torch").cuda.is_available():
+        block_imports("fla", "causal_conv1d", "mamba_ssm")
+
+
 def without_remote_code(config: Any, quantized: bool = False) -> Any:
     """The configuration without what names code, at every level. Settings of a quantization stay, names of
     repositories among them do not."""

@@ -171,10 +171,10 @@ class TokenBatch:
     targets: Tensor
     #: Where a token counts, not moved: evaluation takes the KL to the base there.
     labelled: Tensor
-    #: From 0 in every document.
+    #: From 0 in every document. Padding goes on from a single one; after several it is a document of its own.
     positions: Tensor
-    #: Which document a token belongs to, from 1; 0 is padding. None: one document each, padded at the right.
-    documents: Tensor | None
+    #: Whether several documents may share a sequence.
+    packed: bool
     #: What each token's loss is multiplied by; None: 1.
     weights: Tensor | None
     #: Pairs: how much the base model preferred what was chosen.
@@ -201,7 +201,6 @@ class TokenBatch:
             targets=change(self.targets),
             labelled=change(self.labelled),
             positions=change(self.positions),
-            documents=None if self.documents is None else change(self.documents),
             weights=None if self.weights is None else change(self.weights),
             reference=None if self.reference is None else change(self.reference),
         )
@@ -248,12 +247,11 @@ def collate(
     targets = np.full(shape, IGNORED, dtype=np.int64)
     labelled = np.zeros(shape, dtype=np.bool_)
     positions = np.zeros(shape, dtype=np.int64)
-    documents = np.zeros(shape, dtype=np.int32)
     weights = np.zeros(shape, dtype=np.float32)
     tokens = counted = rows_counted = 0
     for at, sequence in enumerate(micro):
         start = 0
-        for number, index in enumerate(sequence, start=1):
+        for index in sequence:
             row = rows[index]
             end = start + len(row.ids)
             counts = row.trained[1:]
@@ -263,7 +261,6 @@ def collate(
             targets[at, start : end - 1] = np.where(counts, row.ids[1:].astype(np.int64), IGNORED)
             labelled[at, start:end] = row.trained
             positions[at, start:end] = np.arange(end - start)
-            documents[at, start:end] = number
             weights[at, start:end] = 1 / max(row_count, 1)
             tokens, counted, rows_counted = (
                 tokens + end - start,
@@ -271,12 +268,13 @@ def collate(
                 rows_counted + bool(row_count),
             )
             start = end
+        positions[at, start:] = np.arange(width - start) + (0 if layout.packed else start)
     return TokenBatch(
         torch.from_numpy(ids),
         torch.from_numpy(targets),
         torch.from_numpy(labelled),
         torch.from_numpy(positions),
-        torch.from_numpy(documents) if layout.packed else None,
+        layout.packed,
         torch.from_numpy(weights) if layout.by_row else None,
         reference,
         tokens,

@@ -127,6 +127,8 @@ def attention_kernels(plan: TrainingPlan) -> Iterator[SweepSetting]:
 
 def packing_modes(plan: TrainingPlan) -> Iterator[SweepSetting]:
     other = not plan.sequence.packing
+    if other and plan.model.packing_problem:
+        return
     sequence = plan.sequence.model_copy(update={"packing": other})
     yield SweepSetting(
         "on" if other else "off",

@@ -6,7 +6,6 @@ The logits of a whole batch never exist: a token's loss is computed chunk by chu
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from core.domain.choices import Attention
 from core.engines.native import settings_of
 from core.planning.plan import TrainingPlan
 from trainer.errors import BadModel
-from trainer.inputs.model_loading import forbid_remote_code, with_attention
+from trainer.inputs.model_loading import block_gpu_kernels, forbid_remote_code, with_attention
 from trainer.inputs.tokens import IGNORED
 from trainer.native.batches import TokenBatch
 
@@ -159,11 +158,17 @@ class LossModel(nn.Module):
         return states[where].to(self._head.dtype)
 
     def _states(self, model: nn.Module, batch: TokenBatch) -> Tensor:
+        """No mask is made here: what is after a row's end is never looked at, and from positions that begin
+        again transformers makes the masks that keep packed rows apart, with each layer's own window. Flash
+        attention looks for such positions in a batch of one only."""
+        ids, positions = batch.ids, batch.positions
+        if batch.packed and self.attention in (Attention.FLASH_2, Attention.FLASH_3):
+            ids, positions = ids.reshape(1, -1), positions.reshape(1, -1)
         decoder: Any = without_adapters(model)
         states: Tensor = decoder.get_decoder()(
-            input_ids=batch.ids, position_ids=batch.positions, use_cache=False, **self._mask(batch)
+            input_ids=ids, position_ids=positions, use_cache=False
         ).last_hidden_state
-        return states
+        return states.reshape(*batch.ids.shape, -1)
 
     @property
     def _head(self) -> Tensor:
@@ -175,26 +180,6 @@ class LossModel(nn.Module):
     def _summed(self, hidden: Tensor, where: Tensor, batch: TokenBatch) -> Tensor:
         losses = self._token_losses(hidden, where, batch)
         return losses.sum() if batch.weights is None else (losses * batch.weights[where]).sum()
-
-    def _mask(self, batch: TokenBatch) -> Mapping[str, Any]:
-        """No mask at all where every document has its own row: what is after the end is never looked at, and
-        plain causal attention has the fastest kernels."""
-        if batch.documents is None:
-            return {"attention_mask": None}
-        if self.attention in (Attention.FLASH_2, Attention.FLASH_3):
-            return {"attention_mask": None}  # distinguished by the positions' restarts
-        if self.attention is Attention.FLEX:
-            return {"attention_mask": _block_mask(batch.documents)}
-        same = batch.documents[:, None, :, None] == batch.documents[:, None, None, :]
-        length = batch.documents.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool, device=same.device).tril()
-        visible = same & causal
-        if self.attention is Attention.EAGER:  # adds its mask to the scores
-            numbers = self._head.dtype
-            return {
-                "attention_mask": torch.zeros_like(visible, dtype=numbers).masked_fill(~visible, -torch.inf)
-            }
-        return {"attention_mask": visible}
 
 
 class KlLossModel(LossModel):
@@ -292,6 +277,7 @@ def _load_pretrained(path: Path, plan: TrainingPlan, device: torch.device) -> tu
         )
 
     forbid_remote_code()
+    block_gpu_kernels()
     try:
         return with_attention(load_with, available_attention(plan.precision.attention, device))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -380,13 +366,3 @@ def available_attention(wanted: Attention, device: torch.device) -> Attention:
         log.warning("flex attention cannot train on %s: torch's own takes its place", device.type)
         return Attention.SDPA
     return wanted
-
-
-def _block_mask(documents: Tensor) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def same_document(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query >= key) & (documents[batch, query] == documents[batch, key])
-
-    size, length = documents.shape
-    return create_block_mask(same_document, size, None, length, length, device=str(documents.device))

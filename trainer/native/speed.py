@@ -139,7 +139,7 @@ def _longest_batch(micro: int, length: int, layout: BatchLayout) -> TokenBatch:
         targets=targets,
         labelled=torch.ones_like(ids, dtype=torch.bool),
         positions=torch.arange(length).expand(rows, length).contiguous(),
-        documents=torch.ones(rows, length, dtype=torch.int32) if layout.packed else None,
+        packed=layout.packed,
         weights=torch.ones(rows, length) if layout.by_row else None,
         reference=torch.zeros(micro) if layout.pairs else None,
         tokens=rows * length,

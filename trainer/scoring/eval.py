@@ -24,6 +24,7 @@ from core.domain.records import Record, printable
 from core.domain.tasks import DatasetType, GrpoDataset, TaskType
 from core.runs.run_files import EvalTask, RunSpec
 from trainer.errors import BadData, BadModel, BadReward
+from trainer.inputs.model_loading import block_gpu_kernels
 from trainer.inputs.text import TextTask, read_task
 from trainer.inputs.tokens import load_tokenizer
 from trainer.rewards.sandbox import Rewards
@@ -238,6 +239,7 @@ def _load(path: Path, base: Path) -> Any:
     """A full model, or an adapter on the base whatever base its own configuration names."""
     transformers, torch = importlib.import_module("transformers"), importlib.import_module("torch")
     options: dict[str, Any] = {"local_files_only": True}
+    block_gpu_kernels()
     if torch.cuda.is_available():
         options |= {"dtype": torch.bfloat16, "device_map": "auto"}
     try:

@@ -129,6 +129,17 @@ def test_a_model_gets_an_attention_kernel_that_it_supports(
     assert (_concession(plan, "sample_packing") is None) is plan.sequence.packing
 
 
+@each("architecture", ["qwen3_5_text", "lfm2", "ministral3"])
+def test_rows_that_would_see_each_other_are_not_packed(architecture: str) -> None:
+    model = facts_from_name(LLAMA).model_copy(update={"architecture": architecture})
+    assert _plan(resolved(), model=LLAMA).sequence.packing
+    unasked, asked = (_plan(resolved(sample_packing=wish), model=model) for wish in (None, True))
+    assert not unasked.sequence.packing
+    assert not asked.sequence.packing
+    assert f"sample_packing: off, {model.packing_problem}" in unasked.notes
+    assert _concession(asked, "sample_packing").reason == model.packing_problem
+
+
 SMALL, MIXTRAL, EXPERTS = "Qwen/Qwen2.5-0.5B", "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"
 WINDOW_1024 = facts_from_name(LLAMA).model_copy(update={"max_position": 1024})
 SHARDED = {"fsdp_above": "1B", "gpu_strategy": "all"}
