@@ -41,9 +41,10 @@ from trainer.inputs.dpo_grpo import (
     prompt_rows,
     shorten_prompts,
 )
+from trainer.inputs.duplicates import fingerprint, near_duplicates
 from trainer.inputs.files import RawRow, read_rows, text_of
 from trainer.inputs.instruct import count_learned, instruct_rows, is_completion, split_completion
-from trainer.inputs.split import fingerprint, hold_out
+from trainer.inputs.split import hold_out
 from trainer.inputs.tables import write_table
 from trainer.inputs.tokens import (
     IGNORED,
@@ -246,13 +247,13 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedRows
 
     Held-out rows are as long as evaluation takes them, whatever the training can afford.
     """
-    split = hold_out([_tokens(row) for row in task.rows], task.fingerprints, plan.steps.eval_rows, plan.seed)
+    clusters = near_duplicates([_tokens(row) for row in task.rows], task.fingerprints)
+    split = hold_out(clusters, [_answer(row) for row in task.rows], plan.steps.eval_rows, plan.seed)
     train = list(_fitted(task, [task.rows[place] for place in split.train], plan))
     held = list(_fitted(task, [task.rows[place] for place in split.held], None))
     other = _by_the_other_rules(task, held, split.held)
     dropped = Counter(task.dropped)
     dropped[TOO_LONG] += max(len(split.train) - len(train), 0)
-    dropped[DOUBLE] += len(split.left_out)
     _any_left(train, +dropped, f"the plan's sequences are {plan.sequence.length} tokens long")
     digest = _digest([*train, *held], task, len(train))
     place = folder / digest[:16]
@@ -306,6 +307,13 @@ def _tokens(row: Row) -> Ids:
     if isinstance(row, PairRow):
         return [*row.prompt, *row.chosen]
     return list(row.prompt.encode("utf-8", "replace"))
+
+
+def _answer(row: Row) -> Ids:
+    """What is learned of a row, by which rows are known as easy or difficult; other labels are ignored."""
+    if isinstance(row, LabelledRow):
+        return row.labels
+    return row.chosen if isinstance(row, PairRow) else _tokens(row)
 
 
 def _fitted(task: TextTask, rows: Sequence[Row], plan: TrainingPlan | None) -> Iterator[Row]:

@@ -46,6 +46,8 @@ MAX_STEPS_BETWEEN_AGREEMENTS = 20
 STOP_GRACE_S = 20.0
 #: Evaluations that take longer are a stage of their own in the progress.
 SHOWN_S = 2.0
+#: Two attempts whose base scores differ by less have the same held-out rows.
+SAME_ROWS = 1e-3
 #: Logs in a row with NaN: one is a bad batch, several are a broken model.
 MAX_NAN = 3
 
@@ -364,7 +366,7 @@ class Session:
     def _write(self, score: HeldOutScore | None) -> None:
         began = self.clock.now()
         if self.ranks.rank == 0:
-            self.submission.put(self.host.write, score)
+            self.submission.put(self.host.write, score, base=self.best.base)
         else:
             self.host.write(None)
         self.clock.submitted(self.clock.now() - began)
@@ -418,7 +420,17 @@ class Session:
         """What the submission of an earlier attempt scored."""
         if self.ranks.rank or not self.submission.exists:
             return None
-        return self.submission.score or self.best.score
+        score, base, own = self.submission.score, self.submission.base_score, self.best.base
+        if score is None or base is None or own is None or self.step or score.rewarded is not None:
+            return score or self.best.score
+        moved = own.value - base.value
+        if base.metric != own.metric or abs(moved) < SAME_ROWS:
+            return score
+        # Of other rows: with another number of them, or by another version, the split is another.
+        here = score.model_copy(update={"value": score.value + moved})
+        text = f"{score.value:.5g} on rows of which the base had {base.value:.5g}: {here.value:.5g} on these"
+        self.progress.note("score", f"an earlier attempt's submission had {text}")
+        return here
 
     def _agree_on_score(self, score: HeldOutScore | None) -> HeldOutScore | None:
         """Rank 0 alone reads the file of scores."""

@@ -88,6 +88,12 @@ class Submission:
         return HeldOutScore.model_validate(known) if known else None
 
     @property
+    def base_score(self) -> HeldOutScore | None:
+        """Of the untouched model, on the rows of `score`."""
+        known = self._record().get("base")
+        return HeldOutScore.model_validate(known) if known else None
+
+    @property
     def trained(self) -> TrainedSteps | None:
         """How far the existing folder's training was; None: there is no folder, or none that could be
         submitted."""
@@ -100,17 +106,23 @@ class Submission:
             return TrainedSteps(0, 0.0)
 
     def put(
-        self, write: Callable[[Path], None], score: HeldOutScore | None, trained: TrainedSteps | None = None
+        self,
+        write: Callable[[Path], None],
+        score: HeldOutScore | None,
+        trained: TrainedSteps | None = None,
+        base: HeldOutScore | None = None,
     ) -> None:
         """`write` fills an empty folder with the weights. `BadSubmission` when the result is not a complete
-        model."""
+        model. `base`: the untouched model's score."""
         new = self._beside("new")
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True, mode=0o755)
         try:
             write(new)
             self._finish(new)
-            self._note(new, {"score": score.model_dump() if score else None, "trained": trained})
+            scores = {"score": score, "base": base}
+            known = {name: item.model_dump() for name, item in scores.items() if item is not None}
+            self._note(new, {**known, "trained": trained})
             put_in_place(new, self.place)
         finally:
             shutil.rmtree(new, ignore_errors=True)

@@ -1,87 +1,97 @@
-"""Held-out rows and their doubles."""
+"""Held-out rows: no near-duplicate of a training row, and of all lengths and difficulties."""
 
 from __future__ import annotations
 
 import random
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.inputs.split import MAX_LEFT_OUT, Split, fingerprint, hold_out, token_runs
+from trainer.inputs.split import Split, hold_out
+from trainer.inputs.tokens import IGNORED
 
 
-def sequences(count: int, seed: int = 0, length: int = 120) -> list[list[int]]:
+def rows(count: int, seed: int = 0) -> list[list[int]]:
+    """Short easy rows and long difficult ones, mixed."""
     chance = random.Random(seed)
-    return [[chance.randrange(5000) for _ in range(length)] for _ in range(count)]
+    easy = [[chance.randrange(5) for _ in range(chance.randint(3, 9))] for _ in range(count // 2)]
+    hard = [[chance.randrange(5000) for _ in range(chance.randint(9, 99))] for _ in range(count - len(easy))]
+    return chance.sample(easy + hard, count)
 
 
-def split(rows: list[list[int]], count: int, seed: int = 1) -> Split:
-    return hold_out(rows, [hash(tuple(row)) for row in rows], count, seed)
+def split(answers: list[list[int]], count: int, seed: int = 1) -> Split:
+    return hold_out(range(len(answers)), answers, count, seed)
 
 
 def test_as_many_rows_as_wanted_are_held_out_and_the_rest_is_trained_on() -> None:
-    parts = split(sequences(500), 40)
+    parts = split(rows(500), 40)
     assert len(parts.held) == 40
     assert sorted(parts.train + parts.held) == list(range(500))
-    assert not parts.left_out
 
 
 def test_the_same_seed_holds_out_the_same_rows() -> None:
-    rows = sequences(300)
-    assert split(rows, 20) == split(rows, 20)
-    assert split(rows, 20).held != split(rows, 20, seed=2).held
+    data = rows(300)
+    assert split(data, 20) == split(data, 20)
+    assert split(data, 20).held != split(data, 20, seed=2).held
 
 
-def test_a_row_with_a_few_words_changed_is_not_on_both_sides() -> None:
-    rows, chance = sequences(200), random.Random(3)
-    doubles = [list(row) for row in rows[:100]]
-    for row in doubles:
-        for _ in range(6):
-            row[chance.randrange(len(row))] = chance.randrange(5000)
-    parts = split(rows + doubles, 60)
+def test_a_cluster_is_trained_on_or_held_out_as_a_whole_and_no_row_is_lost() -> None:
+    clusters = [place - place % 3 if place < 150 else place for place in range(300)]
+    parts = hold_out(clusters, rows(300), 60, 1)
+    held = {clusters[place] for place in parts.held}
+    assert not held & {clusters[place] for place in parts.train}
     assert len(parts.held) == 60
-    trained = set(parts.train)
-    for place in parts.held:
-        twin = place + 200 if place < 100 else place - 200 if place >= 200 else None
-        assert twin is None or twin not in trained
+    assert len(parts.train) == 240
+    assert 10 <= sum(place < 150 for place in parts.held) <= 50, "as many of the clusters as there are"
 
 
-def test_rows_that_differ_in_case_and_punctuation_only_are_the_same() -> None:
-    assert fingerprint(["Is it so?", "YES"]) == fingerprint(["is it  so", "yes!"])
-    assert fingerprint(["is it so"]) != fingerprint(["is it not so"])
-    rows = sequences(100)
-    prints = [place // 2 for place in range(100)]  # every row has one twin in words, none in tokens
-    parts = hold_out(rows, prints, 10, 1)
-    assert not {prints[place] for place in parts.held} & {prints[place] for place in parts.train}
+def test_no_cluster_is_a_large_part_of_the_held_out_rows_where_others_are_there() -> None:
+    clusters = [0 if place < 100 else place for place in range(1000)]
+    for seed in range(5):
+        assert min(hold_out(clusters, rows(1000), 150, seed).held) >= 100
 
 
-def test_a_template_that_all_rows_share_does_not_make_them_doubles() -> None:
-    head = list(range(1000, 1200))
-    rows = [head + row for row in sequences(300, length=40)]
-    assert not split(rows, 30).left_out
+def test_rows_of_their_own_are_not_all_held_out_where_most_are_doubles() -> None:
+    clusters = [place - place % 40 if place < 960 else place for place in range(1000)]
+    parts = hold_out(clusters, rows(1000), 100, 1)
+    assert sum(place >= 960 for place in parts.held) == 8
+    assert len(parts.held) == 88, "two clusters of 40"
 
 
-def test_few_rows_are_left_out_even_where_everything_is_there_twice() -> None:
-    rows = sequences(200)
-    parts = split(rows + rows, 60)
-    assert len(parts.left_out) <= 400 * MAX_LEFT_OUT
-    assert parts.held
-    places = {place % 200 for place in parts.held}
-    assert not places & {place % 200 for place in parts.train}
+def test_where_everything_is_alike_a_part_is_held_out_all_the_same() -> None:
+    parts = hold_out([0] * 100, rows(100), 10, 1)
+    assert (len(parts.held), len(parts.train)) == (10, 90)
+
+
+def test_the_held_out_rows_have_the_datas_mix() -> None:
+    """Random splits differ much more in what their rows are like."""
+    data = rows(2000)
+    lengths = np.array([len(row) for row in data])
+    largest = np.array([max(row) for row in data])
+    chance = np.random.default_rng(0)
+    parts = [np.array(split(data, 100, seed).held) for seed in range(20)]
+    mixed = [chance.permutation(2000)[:100] for _ in range(20)]
+    for numbers in (lengths, largest > 5):
+        ours, randoms = (np.std([numbers[part].mean() for part in some]) for some in (parts, mixed))
+        assert ours < 0.5 * randoms
+
+
+def test_labels_that_are_ignored_do_not_count() -> None:
+    data = rows(400)
+    answers = [[IGNORED] * (place % 7) + row for place, row in enumerate(data)]
+    assert split(answers, 30) == split(data, 30)
 
 
 def test_most_rows_are_trained_on_however_many_are_wanted() -> None:
-    assert len(split(sequences(50), 1000).held) == 10
+    assert len(split(rows(50), 1000).held) == 10
     for count in range(5):
-        assert split(sequences(count), 3) == Split(list(range(count)), [], [])
+        assert split(rows(count), 3) == Split(list(range(count)), [])
 
 
-@given(st.lists(st.lists(st.integers(0, 40), max_size=12), max_size=60), st.integers(0, 20))
-def test_every_row_is_in_exactly_one_part(rows: list[list[int]], count: int) -> None:
-    parts = split(rows, count)
-    assert sorted([*parts.train, *parts.held, *parts.left_out]) == list(range(len(rows)))
-
-
-def test_a_run_is_the_same_wherever_it_stands() -> None:
-    row = sequences(1)[0]
-    assert token_runs(row) & token_runs([9, 9, *row])
+@given(st.lists(st.integers(0, 20), max_size=60), st.integers(0, 20))
+def test_every_row_is_in_exactly_one_part(clusters: list[int], count: int) -> None:
+    first = [clusters.index(cluster) for cluster in clusters]
+    parts = hold_out(first, [[cluster] * cluster for cluster in clusters], count, 0)
+    assert sorted([*parts.train, *parts.held]) == list(range(len(clusters)))
+    assert len(parts.held) <= count

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from core.domain.evaluation import RewardScore
 from core.planning.budget import TimelinePhase
 from core.planning.plan import PlateauPlan, StepsPlan
-from core.runs.progress import EvalEvent, SubmissionEvent
+from core.runs.progress import EvalEvent, NoteEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd
 from tests.trainer.session.simulated import START, Simulation, plan_of
 from trainer.session.failures import NotANumber
@@ -216,6 +216,23 @@ def test_a_second_attempt_does_not_replace_a_better_submission_of_the_first(tmp_
     assert second.submitted == []
     assert second.session.submission.score is not None
     assert second.session.submission.score.value < 0.01
+
+
+def test_on_other_held_out_rows_what_counts_is_the_gain_over_the_base(tmp_path: Path) -> None:
+    """A second attempt has less time, so it may hold out fewer rows: another split."""
+
+    def attempt(base: float, trained: float) -> Simulation:
+        run = simulation(tmp_path, curve=lambda step: trained if step else base)
+        run.run()
+        return run
+
+    attempt(2.0, 1.0)
+    assert attempt(1.0, 0.5).submitted == [], "a lower loss, but less gained"
+    assert len(attempt(3.0, 1.5).submitted) == 1, "a higher loss, but more gained"
+    notes = [event for event in attempt(3.0, 1.6).events if isinstance(event, NoteEvent)]
+    moved = [note.text for note in notes if note.kind == "score"]
+    assert len(moved) == 2, "the last attempt had the rows of the one before"
+    assert moved[0].endswith("had 1 on rows of which the base had 2: 0 on these")
 
 
 def test_a_second_attempt_that_is_never_better_ends_all_the_same(tmp_path: Path) -> None:
