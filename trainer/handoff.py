@@ -27,8 +27,12 @@ class PreparedRows(Record):
     eval_path: Path | None = None
     train_rows: int
     eval_rows: int
+    #: Those of the training rows that are from other datasets.
+    mixed_rows: int = 0
     #: Why rows are missing, and how many for each reason.
     dropped: dict[str, int] = Field(default_factory=dict)
+    #: What the operator should know of them.
+    notes: tuple[str, ...] = ()
     #: Of the rows and of how they were cut: new data is a new path, so no cache can mix them up.
     digest: str = ""
     #: GRPO: holds the module `task_rewards`; belongs on PYTHONPATH.

@@ -298,10 +298,11 @@ def image_tokens(facts: ImageFacts, resolution: int) -> int:
     return max(round(facts.tokens_at_1024 * (resolution / 1024) ** 2), 1)
 
 
-def loss_kind(task: TaskSpec, engine: Engine, fused: bool, liger: bool) -> LossKind:
+def loss_kind(task: TaskSpec, engine: Engine, fused: bool, liger: bool, weighted: bool) -> LossKind:
     """TRL's DPO and GRPO compute log-probs from full logits whatever the SFT loss is set to, and the KL to
-    the base model needs them too."""
-    if task.task_type.is_rl or task.kl_coefficient or not (fused or liger):
+    the base model needs them too, as does a loss of Axolotl's in which tokens are `weighted`."""
+    needs_logits = task.kl_coefficient or (weighted and engine is Engine.AXOLOTL)
+    if task.task_type.is_rl or needs_logits or not (fused or liger):
         return LossKind.FULL
     return LossKind.FUSED if liger or engine is Engine.NATIVE else LossKind.CHUNKED
 
@@ -337,7 +338,13 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
         checkpointing=precision.gradient_checkpointing,
         offload=precision.activation_offload,
         attention=precision.attention,
-        loss=loss_kind(plan.task, plan.engine, precision.fused_loss, precision.liger),
+        loss=loss_kind(
+            plan.task,
+            plan.engine,
+            precision.fused_loss,
+            precision.liger,
+            plan.rows is not None and plan.rows.prompt_weight > 0,
+        ),
         reshard=plan.fsdp.reshard_after_forward if plan.fsdp else True,
         compile_mode=precision.compile_mode,
         fp8=precision.fp8,

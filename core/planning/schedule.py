@@ -71,7 +71,8 @@ def held_out(task: TaskType, rows: int, targets: Targets) -> int:
     if not task.is_text or rows < FEW_ROWS:
         return 0
     most = min(targets.val_rows_max, GRPO_EVAL_ROWS) if task.generates else targets.val_rows_max
-    return min(round(rows * targets.val_set_size), most)
+    wanted = max(round(rows * targets.val_set_size), min(targets.val_rows_min, rows // 5))
+    return min(wanted, most)
 
 
 def wanted_steps(

@@ -294,12 +294,13 @@ def reasons_for(needs: Requirements, result: SearchResult, given: list[Concessio
 def _planner_reasons(needs: Requirements, result: SearchResult) -> dict[str, str]:
     timed, targets = result.best, needs.targets
     candidate, seq, schedule = timed.candidate, timed.seq, timed.schedule
+    least = f", at least {targets.val_rows_min}" if targets.val_rows_min else ""
     reasons = {
         "gpus": result.choice.why,
         "parallelism": _parallelism_reason(candidate),
         "steps.total": f"{schedule.epochs:.3g} epochs of {schedule.per_epoch:,} steps",
         "optimizer.learning_rate": guarded_rate(needs, timed)[1],
-        "steps.eval_rows": f"{targets.val_set_size:.0%} of the rows, at most {targets.val_rows_max}",
+        "steps.eval_rows": f"{targets.val_set_size:.0%} of the rows{least}, at most {targets.val_rows_max}",
     }
     if targets.sequence_len is None and not needs.model.is_image:
         reasons["sequence.length"] = f"99th percentile of the rows is {needs.data.total.p99} tokens"

@@ -59,6 +59,8 @@ ema_every                   guides=ema_update_every
 sequence_len                plan=sequence.length axolotl guides=max_seq_length
 sample_packing              plan=sequence.packing axolotl
 group_by_length             axolotl
+duplicate_weight            guides=dedup,deduplicate
+prompt_loss_share           guides=prompt_loss_weight
 eval_steps                  plan=steps.eval_every axolotl
 save_steps                  plan=steps.save_every axolotl ai_toolkit=save.save_every
 save_every_epochs           kohya=save_every_n_epochs

@@ -241,6 +241,28 @@ class Targets(Record):
     group_by_length: bool = Field(
         default=False, description="Batches of similar lengths; no effect with packing."
     )
+    # — the rows
+    duplicate_weight: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Text: of k near-duplicate rows k^duplicate_weight are trained on, exact copies last. "
+        "1: all; 0.5: their root; 0: one.",
+    )
+    mix_datasets: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description="Tournament texts: share of the training rows that are from the datasets requested with "
+        "the entry, as far as they fit the task.",
+    )
+    prompt_loss_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="SFT: where prompts are more than 5 times as long as answers, they are learned too, and "
+        "all their tokens together weigh this share of the answers'.",
+    )
     # — evaluation and checkpoints
     eval_steps: int | None = Field(
         default=None,
@@ -264,6 +286,9 @@ class Targets(Record):
         description="Share of rows held out for evaluation.",
     )
     val_rows_max: int = Field(default=500, ge=0, description="Most rows held out.")
+    val_rows_min: int = Field(
+        default=0, ge=0, description="Fewest rows held out, but no more than a fifth of all."
+    )
     early_stopping_patience: int | None = Field(
         default=None, ge=1, description="Stop after this many evaluations without improvement. Unset: never."
     )

@@ -22,7 +22,7 @@ from core.domain.tasks import (
     TaskType,
 )
 from core.planning.overheads import JobConditions
-from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.plan import RowsPlan, TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import load_profile
 from core.runs.remedies import forced_feasible
@@ -153,9 +153,14 @@ def plan_of(run: RunSpec) -> TrainingPlan:
 
 
 def rows_plan(
-    task: TaskType, *, length: int = 256, eval_rows: int = 12, prompt_limit: int | None = None
+    task: TaskType,
+    *,
+    length: int = 256,
+    eval_rows: int = 12,
+    prompt_limit: int | None = None,
+    treated: RowsPlan | None = None,
 ) -> TrainingPlan:
     plan = text_plan(task)
     sequence = plan.sequence.model_copy(update={"length": length, "prompt_limit": prompt_limit})
     steps = plan.steps.model_copy(update={"eval_rows": eval_rows})
-    return plan.model_copy(update={"sequence": sequence, "steps": steps})
+    return plan.model_copy(update={"sequence": sequence, "steps": steps, "rows": treated})

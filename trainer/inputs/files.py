@@ -25,6 +25,8 @@ _CSV, _PARQUET = ".csv", ".parquet"
 _ABOUT = ("dataset_infos.json", "dataset_dict.json", "dataset_info.json", "state.json")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _SHOWN = 12
+#: Rows of a parquet file in memory as objects.
+READ_AT_ONCE = 1000
 
 
 def read_rows(path: Path) -> list[RawRow]:
@@ -58,6 +60,16 @@ def text_of(value: Any) -> str:
     return text if text.isascii() else _HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def texts_in(record: RawRow) -> Iterator[str]:
+    """Every text of a row, those in its lists of messages included."""
+    for value in record.values():
+        if isinstance(value, list):
+            for item in value:
+                yield from texts_in(item) if isinstance(item, dict) else (text_of(item),)
+        else:
+            yield text_of(value)
+
+
 def files_in(path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
     """The file itself, or those of the folder that are of the first one's kind."""
     if path.is_file():
@@ -84,7 +96,8 @@ def rows_in(file: Path) -> Iterator[RawRow]:
     """Read rows one by one: a file may be larger than memory."""
     try:
         if file.suffix == _PARQUET:
-            for batch in importlib.import_module("pyarrow.parquet").ParquetFile(file).iter_batches():
+            table = importlib.import_module("pyarrow.parquet").ParquetFile(file)
+            for batch in table.iter_batches(batch_size=READ_AT_ONCE):
                 yield from batch.to_pylist()
         else:
             with file.open("rb") as data:

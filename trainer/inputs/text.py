@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import shutil
 from array import array
 from collections import Counter
@@ -28,7 +29,7 @@ from core.domain.evaluation import (
 )
 from core.domain.tasks import ChatDataset, DpoDataset, GrpoDataset, InstructDataset, TaskType
 from core.engines.axolotl.data_keys import GRPO_EXTRA, reward_name
-from core.planning.plan import TrainingPlan
+from core.planning.plan import RowsPlan, TrainingPlan
 from core.runs.run_files import RunSpec
 from trainer.errors import BadData, BadReward
 from trainer.handoff import PreparedRows
@@ -41,9 +42,10 @@ from trainer.inputs.dpo_grpo import (
     prompt_rows,
     shorten_prompts,
 )
-from trainer.inputs.duplicates import fingerprint, near_duplicates
-from trainer.inputs.files import RawRow, read_rows, text_of
+from trainer.inputs.duplicates import fingerprint, near_duplicates, thinned
+from trainer.inputs.files import RawRow, read_rows, texts_in
 from trainer.inputs.instruct import count_learned, instruct_rows, is_completion, split_completion
+from trainer.inputs.requested import requested_rows
 from trainer.inputs.split import hold_out
 from trainer.inputs.tables import write_table
 from trainer.inputs.tokens import (
@@ -62,12 +64,12 @@ from trainer.rewards.sandbox import LATE, Rewards
 from trainer.rewards.source import REWARD_TABLE, disable_rewards, write_rewards
 
 #: Why rows are missing, as shown to the operator.
-NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, DOUBLE, UNKNOWN = (
+NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, COPY, UNKNOWN = (
     "no answer",
     "no prompt",
     "too long",
     "equal answers",
-    "like a held-out row",
+    "near-duplicates beyond the profile's weight",
     "a token that the model has no row for",
 )
 _DONE = "done.json"
@@ -100,7 +102,11 @@ class TextTask:
 
 def read_task(spec: RunSpec, tokenizer: Tokenizer) -> TextTask:
     """Read and encode a task's rows; `BadData` when nothing can be trained from them."""
-    records, window = read_rows(Path(spec.data_path)), model_window(spec.model_path)
+    return encode_task(spec, read_rows(Path(spec.data_path)), tokenizer)
+
+
+def encode_task(spec: RunSpec, records: list[RawRow], tokenizer: Tokenizer) -> TextTask:
+    window = model_window(spec.model_path)
     if isinstance(spec.dataset, DpoDataset):
         return _pairs(spec, spec.dataset, records, tokenizer, window)
     if isinstance(spec.dataset, GrpoDataset):
@@ -133,7 +139,7 @@ def _labelled(
             parts = list(split_completion(row, limit)) if is_completion(dataset) else [row]
             kept += parts
             if len(parts) == 1:
-                prints.append(fingerprint(_texts(record)))
+                prints.append(fingerprint(texts_in(record)))
             else:  # pieces of one text are no doubles of each other
                 prints.extend(fingerprint([str(list(part.ids))]) for part in parts)
         if kept or limit >= most or not dropped[TOO_LONG]:
@@ -186,7 +192,7 @@ def _pairs(
             continue
         kept.append(row)
         sources.append(record)
-        prints.append(fingerprint(_texts(record)))
+        prints.append(fingerprint(texts_in(record)))
     _any_left(kept, dropped, "every pair needs two different answers")
     lengths = [[len(row[side]) for row in kept] for side in range(3)]
     facts = facts_from_lengths(TaskType.DPO, lengths[0], lengths[1], lengths[2])
@@ -214,26 +220,17 @@ def _prompts(spec: RunSpec, dataset: GrpoDataset, records: list[RawRow], tokeniz
     prints, dropped = array("Q"), Counter[str]()
     known, sizes, rows = _within_vocabulary(spec), list[int](), list(prompt_rows(dataset, records))
     encoded = encode(tokenizer, [row.prompt for row in rows], special_tokens=False)
-    for record, row, ids in zip(records, rows, encoded, strict=True):
+    for row, ids in zip(rows, encoded, strict=True):
         if not row.prompt.strip() or not known(ids):
             dropped[UNKNOWN if row.prompt.strip() else NO_PROMPT] += 1
             continue
         kept.append(row)
         sizes.append(len(ids))
-        prints.append(fingerprint(_texts(record)))
+        prints.append(fingerprint([row.prompt]))
     _any_left(kept, dropped, "every row needs a prompt")
     facts = facts_from_lengths(TaskType.GRPO, sizes, [0] * len(sizes))
     limit = (evaluation_rules(spec.era).grpo_prompt or GRPO_KL_LENGTH) + GRPO_COMPLETION
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
-
-
-def _texts(record: RawRow) -> Iterator[str]:
-    for value in record.values():
-        if isinstance(value, list):
-            for item in value:
-                yield from _texts(item) if isinstance(item, dict) else (text_of(item),)
-        else:
-            yield text_of(value)
 
 
 def _any_left(rows: Sequence[Row], dropped: Mapping[str, int], rule: str) -> None:
@@ -247,14 +244,21 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedRows
 
     Held-out rows are as long as evaluation takes them, whatever the training can afford.
     """
+    rows = plan.rows or RowsPlan()
     clusters = near_duplicates([_tokens(row) for row in task.rows], task.fingerprints)
     split = hold_out(clusters, [_answer(row) for row in task.rows], plan.steps.eval_rows, plan.seed)
-    train = list(_fitted(task, [task.rows[place] for place in split.train], plan))
+    kept = thinned(split.train, clusters, task.fingerprints, rows.duplicate_weight, plan.seed)
+    train = list(_fitted(task, [task.rows[place] for place in kept], plan))
     held = list(_fitted(task, [task.rows[place] for place in split.held], None))
     other = _by_the_other_rules(task, held, split.held)
     dropped = Counter(task.dropped)
-    dropped[TOO_LONG] += max(len(split.train) - len(train), 0)
+    dropped[TOO_LONG] += max(len(kept) - len(train), 0)
+    dropped[COPY] += len(split.train) - len(kept)
     _any_left(train, +dropped, f"the plan's sequences are {plan.sequence.length} tokens long")
+    mixed, notes = _mixed(task, split.held, len(train), plan) if rows.mixed_share else ([], ())
+    if copies := dropped[COPY]:
+        notes += (f"duplicate_weight: {copies:,} of {len(split.train):,} rows are near-duplicates too many",)
+    train += mixed
     digest = _digest([*train, *held], task, len(train))
     place = folder / digest[:16]
     if not (place / _DONE).is_file():
@@ -264,11 +268,38 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedRows
         eval_path=place / "eval" if held else None,
         train_rows=len(train),
         eval_rows=len(held),
+        mixed_rows=len(mixed),
         dropped=dict(+dropped),
+        notes=notes,
         digest=digest,
         rewards_dir=_rewards(task, place / "rewards"),
         other_path=place / "other" if other else None,
     )
+
+
+def _mixed(
+    task: TextTask, held: Sequence[int], own: int, plan: TrainingPlan
+) -> tuple[list[Row], tuple[str, ...]]:
+    """Rows of requested datasets, encoded and fitted as the task's own, for so many of these; and what is to
+    be said of them. None is like a held-out row."""
+    assert plan.rows is not None
+    share, dataset = plan.rows.mixed_share, task.spec.dataset
+    wanted = round(own * share / (1 - share))
+    if not task.spec.requested_data or dataset is None:
+        return [], ("mix_datasets: no requested dataset is here",)
+    records, notes = requested_rows(task.spec.requested_data, dataset, 2 * wanted)
+    try:
+        more = encode_task(task.spec, records, task.tokenizer)
+    except BadData as error:
+        return [], (*notes, f"mix_datasets: {error}")
+    together = [*(task.rows[place] for place in held), *more.rows]
+    prints = [*(task.fingerprints[place] for place in held), *more.fingerprints]
+    clusters = near_duplicates([_tokens(row) for row in together], prints)
+    new = [row for row, first in zip(together, clusters, strict=True) if first >= len(held)]
+    fitted = list(_fitted(task, new, plan))
+    chosen = random.Random(plan.seed).sample(fitted, min(wanted, len(fitted)))  # noqa: S311 - no secret
+    said = f"mix_datasets: {len(chosen):,} rows beside {own:,} of the task, {wanted:,} were wanted"
+    return chosen, (*notes, said)
 
 
 def _rewards(task: TextTask, folder: Path) -> Path | None:

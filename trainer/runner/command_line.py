@@ -73,6 +73,7 @@ def text_run(arguments: Sequence[str]) -> RunSpec:
         data_path=_text_data(options.task_id, options.dataset, options.file_format),
         dataset=_dataset(options.dataset_type),
         kl_coefficient=_kl(os.environ),
+        requested_data=_requested(os.environ),
     )
 
 
@@ -170,6 +171,13 @@ def _kl(environment: Mapping[str, str]) -> float | None:
         log.warning("USE_KL is set and KL_COEF is %r: no such term", environment.get("KL_COEF"))
         return None
     return coefficient if math.isfinite(coefficient) and coefficient > 0 else None
+
+
+def _requested(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The folders of the datasets that arrived, of those that the entry asked for."""
+    folder = Path(environment.get("MINER_DATASETS_DIR") or CACHE / "miner_datasets")
+    names = [name.strip() for name in environment.get("MINER_DATASETS", "").split(",")]
+    return tuple(str(folder / name) for name in names if _plain(name))
 
 
 def _tournament(options: argparse.Namespace, **task: object) -> RunSpec:

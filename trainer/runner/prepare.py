@@ -16,6 +16,7 @@ from trainer.inputs.tokens import load_tokenizer, pad_token_for_engine
 from trainer.native import corpus
 from trainer.runner.planning import make_own_plan, model_facts
 from trainer.session.failures import failure_of
+from trainer.session.progress_log import ProgressLog
 
 
 def main(path: str) -> int:
@@ -42,6 +43,8 @@ def prepare(spec: PrepareSpec) -> PreparedRows:
         plan = make_own_plan(spec.run, model_facts(Path(spec.run.model_path), spec.run.model_id), task.facts)
     Path(spec.plan_out).write_text(plan.to_json(), encoding="utf-8")
     prepared = write_task(task, plan, Path(spec.folder))
+    for text in prepared.notes:
+        ProgressLog(Path(spec.run.progress_path)).note("data", text)
     return prepared.model_copy(update={"pad_token": pad_token_for_engine(tokenizer)})
 
 

@@ -57,6 +57,16 @@ def test_a_text_task_has_its_files_where_validators_mount_them(places: Path) -> 
     assert run.plan_path is None
 
 
+def test_requested_datasets_are_where_validators_mount_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert text_run(TEXT).requested_data == ()
+    monkeypatch.setenv("MINER_DATASETS", "org--one, org--two,,../../etc,a/b")
+    monkeypatch.setenv("MINER_DATASETS_DIR", "/cache/miner_datasets")
+    folders = ("/cache/miner_datasets/org--one", "/cache/miner_datasets/org--two")
+    assert text_run(TEXT).requested_data == folders
+    monkeypatch.delenv("MINER_DATASETS_DIR")
+    assert text_run(TEXT).requested_data == folders
+
+
 def test_an_image_task_has_its_files_where_validators_mount_them(places: Path) -> None:
     run = image_run([*IMAGE, "--trigger-word", "sks"])
     assert run.data_path == "/cache/datasets/77_tourn.zip"
