@@ -20,6 +20,7 @@ from trainer.axolotl import patches
 from trainer.axolotl.host import HfHost, SessionCallback, resume_state
 from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import add_kl, count_tokens
+from trainer.axolotl.prompt_loss import PromptLoss
 from trainer.axolotl.scorers import EngineScorer, HeldOutScorer, frozen_base, has_adapter
 from trainer.handoff import LaunchSpec
 from trainer.scoring.generation import PROMPTS
@@ -114,6 +115,9 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         self.session = self._session(trainer, host)
         meter = SpeedMeter(self.plan)
         count_tokens(trainer, meter)
+        rows = self.plan.rows
+        if rows is not None and rows.prompt_weight and self.supervised:
+            PromptLoss(trainer, rows.prompt_weight, lambda text: self.progress.note("data", text))
         if coefficient:
             add_kl(trainer, coefficient, base, splitter.label_share)
         return [SessionCallback(self.spec, self.session, host, meter)]

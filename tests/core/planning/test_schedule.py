@@ -148,6 +148,12 @@ def test_rows_are_held_out_where_there_are_some_to_spare(task: TaskType, rows: i
     assert held_out(task, rows, Targets()) == expected
 
 
+def test_few_rows_are_held_out_in_a_larger_share_where_the_profile_asks() -> None:
+    asked = Targets(val_set_size=0.03, val_rows_min=400, val_rows_max=1000)
+    held = [held_out(TaskType.INSTRUCT, rows, asked) for rows in (30, 500, 2000, 10_000, 20_000, 90_000)]
+    assert held == [0, 100, 400, 400, 600, 1000]
+
+
 def test_an_epoch_smaller_than_a_batch_is_still_a_step() -> None:
     steps, epochs = wanted_steps(_sequences(rows=3), 64, Targets(num_epochs=5), ProfileLimits())
     assert (steps, epochs) == (5, 5)
