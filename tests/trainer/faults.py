@@ -148,13 +148,13 @@ def _after_a_submission(act: Any) -> None:
     """`act(session)` after each."""
     from trainer.session.session import Session
 
-    plain = Session._write
+    plain = Session.write
 
     def write(self: Session, *rest: Any) -> None:
         plain(self, *rest)
         act(self)
 
-    Session._write = write  # type: ignore[method-assign]
+    Session.write = write  # type: ignore[method-assign]
 
 
 def goes_on_after_the_first_submission() -> None:
