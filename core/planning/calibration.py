@@ -14,6 +14,7 @@ from pydantic import Field
 from core.domain.records import Record
 from core.domain.units import show_seconds
 from core.planning.budget import TimeBreakdown, TimelinePhase
+from core.planning.finishing import finishing_of
 from core.planning.plan import PlanReason, TrainingPlan
 from core.planning.schedule import Cadence, RepeatTimes, most_steps, repeat_count, save_interval
 from core.profile.schema import ResolvedProfile
@@ -34,13 +35,15 @@ class MeasuredRun(Record):
     step_s: float = Field(gt=0)
     eval_s: float | None = Field(default=None, ge=0)
     save_s: float | None = Field(default=None, ge=0)
+    #: Of all that follows the training, averaging and held-out rows included.
     publish_s: float | None = Field(default=None, ge=0)
 
 
 def recalibrate(plan: TrainingPlan, measured: MeasuredRun) -> TrainingPlan:
     """Give the run as many steps as its real speed allows: fewer, or more up to those asked for."""
     tail, rate = _tail(plan, measured), _measured_times(plan, measured)
-    left = plan.time.deadline_s - plan.time.reserve_s - measured.elapsed_s - tail.seconds
+    left = plan.time.deadline_s - plan.time.reserve_s - measured.elapsed_s
+    left -= sum(phase.seconds for phase in tail)
     wanted = max(plan.steps.wanted or plan.steps.total, measured.steps_done)
     cadence = _cadence(plan, rate)
     more = most_steps(wanted - measured.steps_done, rate, cadence, left * (1 - TIME_MARGIN))
@@ -66,11 +69,12 @@ def recalibrate(plan: TrainingPlan, measured: MeasuredRun) -> TrainingPlan:
     return plan.model_copy(update={"steps": steps, "time": time, "reasons": reasons})
 
 
-def _tail(plan: TrainingPlan, measured: MeasuredRun) -> TimelinePhase:
+def _tail(plan: TrainingPlan, measured: MeasuredRun) -> tuple[TimelinePhase, ...]:
+    """What follows the training; measured, it is all in one."""
     last = plan.time.phases[-1] if plan.time.phases else TimelinePhase(name="publish", seconds=0)
     if measured.publish_s is None:
-        return last
-    return TimelinePhase(name=last.name, seconds=measured.publish_s, why="as measured")
+        return (*finishing_of(plan.time), last)
+    return (TimelinePhase(name=last.name, seconds=measured.publish_s, why="as measured"),)
 
 
 def times_at(plan: TrainingPlan, step_s: float) -> RepeatTimes:
@@ -109,7 +113,7 @@ def _time(
     plan: TrainingPlan,
     measured: MeasuredRun,
     rate: RepeatTimes,
-    tail: TimelinePhase,
+    tail: tuple[TimelinePhase, ...],
     more: int,
     eval_every: int,
     save_every: int,
@@ -129,7 +133,7 @@ def _time(
         TimelinePhase(
             name="save", seconds=repeat_count(more, save_every) * rate.save_s, why=f"every {save_every} steps"
         ),
-        tail,
+        *tail,
     ]
     return TimeBreakdown(
         phases=tuple(phases),

@@ -16,6 +16,7 @@ from core.domain.hardware import Device
 from core.domain.units import show_bytes, show_seconds
 from core.planning.candidate import RunCandidate, vary
 from core.planning.checkpoint_choice import can_score, with_choice
+from core.planning.finishing import STRETCH_PHASE, finishing_phases, last_stretch_plan
 from core.planning.gpu_count import GpuCountChoice, choose_counts, usable_gpus
 from core.planning.ladder import fit_memory
 from core.planning.memory import evaluation_fits, peak_bytes
@@ -29,7 +30,7 @@ from core.planning.overheads import (
 from core.planning.persistent_memory import CONTEXT_BYTES
 from core.planning.plan import CheckpointChoice
 from core.planning.requirements import Requirements, first_candidate, lr_search
-from core.planning.schedule import RepeatTimes, StepSchedule, fit_schedule, repeat_times
+from core.planning.schedule import RepeatTimes, StepSchedule, fit_schedule, repeat_times, steps_per_epoch
 from core.planning.sequences import Sequences
 from core.planning.speed import StepTime, least_generate_seconds
 from core.profile.targets import ProfileLimits
@@ -58,6 +59,8 @@ class TimedCandidate(NamedTuple):
     reserve_s: float
     #: Images: files compared at the end.
     choice: CheckpointChoice | None = None
+    #: Text: between the last step and `after`.
+    finishing: tuple[PhaseEstimate, ...] = ()
 
     @property
     def phases(self) -> Iterator[PhaseEstimate]:
@@ -75,6 +78,7 @@ class TimedCandidate(NamedTuple):
         yield PhaseEstimate("save", schedule.save_s, lambda: f"every {schedule.save_every} steps")
         if (choice := self.choice) is not None:
             yield PhaseEstimate("choose", choice.seconds, lambda: f"the best of {choice.files} files")
+        yield from self.finishing
         yield self.after
 
 
@@ -222,6 +226,8 @@ def _timed(
     if search := _lr_search_phase(needs, seconds):
         before, seconds = (*before, search), seconds - search.seconds
     rate, step = repeat_times(candidate, seq, needs.eval_rows, conditions.slowness)
+    finishing = tuple(finishing_phases(needs, rate, steps_per_epoch(seq, candidate.effective), seconds))
+    seconds -= sum(phase.seconds for phase in finishing)
     disk = checkpoint_space(candidate, needs.model, conditions)
 
     def fitted(seconds: float) -> StepSchedule:
@@ -230,6 +236,8 @@ def _timed(
     schedule, choice = fitted(seconds), None
     if (asked := needs.targets.checkpoint_choice) is not None and can_score(candidate):
         schedule, choice = with_choice(candidate, asked, before, rate, fitted, seconds)
+    if last_stretch_plan(needs, schedule.eval_rows) is None:
+        finishing = tuple(phase for phase in finishing if phase.name != STRETCH_PHASE)
     return TimedCandidate(
         required=required,
         candidate=candidate,
@@ -243,6 +251,7 @@ def _timed(
         deadline_s=deadline,
         reserve_s=reserve,
         choice=choice,
+        finishing=finishing,
     )
 
 

@@ -23,6 +23,7 @@ from core.planning.assemble import batch_plan
 from core.planning.budget import PlanVerdict, TimelinePhase, conceded
 from core.planning.calibration import times_at
 from core.planning.candidate import RunCandidate, candidate_of, vary
+from core.planning.finishing import finishing_of
 from core.planning.gpu_count import GPU_COUNTS
 from core.planning.ladder import (
     may_quantise,
@@ -160,7 +161,8 @@ def _timed(
     at = names.index("train") if "train" in names else 0
     opening = [phase for phase in time.phases[:at] if phase.name not in ("download", "so far")]
     opening = opening or [TimelinePhase(name="start", seconds=RESTART_S, why="starting and loading again")]
-    tail = tuple(phase for phase in time.phases[:-1] if phase.name == "choose") + time.phases[-1:]
+    choosing = tuple(phase for phase in time.phases[:-1] if phase.name == "choose")
+    tail = (*choosing, *finishing_of(time), *time.phases[-1:])
     spent = failure.elapsed_s + sum(phase.seconds for phase in (*opening, *tail))
     slower = step_s / time.step_s if time.step_s else 1.0
     rate = times_at(plan, step_s)

@@ -7,7 +7,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,15 @@ from core.runs.run_files import RunEnd
 from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import patch_generate, run_first_pass
 from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
+from trainer.session.clock import STOP_GRACE_S
 from trainer.session.control import MicroChange, release_memory, wait_for_gpu
-from trainer.session.ema import MovingAverage, drop_gathered
+from trainer.session.ema import MovingAverage, drop_gathered, own_part
+from trainer.session.last_stretch import Stretcher
 from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import SpeedMeter
-from trainer.session.session import STOP_GRACE_S, Scorer, Session
+from trainer.session.session import Scorer, Session
+from trainer.session.snapshots import Snapshots
+from trainer.session.soup import StateStore
 
 #: Beside the engine's own files in a checkpoint folder: what the session needs to resume.
 STATE_FILE, AVERAGE_FILE = "god_miner.json", "god_miner_average.safetensors"
@@ -36,6 +40,8 @@ class HfHost:
         self.trainer, self.scorer, self._splitter = trainer, scorer, splitter
         self.average: MovingAverage | None = None
         self.prober: Prober | None = HfProber(trainer)
+        self.snapshots: StateStore | None = None
+        self.stretcher: Stretcher | None = None
 
     @property
     def model(self) -> Any:
@@ -78,6 +84,7 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
         self._mark = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._begin_snapshots()
         self._begin_average()
         run_first_pass(self.host.trainer.model)
         self._patch_generation()
@@ -87,14 +94,26 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
             self.spec.started_path.touch()
         self._mark = time.monotonic()
 
+    def _trained(self) -> dict[str, Any]:
+        """Only now the weights are those that will be trained: sharding replaces them."""
+        model = self.host.trainer.model
+        drop_gathered(model)
+        return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+    def _begin_snapshots(self) -> None:
+        plan, session = self.session.plan, self.session
+        if plan.soup is None and plan.last_stretch is None:
+            return
+        per_machine = plan.launch.processes // plan.launch.machines
+        drop = partial(drop_gathered, self.host.trainer.model)
+        folder = Path(self.spec.run.work_dir) / "snapshots"
+        self.host.snapshots = Snapshots(self._trained(), folder, session.ranks, per_machine, drop)
+
     def _begin_average(self) -> None:
-        """Called here because only now the weights are those that will be trained: sharding replaces them."""
         plan, model = self.session.plan.ema, self.host.trainer.model
         if plan is None:
             return
-        drop_gathered(model)
-        trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        average = MovingAverage(trained, plan.decay, plan.every, partial(drop_gathered, model))
+        average = MovingAverage(self._trained(), plan.decay, plan.every, partial(drop_gathered, model))
         self.host.average = average
         if self.spec.resume_from is None:
             return
@@ -227,6 +246,25 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+def step_of_engine(trainer: Any, samples: Sequence[Any], count: Any) -> float:
+    """An optimizer step on these micro-batches, as the engine makes them; its loss. None of its counters
+    moves."""
+    model, total = trainer.model_wrapped, 0.0
+    trainer.current_gradient_accumulation_steps = len(samples)
+    for at, inputs in enumerate(samples):
+        last = at + 1 == len(samples)
+        trainer.accelerator.gradient_state._set_sync_gradients(last)
+        with nullcontext() if last else trainer.accelerator.no_sync(model):
+            # Some trainers take out of the batch what they have used.
+            own_inputs = dict(inputs) if isinstance(inputs, Mapping) else list(inputs)
+            total += float(trainer.training_step(model, own_inputs, count))
+    if trainer.args.max_grad_norm > 0:
+        trainer._clip_grad_norm(model)
+    trainer.optimizer.step()
+    model.zero_grad()
+    return total
+
+
 class HfProber:
     """Training steps that are undone, made between `on_train_begin` and the first step.
 
@@ -248,7 +286,7 @@ class HfProber:
         self._random = _randomness()
         trained = [item for item in self._model.parameters() if item.requires_grad]
         # On the host: on a full GPU there is no room for a second copy.
-        self._weights = [(item, _local(item).detach().to("cpu", copy=True)) for item in trained]
+        self._weights = [(item, own_part(item).to("cpu", copy=True)) for item in trained]
         groups = self._trainer.optimizer.param_groups
         self._groups = [{key: value for key, value in item.items() if key != "params"} for item in groups]
         # The training's own: another one would have to be packed, which takes as long as a search.
@@ -262,24 +300,11 @@ class HfProber:
         return self._trainer.model_wrapped
 
     def step(self, factor: float, place: int) -> float:
-        trainer, model = self._trainer, self._model
+        trainer = self._trainer
         samples, count = self._batch(place)
-        trainer.current_gradient_accumulation_steps = len(samples)
         for group, kept in zip(trainer.optimizer.param_groups, self._groups, strict=True):
             group["lr"] = kept["initial_lr"] * factor
-        total = 0.0
-        for at, inputs in enumerate(samples):
-            last = at + 1 == len(samples)
-            trainer.accelerator.gradient_state._set_sync_gradients(last)
-            with nullcontext() if last else trainer.accelerator.no_sync(model):
-                # Some trainers take out of the batch what they have used.
-                own_inputs = dict(inputs) if isinstance(inputs, Mapping) else list(inputs)
-                total += float(trainer.training_step(model, own_inputs, count))
-        if trainer.args.max_grad_norm > 0:
-            trainer._clip_grad_norm(model)
-        trainer.optimizer.step()
-        model.zero_grad()
-        return total
+        return step_of_engine(trainer, samples, count)
 
     def _batch(self, place: int) -> tuple[list[Any], Any]:
         """The batch of this place, the same every time; after the last row the first batch again."""
@@ -300,7 +325,7 @@ class HfProber:
         drop_gathered(self._model)
         with torch.no_grad():
             for weight, kept in self._weights:
-                _local(weight).copy_(kept)
+                own_part(weight).copy_(kept)
         optimizer = self._trainer.optimizer
         _reset_optimizer(optimizer)
         for group, kept in zip(optimizer.param_groups, self._groups, strict=True):
@@ -358,11 +383,6 @@ def _generators(loader: Any, deep: int = 4) -> list[Any]:
         for number, generator in enumerate(generators)
         if all(generator is not other for other in generators[:number])
     ]
-
-
-def _local(weight: Any) -> Any:
-    """This rank's part of a sharded weight."""
-    return weight.to_local() if hasattr(weight, "to_local") else weight.data
 
 
 def _randomness() -> tuple[Any, ...]:

@@ -22,9 +22,11 @@ from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import add_kl, count_tokens
 from trainer.axolotl.prompt_loss import PromptLoss
 from trainer.axolotl.scorers import EngineScorer, HeldOutScorer, frozen_base, has_adapter
+from trainer.axolotl.stretch import HfStretcher
 from trainer.handoff import LaunchSpec
 from trainer.scoring.generation import PROMPTS
 from trainer.session.failures import record_uncaught
+from trainer.session.last_stretch import Stretcher
 from trainer.session.progress_log import ProgressLog, SpeedMeter
 from trainer.session.ranks import communicator
 from trainer.session.session import Scorer, Session, session_of
@@ -112,6 +114,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         base = self._base(trainer) if coefficient else None
         splitter = MicroBatchSplitter(trainer, self.plan)
         host = HfHost(trainer, self._scorer(trainer, base), splitter)
+        host.stretcher = self._stretcher(trainer, host.scorer)
         self.session = self._session(trainer, host)
         meter = SpeedMeter(self.plan)
         count_tokens(trainer, meter)
@@ -142,6 +145,11 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
             return None
         ranks = communicator(trainer.args.device)
         return HeldOutScorer(self.spec, trainer, ranks, base, together=_prompts(self.plan))
+
+    def _stretcher(self, trainer: Any, scorer: Scorer | None) -> Stretcher | None:
+        if self.plan.last_stretch is None or not isinstance(scorer, HeldOutScorer):
+            return None
+        return HfStretcher(self.spec, self.plan, trainer, scorer, communicator(trainer.args.device))
 
     def create_lr_scheduler(self, cfg: Any, trainer: Any, optimizer: Any, num_training_steps: int) -> Any:
         """The engine's own schedules do not know the clock."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
 from core.domain.evaluation import RewardScore
+from core.planning.finishing import out_every
 from trainer.handoff import LaunchSpec
 from trainer.scoring.generation import PROMPTS
-from trainer.scoring.held_out import HeldOut, HeldOutSums
+from trainer.scoring.held_out import HeldOut, HeldOutSums, LogProbs
 from trainer.session.ranks import Communicator
 
 #: Rows that each rank reads at least: fewer are no sample. They also show how long a row takes.
@@ -91,6 +93,20 @@ class HeldOutScorer:
         measured = self._together(self._held.score(self._model(), reference=self._reference(), **rank))
         self.rewarded = self._held.rewarded(measured)
         return measured.value
+
+    def keep_out(self) -> set[int]:
+        """From now on read only every so-manieth of the rows that an evaluation reads; return their places.
+        None where those are too few."""
+        world, every = self._ranks.world, out_every(math.ceil(self._rows / self._stride))
+        if not every:
+            return set()
+        self._stride *= every
+        return {place for place in range(self._rows) if place % self._world < world}
+
+    @property
+    def base_log_probs(self) -> Mapping[int, LogProbs]:
+        """DPO: what the base gives to the pairs that this rank reads, by their places."""
+        return self._held.base_log_probs
 
     @property
     def _world(self) -> int:

@@ -94,11 +94,14 @@ class SampleOrder:
         return np.flatnonzero((self.lengths > 0) & (self.lengths <= self.capacity))
 
     @cached_property
+    def sequences_per_epoch(self) -> int:
+        """Of the first epoch; packed differently, another may have some more or fewer."""
+        return len(self._sequences(0)) if self.packing else len(self.usable)
+
+    @property
     def steps_per_epoch(self) -> int:
-        """Of the first epoch, with full batches; packed differently, another may have one step more or
-        fewer."""
-        sequences = len(self._sequences(0)) if self.packing else len(self.usable)
-        return sequences // self.per_step or 1
+        """With full batches."""
+        return self.sequences_per_epoch // self.per_step or 1
 
     def steps(self, done: int = 0) -> Iterator[list[list[MicroBatch]]]:
         """From step `done` on, without end: per step, per rank, its micro-batches."""
@@ -230,6 +233,20 @@ class TokenRows:
     layout: BatchLayout
     #: Pairs: the base model's preference, in the order of the pairs.
     reference: Tensor | None = None
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Of rows; of pairs the longer row's."""
+        lengths = self.tokens.lengths
+        return lengths.reshape(-1, 2).max(axis=1) if self.layout.pairs else lengths
+
+    def part(self, places: NDArray[np.int64]) -> TokenRows:
+        """Some of the rows, or pairs, in this order."""
+        if not self.layout.pairs:
+            return replace(self, tokens=self.tokens.part(places))
+        both = np.stack([2 * places, 2 * places + 1], axis=1).reshape(-1)
+        reference = None if self.reference is None else self.reference[torch.from_numpy(places)]
+        return replace(self, tokens=self.tokens.part(both), reference=reference)
 
 
 def collate(

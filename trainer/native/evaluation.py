@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainer.native.batches import MicroBatch, TokenBatch, TokenRows, collate
@@ -25,7 +26,7 @@ class HeldOutLoss(Scorer):
     rewarded = None
 
     def __init__(self, net: LossModel, rows: TokenRows, ranks: NativeCommunicator, micro: int) -> None:
-        self._net, self._rows, self._ranks, self._micro = net, rows, ranks, micro
+        self._net, self._rows, self._ranks, self.micro = net, rows, ranks, micro
         self._share, self.pass_seconds = 1.0, 0.0
         self.metric = "eval_loss+kl" if net.kl else "eval_loss"
 
@@ -46,11 +47,16 @@ class HeldOutLoss(Scorer):
         self.pass_seconds = time.monotonic() - began
         return value
 
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """The rows, or pairs, that an evaluation reads."""
+        return even_sample(len(self._rows.lengths), self._share)
+
     def score(self) -> float:
-        return held_out_loss(self._net, self._rows, self._ranks, self._micro, self._share)
+        return held_out_loss(self._net, self._rows, self._ranks, self.micro, self._share)
 
     def _least(self) -> float:
-        return min(8 * self._ranks.world * self._micro / max(len(self._rows.tokens), 1), 1.0)
+        return min(8 * self._ranks.world * self.micro / max(len(self._rows.tokens), 1), 1.0)
 
 
 @torch.no_grad()
@@ -109,6 +115,12 @@ def with_base_preferences(
     return TokenRows(rows.tokens, rows.layout, reference)
 
 
+def even_sample(count: int, share: float) -> NDArray[np.int64]:
+    """The places of so many rows out of `count`."""
+    taken = max(round(count * share), 1)
+    return (np.arange(taken) * count) // taken
+
+
 @contextmanager
 def _evaluating(net: nn.Module) -> Iterator[None]:
     was_training = net.training
@@ -124,11 +136,8 @@ def _eval_batches(
 ) -> Iterator[tuple[tuple[int, ...], TokenBatch]]:
     """This rank's part, long ones first, so that memory runs out early or never. A sharded model runs on all
     ranks together, so each has as many batches as the others: one with fewer repeats its first, uncounted."""
-    lengths = rows.tokens.lengths
-    if rows.layout.pairs:
-        lengths = lengths.reshape(-1, 2).max(axis=1)
-    taken = max(round(len(lengths) * share), 1)
-    sample = (np.arange(taken) * len(lengths)) // taken
+    lengths = rows.lengths
+    sample = even_sample(len(lengths), share)
     longest_first = sample[(-lengths[sample]).argsort(kind="stable")].tolist()
     own = longest_first[ranks.rank :: ranks.world]
     rounds = -(-len(longest_first) // ranks.world)

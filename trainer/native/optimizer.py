@@ -66,6 +66,12 @@ class MasterWeights:
         for copy in self._copies:
             copy.grad = None
 
+    @torch.no_grad()
+    def reread(self) -> None:
+        """After the weights were changed from outside: the copies are theirs again."""
+        if self._weights:
+            torch._foreach_copy_(self._copies, self._weights)
+
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         for weight in self._weights:

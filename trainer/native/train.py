@@ -45,12 +45,17 @@ from trainer.native.model import (
     without_adapters,
 )
 from trainer.native.optimizer import Stepper
+from trainer.native.stretch import NativeStretcher
+from trainer.session.clock import STOP_GRACE_S
 from trainer.session.control import MicroChange, release_memory
 from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.failures import exit_with_failure, record_uncaught
+from trainer.session.last_stretch import Stretcher
 from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import ProgressLog, SpeedMeter, with_tensorboard
-from trainer.session.session import STOP_GRACE_S, Scorer, Session, session_of
+from trainer.session.session import Scorer, Session, session_of
+from trainer.session.snapshots import Snapshots
+from trainer.session.soup import StateStore
 from trainer.session.watchdog import (
     HangWatchdog,
     dump_stacks_on_request,
@@ -130,6 +135,7 @@ def train(
         position=TrainingPosition(0, setup.shape),
     )
     host.average = moving_average(net, plan)
+    prepare_finish(trainer, Path(spec.run.work_dir) / "snapshots")
 
     # Resume
     if spec.resume_from and not resume(trainer, Path(spec.resume_from)):  # all ranks
@@ -308,11 +314,8 @@ def build_objective(
 
 def sample_order(train: TokenRows, plan: TrainingPlan, world: int) -> SampleOrder:
     batch, sequence = plan.batch, plan.sequence
-    lengths = train.tokens.lengths
-    if train.layout.pairs:
-        lengths = lengths.reshape(-1, 2).max(axis=1)
     return SampleOrder(
-        lengths,
+        train.lengths,
         sequence.length,
         batch.micro,
         batch.accumulation,
@@ -333,6 +336,8 @@ class NativeHost:
         #: As long as steps are made.
         self.loader: BatchLoader | None = None
         self.prober: Prober | None = None
+        self.snapshots: StateStore | None = None
+        self.stretcher: Stretcher | None = None
 
     def write(self, folder: Path | None) -> None:
         checkpoints.export_model(self._net, folder, self._ranks)
@@ -363,12 +368,27 @@ def smaller_batches(trainer: Trainer) -> Callable[[], list[TokenBatch] | None]:
     return smaller
 
 
-def moving_average(net: LossModel, plan: TrainingPlan) -> MovingAverage | None:
+def trained_parameters(net: LossModel) -> dict[str, torch.nn.Parameter]:
     """After `Stepper`: sharding replaces the parameters."""
+    return {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
+
+
+def moving_average(net: LossModel, plan: TrainingPlan) -> MovingAverage | None:
     if plan.ema is None:
         return None
-    trained = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
-    return MovingAverage(trained, plan.ema.decay, plan.ema.every, partial(drop_gathered, net))
+    drop = partial(drop_gathered, net)
+    return MovingAverage(trained_parameters(net), plan.ema.decay, plan.ema.every, drop)
+
+
+def prepare_finish(trainer: Trainer, folder: Path) -> None:
+    """What is done after the last step needs, if the plan has it. `folder` is for states of the weights."""
+    setup, host, plan = trainer.setup, trainer.host, trainer.setup.plan
+    if plan.soup is not None or plan.last_stretch is not None:
+        per_machine = plan.launch.processes // plan.launch.machines
+        drop = partial(drop_gathered, setup.net)
+        host.snapshots = Snapshots(trained_parameters(setup.net), folder, trainer.ranks, per_machine, drop)
+    if plan.last_stretch is not None and setup.held_out is not None and isinstance(host.scorer, HeldOutLoss):
+        host.stretcher = NativeStretcher(trainer, setup.held_out, host.scorer)
 
 
 def resume(trainer: Trainer, folder: Path) -> Path | None:

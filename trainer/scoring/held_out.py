@@ -155,6 +155,11 @@ class HeldOut:
         )
         return self._losses(losses.rows, losses.kl_total, losses.kl_tokens)
 
+    @property
+    def base_log_probs(self) -> Mapping[int, LogProbs]:
+        """Of the base, by the places of the pairs that this rank has scored."""
+        return self._log_probs
+
     def _labelled(self) -> list[LabelledRow]:
         return [row for row in self.rows if isinstance(row, LabelledRow)]
 

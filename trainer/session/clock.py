@@ -11,6 +11,7 @@ from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from core.planning.calibration import MeasuredRun, recalibrate
+from core.planning.finishing import stretch_steps_of
 from core.planning.plan import TrainingPlan
 from core.planning.schedule import EVALUATIONS, repeat_count
 from core.runs.run_files import HeldOutScore
@@ -32,6 +33,8 @@ FIRST_SHARE = 0.03
 SLACK_SHARE, SLACK_S = 0.25, 1.0
 #: A new forecast after this long, and whenever the steps have doubled: the first ones matter most.
 FORECAST_S = 5.0
+#: Asked to stop, a run takes this long at most for its last evaluation and for a checkpoint, each.
+STOP_GRACE_S = 20.0
 #: From this many measured steps on, their mean is better than the plan's guess.
 ENOUGH_STEPS = 3
 
@@ -59,11 +62,17 @@ class RunClock:
     duty: float = 1.0
     eval_every: int = 1
     save_every: int = 1
+    #: States that the soup may have at most; below 2 there is none.
+    soup_members: int = 0
+    #: Whether the held-out rows can be trained on at the end.
+    stretches: bool = False
+    began: float = 0.0
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _unusual: int = 0
     _evaluations: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _submissions: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _saves: deque[float] = field(default_factory=lambda: deque(maxlen=4))
+    _keeps: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _probed: bool = False
     _evaluated: int = -1
     _saved: int = -1
@@ -78,6 +87,9 @@ class RunClock:
         # decay.
         self.total, self.eval_every, self.save_every = self.wanted, steps.eval_every, steps.save_every
         self._evaluated = self._saved = self.done
+        self.began = self.now()
+        self.soup_members = self.plan.soup.members if self.plan.soup else 0
+        self.stretches = self.plan.last_stretch is not None
 
     @property
     def wanted(self) -> int:
@@ -109,6 +121,10 @@ class RunClock:
 
     def submitted(self, seconds: float) -> None:
         self._submissions.append(seconds)
+
+    def kept(self, seconds: float) -> None:
+        """A copy of the weights was put aside."""
+        self._keeps.append(seconds)
 
     def saved(self, seconds: float) -> None:
         self._saves.append(seconds)
@@ -145,7 +161,8 @@ class RunClock:
 
     @property
     def submission_s(self) -> float:
-        return _latest(self._submissions, self.save_s)
+        """With the copy that is put aside."""
+        return _latest(self._submissions, self.save_s) + _latest(self._keeps, 0.0)
 
     @property
     def save_s(self) -> float:
@@ -153,14 +170,43 @@ class RunClock:
         return _latest(self._saves, self.plan.time["save"] / max(saves, 1))
 
     @property
+    def soup_s(self) -> float:
+        """The longest that averaging the best states may take: of the best alone the score is known."""
+        if self.plan.soup is None or self.soup_members < 2:
+            return 0.0
+        longest = (self.soup_members - 1) * self.eval_s + self.submission_s
+        return min(longest, self.plan.soup.share * self.whole)
+
+    @property
+    def stretch_s(self) -> float:
+        """The longest that training on held-out rows may take: those that stay out are scored twice, and are
+        half of them at most."""
+        steps = stretch_steps_of(self.plan)
+        if self.plan.last_stretch is None or not self.stretches or not steps:
+            return 0.0
+        longest = steps * self.step_s + self.eval_s + self.submission_s
+        return min(longest, self.plan.last_stretch.share * self.whole)
+
+    @property
+    def whole(self) -> float:
+        """All the time of this process's training."""
+        return max(self.end_by - self.began, 0.0)
+
+    @property
     def finish_s(self) -> float:
         """From the decision to stop to the last save's end."""
-        forecast = self.eval_s + self.submission_s
-        return forecast * (1 + SLACK_SHARE) + SLACK_S
+        return _with_slack(self.eval_s + self.submission_s + self.soup_s + self.stretch_s)
 
     def room_for(self, seconds: float) -> bool:
         """Whether something that takes so long fits before the finish must begin."""
         return self.left >= seconds + self.finish_s
+
+    def spare(self, seconds: float) -> float:
+        """What is left beside something that takes so long and is the last that is done."""
+        return self.left - _with_slack(seconds)
+
+    def fits(self, seconds: float) -> bool:
+        return self.spare(seconds) >= 0
 
     def after_step(self) -> StepOrders:
         """Decide what happens after a step; called on rank 0."""
@@ -235,6 +281,10 @@ class RunClock:
             return self.plan
         longer = self.plan.time.model_copy(update={"deadline_s": self.plan.time.deadline_s - elapsed})
         return self.plan.model_copy(update={"time": longer})
+
+
+def _with_slack(seconds: float) -> float:
+    return seconds * (1 + SLACK_SHARE) + SLACK_S
 
 
 def _latest(measured: Sequence[float], planned: float) -> float:

@@ -27,7 +27,7 @@ class MovingAverage:
         self.updates = 0
         self._weights = parameters
         self._drop_gathered = drop_gathered
-        self._mean = {name: _own_part(weight).clone() for name, weight in parameters.items()}
+        self._mean = {name: own_part(weight).clone() for name, weight in parameters.items()}
 
     def stepped(self, step: int) -> None:
         if step % self.every:
@@ -37,7 +37,7 @@ class MovingAverage:
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         for name, weight in self._weights.items():
             mean = self._mean[name]
-            updated = mean.float().lerp_(_own_part(weight).float(), 1 - decay)
+            updated = mean.float().lerp_(own_part(weight).float(), 1 - decay)
             mean.copy_(_rounded(updated, mean.dtype))
 
     @contextmanager
@@ -52,7 +52,7 @@ class MovingAverage:
     def _swap(self) -> None:
         self._drop_gathered()
         for name, weight in self._weights.items():
-            mean, own = self._mean[name], _own_part(weight)
+            mean, own = self._mean[name], own_part(weight)
             kept = own.clone()
             own.copy_(mean)
             mean.copy_(kept)
@@ -66,7 +66,7 @@ class MovingAverage:
         self.updates = updates
 
 
-def _own_part(weight: Any) -> Any:
+def own_part(weight: Any) -> Any:
     """What this rank has of a weight, sharing its memory: all of it unless it is split."""
     weight = weight.detach()
     return weight.to_local() if hasattr(weight, "to_local") else weight

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -21,10 +22,12 @@ from core.planning.schedule import EVALUATIONS
 from core.runs.control import RunControl
 from core.runs.progress import CheckpointEvent, EvalEvent, StepEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd
-from trainer.handoff import LaunchSpec, TrainingOutcome
-from trainer.session.clock import EVAL_SHARE, BestScore, RunClock, StepOrders
+from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
+from trainer.session.clock import EVAL_SHARE, STOP_GRACE_S, BestScore, RunClock, StepOrders
 from trainer.session.control import ControlFile, Controls, MicroChange
 from trainer.session.failures import NotANumber
+from trainer.session.finishing import Finishing
+from trainer.session.last_stretch import Stretcher
 from trainer.session.learning_rate import (
     SAMPLED_NOISE,
     LrSearch,
@@ -36,14 +39,13 @@ from trainer.session.learning_rate import (
 )
 from trainer.session.progress_log import ProgressLog, SpeedReading
 from trainer.session.ranks import Communicator
+from trainer.session.soup import StateStore
 from trainer.session.submission import Submission
 from trainer.session.watchdog import StopFile
 
 #: Ranks agree at most this often: a broadcast makes the GPU wait for its own queue.
 AGREE_S = 0.5
 MAX_STEPS_BETWEEN_AGREEMENTS = 20
-#: Asked to stop, a run takes this long at most for its last evaluation and for a checkpoint, each.
-STOP_GRACE_S = 20.0
 #: Evaluations that take longer are a stage of their own in the progress.
 SHOWN_S = 2.0
 #: Two attempts whose base scores differ by less have the same held-out rows.
@@ -76,6 +78,10 @@ class TrainingHost(Protocol):
     scorer: Scorer | None
     #: What tries learning rates out; None where the engine cannot undo a step.
     prober: Prober | None
+    #: Where states of the weights are put aside, once they are what will be trained; None: nowhere.
+    snapshots: StateStore | None
+    #: What trains on held-out rows at the end; None where that cannot be done.
+    stretcher: Stretcher | None
 
     def write(self, folder: Path | None) -> None:
         """Write the weights as a submission; all ranks call it, those without a folder only send their
@@ -104,6 +110,7 @@ def session_of(
         host=host,
         stop_requested=lambda: stop.requested,
         take_control=control.take,
+        record=partial(write_record, spec.outcome_path) if ranks.rank == 0 else lambda outcome: None,
     )
 
 
@@ -128,6 +135,8 @@ class Session:
     stop_requested: Callable[[], bool] = lambda: False
     #: The control file's request, once; called on rank 0 only.
     take_control: Callable[[], RunControl | None] = lambda: None
+    #: Takes an outcome that holds if nothing follows.
+    record: Callable[[TrainingOutcome], None] = lambda outcome: None
     sleep: Callable[[float], None] = time.sleep
     #: "load", "train", "evaluation", "generation": where a failure happened.
     phase: str = "load"
@@ -144,6 +153,7 @@ class Session:
     schedule: ScheduleProgress = field(init=False)
     best: BestScore = field(init=False)
     plateau: PlateauFactor | None = field(init=False)
+    finishing: Finishing | None = None
 
     def __post_init__(self) -> None:
         self.controls = Controls(self.host.regroup, self.clock, self.progress, self.plan.batch.micro)
@@ -188,6 +198,7 @@ class Session:
             )
         self.best.score = self._agree_on_score(self._submitted_score())
         self._last_scored = self.step
+        self.finishing = Finishing.of(self)
         if self.plan.lr_search is not None and self.step == 0:
             self._search(self.plan.lr_search)
         self.phase = "train"
@@ -238,7 +249,7 @@ class Session:
             return
         score = self._score(probe.score, steps)
         if score.beats(self.best.base) and self.best.update(score):
-            self._write(score)
+            self.write(score)
         self.best.waited = 0
 
     def _rate_text(self, factor: float) -> str:
@@ -318,6 +329,8 @@ class Session:
             self.progress.write(EvalEvent(t=self.clock.now(), score=score, best=better, seconds=seconds))
             if better:
                 self._submit(score)
+            if self.finishing is not None:
+                self.finishing.offer(score, better)
         if self.plateau and (change := self.plateau.update(better)):
             self.progress.note("learning-rate", change)
 
@@ -346,6 +359,12 @@ class Session:
             self.progress.stage(before)
         return value, seconds
 
+    def scored_now(self) -> HeldOutScore | None:
+        """The score of the weights as they are; None where it is no number."""
+        assert self.host.scorer is not None
+        value, _ = self._timed(self.host.scorer.score)
+        return self._score(value, self.step) if math.isfinite(value) else None
+
     def _score(self, value: float, step: int, rewarded: RewardScore | None = None) -> HeldOutScore:
         """From the scorer's last evaluation, or with what was `rewarded` earlier."""
         assert self.host.scorer is not None
@@ -361,9 +380,9 @@ class Session:
     def _submit(self, score: HeldOutScore | None) -> None:
         """Submit the weights as they are now, but never an untouched model."""
         if self.step > 0:
-            self._write(score)
+            self.write(score)
 
-    def _write(self, score: HeldOutScore | None) -> None:
+    def write(self, score: HeldOutScore | None) -> None:
         began = self.clock.now()
         if self.ranks.rank == 0:
             self.submission.put(self.host.write, score, base=self.best.base)
@@ -401,6 +420,11 @@ class Session:
         self.phase = "evaluation"
         if stop.end is not RunEnd.NAN and self.step > self._last_scored:
             self._final_evaluation(stop)
+        if self.finishing is not None:
+            self.finishing.run(self._outcome(stop))
+        return self._outcome(stop)
+
+    def _outcome(self, stop: StopReason) -> TrainingOutcome:
         return TrainingOutcome(
             end=stop.end, detail=stop.detail, steps=self.step, best=self.best.score, base=self.best.base
         )

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from core.planning.plan import EmaPlan
-from core.runs.progress import NoteEvent, parse_events
+from core.domain.choices import LrSchedule
+from core.planning.plan import EmaPlan, LastStretchPlan, SoupPlan, TrainingPlan
 from core.runs.run_files import RunEnd
 from tests.trainer.native import tiny
 from trainer.inputs.tokens import LabelledRow
 from trainer.native import checkpoints, evaluation
 from trainer.native.batches import BatchLayout, TokenRows
+from trainer.native.stretch import NativeStretcher
 from trainer.native.train import Trainer, resume, run_loop
 from trainer.scoring.held_out import row_losses
 from trainer.session import session
@@ -87,11 +90,6 @@ def test_a_run_that_was_cut_goes_on_to_the_same_last_bit(tmp_path: Path, full: b
         assert torch.equal(one, two), name
 
 
-def notes(folder: Path) -> list[str]:
-    events = [line.event for line in parse_events((folder / "progress.jsonl").read_bytes())]
-    return [event.text for event in events if isinstance(event, NoteEvent)]
-
-
 def test_a_state_that_is_torn_or_of_another_run_is_left_for_an_older_one_or_none(tmp_path: Path) -> None:
     trainer = tiny.training(tmp_path, tiny.plan(steps=12), stop_at=9)
     run_loop(trainer)
@@ -102,12 +100,12 @@ def test_a_state_that_is_torn_or_of_another_run_is_left_for_an_older_one_or_none
     other = tiny.training(tmp_path, tiny.plan(steps=12), name="other")
     other.setup.shape = "larger"
     assert resume(other, newest) is None
-    assert ["of another run" in note for note in notes(tmp_path / "other")] == [True, True]
+    assert ["of another run" in note for note in tiny.notes(tmp_path / "other", "resume")] == [True, True]
 
     full = tiny.training(tmp_path, tiny.plan(full=True, steps=12), name="full")
     before = [weight.detach().clone() for weight in full.setup.net.parameters()]
     assert resume(full, newest) is None
-    assert all("of another model" in note for note in notes(tmp_path / "full"))
+    assert all("of another model" in note for note in tiny.notes(tmp_path / "full", "resume"))
     assert all(torch.equal(one, two) for one, two in zip(before, full.setup.net.parameters(), strict=True))
 
     for torn in ("trained.safetensors", "rank0.pt", "place.json"):
@@ -116,7 +114,7 @@ def test_a_state_that_is_torn_or_of_another_run_is_left_for_an_older_one_or_none
         again = tiny.training(tmp_path, tiny.plan(steps=12), name=f"after-{torn}")
         assert resume(again, newest) == older
         assert again.position.step == checkpoints.step_of(older)
-        assert "not a whole state" in notes(tmp_path / f"after-{torn}")[0]
+        assert "not a whole state" in tiny.notes(tmp_path / f"after-{torn}", "resume")[0]
         (newest / torn).write_bytes(content)
 
 
@@ -167,6 +165,75 @@ def test_the_divergence_from_the_base_is_part_of_loss_and_score_as_validators_ha
     assert near < far
     whole = evaluation.held_out_loss(tied.setup.net, TokenRows(held, BatchLayout(by_row=True)), tiny.ALONE, 4)
     assert whole == pytest.approx(loss + 50 * near, rel=1e-4)
+
+
+STRETCH = LastStretchPlan(rate=0.25, share=0.1)
+
+
+def trained_to_the_last_stretch(folder: Path, plan: TrainingPlan, **given: Any) -> tuple[float, float]:
+    """The submission's score on all held-out rows, and the one that is recorded of it."""
+    given = {"held_rows": 80, **given}
+    trainer = tiny.training(folder, plan.model_copy(update={"last_stretch": STRETCH}), **given)
+    outcome = run_loop(trainer)
+    assert outcome.best == trainer.session.submission.score
+    assert outcome.best is not None
+    [said] = tiny.notes(folder / "run", "last-stretch")
+    assert said.endswith("submitted with the score from before")
+    assert isinstance(trainer.host.stretcher, NativeStretcher)
+    own = weights_of(trainer)
+    handed_in = load_file(next((folder / "run/submission").glob("*model.safetensors")))
+    assert all(
+        torch.equal(value, own[key.replace(".weight", ".default.weight") if "lora" in key else key])
+        for key, value in handed_in.items()
+    )
+    return trainer.host.scorer.score(), outcome.best.value  # type: ignore[union-attr]
+
+
+def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return dict(trainer.setup.net.model.state_dict())
+
+
+@pytest.mark.parametrize(("full", "packing"), [(False, True), (True, False)])
+def test_after_the_best_state_the_held_out_rows_are_trained_on_and_are_learned(
+    tmp_path: Path, full: bool, packing: bool
+) -> None:
+    after, before = trained_to_the_last_stretch(tmp_path, tiny.plan(full=full, steps=16), packing=packing)
+    assert after < before
+
+
+@pytest.mark.parametrize("what", ["pairs", "kl"])
+def test_pairs_and_rows_tied_to_the_base_are_held_against_it_in_the_last_stretch_too(
+    tmp_path: Path, what: str
+) -> None:
+    given: dict[str, Any] = {"pairs": True} if what == "pairs" else {"kl": 0.5}
+    after, before = trained_to_the_last_stretch(tmp_path, tiny.plan(full=True, steps=16), **given)
+    assert after < before
+
+
+def test_every_held_out_row_is_trained_on_once_or_stays_out(tmp_path: Path) -> None:
+    plan = tiny.plan(steps=16, accumulation=4, last_stretch=STRETCH)
+    stretcher = tiny.training(tmp_path, plan, held_rows=100).host.stretcher
+    assert isinstance(stretcher, NativeStretcher)
+    # 66 of 100 rows, where a step takes 16: five steps of 12, and less than another one is left over.
+    assert stretcher.begin() == 5
+    assert len(stretcher._out.tokens) == 34
+    seen = [row for step in stretcher._steps for micro in step for (row,) in micro]
+    assert len(seen) == len(set(seen)) == 60
+
+
+def test_a_mean_of_states_is_submitted_where_it_scores_better(tmp_path: Path) -> None:
+    """At a rate that jumps about the bottom, the mean of two states lies nearer to it."""
+    plan = tiny.plan(full=True, steps=40, soup=SoupPlan(members=6, share=0.05))
+    rate = plan.optimizer.model_copy(update={"learning_rate": 3e-2, "schedule": LrSchedule.CONSTANT})
+    trainer = tiny.training(tmp_path, plan.model_copy(update={"optimizer": rate}), held_rows=40)
+    outcome = run_loop(trainer)
+    assert outcome.best == trainer.session.submission.score
+    assert outcome.best is not None
+    assert any(said.endswith(", better") for said in tiny.notes(tmp_path / "run", "soup"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/submission")
+    trainer.setup.net.model.load_state_dict(model.state_dict())
+    assert trainer.host.scorer is not None
+    assert trainer.host.scorer.score() == pytest.approx(outcome.best.value, rel=1e-5)
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:

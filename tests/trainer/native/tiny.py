@@ -22,16 +22,16 @@ from core.planning.plan import (
     StepsPlan,
     TrainingPlan,
 )
-from core.runs.progress import EvalEvent, StepEvent, parse_events
+from core.runs.progress import EvalEvent, NoteEvent, StepEvent, parse_events
 from tests.core import builders
 from trainer.native import model as nets
 from trainer.native.batches import BatchLayout, SampleOrder, TokenRows
 from trainer.native.checkpoints import Saver, TrainingPosition
 from trainer.native.distributed import NativeCommunicator
-from trainer.native.evaluation import HeldOutLoss
+from trainer.native.evaluation import HeldOutLoss, with_base_preferences
 from trainer.native.optimizer import Stepper
 from trainer.native.token_file import TokenFile, write_rows
-from trainer.native.train import NativeHost, Trainer, TrainingSetup, moving_average
+from trainer.native.train import NativeHost, Trainer, TrainingSetup, moving_average, prepare_finish
 from trainer.session.clock import RunClock
 from trainer.session.progress_log import ProgressLog
 from trainer.session.session import Session
@@ -106,6 +106,11 @@ def plan(
     return builders.plan(**{**whole, **changes})
 
 
+def notes(folder: Path, kind: str) -> list[str]:
+    events = (line.event for line in parse_events((folder / "progress.jsonl").read_bytes()))
+    return [event.text for event in events if isinstance(event, NoteEvent) and event.kind == kind]
+
+
 class Reported(NamedTuple):
     """What a run said of itself."""
 
@@ -140,6 +145,8 @@ def training(
     stop_at: int | None = None,
     name: str = "run",
     kl: float = 0.0,
+    held_rows: int = 8,
+    pairs: bool = False,
     **order: Any,
 ) -> Trainer:
     """Model, rows and plan put together in `folder`, where an earlier call may have made the model; what
@@ -150,10 +157,17 @@ def training(
         model_folder(path)
     torch.manual_seed(1)
     model, attention = nets.load_model(path, planned, ranks.device)
-    layout = BatchLayout(packed=bool(order.get("packing")), by_row=not order.get("packing"))
-    train, held_out = rows(own / f"train{ranks.rank}"), rows(own / f"held{ranks.rank}", 8, seed=9)
-    held = TokenRows(held_out, BatchLayout(by_row=True))
-    net = nets.LossModel(model, attention)
+    layout = BatchLayout(
+        packed=bool(order.get("packing")), by_row=not (order.get("packing") or pairs), pairs=pairs
+    )
+    trained = TokenRows(rows(own / f"train{ranks.rank}", pairs=pairs), layout)
+    held_out = rows(own / f"held{ranks.rank}", held_rows, seed=9, pairs=pairs)
+    held = TokenRows(held_out, BatchLayout(by_row=not pairs, pairs=pairs))
+    net = nets.DpoLossModel(model, attention, 0.1) if pairs else nets.LossModel(model, attention)
+    if isinstance(net, nets.DpoLossModel):
+        trained, held = (
+            with_base_preferences(net, each, ranks, 4, own, resumed=False) for each in (trained, held)
+        )
     if kl:
         base = nets.frozen_base(path, planned, ranks.device) if planned.adapter is None else None
         net = nets.KlLossModel(model, attention, kl, base)
@@ -169,10 +183,10 @@ def training(
     )
     batch, sampling = planned.batch, {"seed": 7, **order}
     sample_order = SampleOrder(
-        train.lengths, planned.sequence.length, batch.micro, batch.accumulation, ranks.world, **sampling
+        trained.lengths, planned.sequence.length, batch.micro, batch.accumulation, ranks.world, **sampling
     )
     trainer = Trainer(
-        TrainingSetup(planned, net, TokenRows(train, layout), held, sample_order, "tiny"),
+        TrainingSetup(planned, net, trained, held, sample_order, "tiny"),
         ranks,
         session,
         host,
@@ -181,4 +195,5 @@ def training(
         position=TrainingPosition(0, "tiny"),
     )
     host.average = moving_average(net, planned)
+    prepare_finish(trainer, own / "snapshots")
     return trainer

@@ -117,6 +117,33 @@ def test_a_containers_limits_count_and_not_the_hosts(
     assert (planning.usable_cores(), planning.usable_memory()) == (cores, memory)
 
 
+@pytest.mark.parametrize(
+    ("limit", "taken", "cache"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_what_a_container_has_taken_is_not_free_but_for_its_cache_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, taken: str, cache: str
+) -> None:
+    files = {
+        limit: f"{8 * GB}",
+        taken: f"{5 * GB}",
+        "memory.stat": f"anon {4 * GB}\n{cache} {GB}\nactive_file 0",
+        "meminfo": "MemTotal: 60000000 kB\nMemAvailable: 50000000 kB",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
+    nowhere = tmp_path / "nowhere" / limit
+    both = (tmp_path / limit, nowhere) if limit == "memory.max" else (nowhere, tmp_path / limit)
+    monkeypatch.setattr(planning, "_CGROUP_MEMORY", both)
+    monkeypatch.setattr(planning, "_MEMINFO", tmp_path / "meminfo")
+    assert planning.free_memory() == 4 * GB
+    (tmp_path / "meminfo").write_text("MemAvailable: 1000000 kB\n", encoding="ascii")
+    assert planning.free_memory() == 1_024_000_000
+
+
 def test_the_disk_is_the_one_that_checkpoints_lie_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "visible_gpus", lambda: GpuSet(kind=CPU, count=1))
     free = {tmp_path: 7 * GB, Path("/"): GB}

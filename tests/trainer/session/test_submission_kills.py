@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL
@@ -21,11 +22,13 @@ import pytest
 
 from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
-from core.runs.run_files import EvalTask, RunSpec
+from core.planning.plan import LastStretchPlan, SoupPlan
+from core.runs.progress import EvalEvent, parse_events
+from core.runs.run_files import EvalTask, RunEnd, RunResult, RunSpec
 from miner.tournament.rehearsal.kills import Kill, KillKind, run_kills
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
 from tests.trainer import tiny
-from tests.trainer.forks import Fork, ForkServer
+from tests.trainer.forks import RUN_LIMIT_S, Fork, ForkServer
 from tests.trainer.tasks import plan_of, planned, task, write_profile
 from trainer.runner.processes import StopRequest
 from trainer.runner.text_runner import TextRunner
@@ -39,6 +42,9 @@ SPAN_S = 4.0
 #: No test of so many trainings would be over in its time.
 PARTS = 10
 ENGINES = ("native", "axolotl")
+#: Of trainings that end by themselves, from the first submission to the end.
+FINISH_SPAN_S = 1.5
+FINISH = {"soup": SoupPlan(members=4, share=0.2), "last_stretch": LastStretchPlan(rate=0.5, share=0.2)}
 
 
 @dataclass
@@ -47,16 +53,18 @@ class Training:
 
     run: RunSpec
     server: ForkServer
+    patch: str = ""
     started: list[Fork] = field(default_factory=list)
+    results: list[RunResult] = field(default_factory=list)
 
     def start(self) -> Training:
         runner = TextRunner(self.run, StopRequest(Path(self.run.stop_path)), retries=False, start=self._start)
-        self.thread = threading.Thread(target=runner.execute)
+        self.thread = threading.Thread(target=lambda: self.results.append(runner.execute()))
         self.thread.start()
         return self
 
     def _start(self, *program: object) -> Fork:
-        self.started.append(self.server.start(*program, patch="all_rows_are_judged"))  # type: ignore[arg-type]
+        self.started.append(self.server.start(*program, patch=f"all_rows_are_judged {self.patch}"))  # type: ignore[arg-type]
         return self.started[-1]
 
     @property
@@ -80,8 +88,12 @@ class Training:
 class Killed:
     """Trainings on one tiny model, one after the other."""
 
-    def __init__(self, folder: Path, server: ForkServer, engine: str) -> None:
+    def __init__(
+        self, folder: Path, server: ForkServer, engine: str, *, finishes: bool = False, patch: str = ""
+    ) -> None:
+        """`finishes`: after a few steps, so that most of the time is for what follows the last one."""
         self.folder, self.server = folder, server
+        self.finishes, self.patch = finishes, patch
         self.base = tiny.save(folder / "base")
         targets = {"engine": engine, "max_steps": 3000, "warmup_steps": 0, "num_epochs": 500}
         more = {"eval_steps": None, "save_steps": None, "val_rows_max": 4}
@@ -93,13 +105,18 @@ class Killed:
 
     def start(self) -> Training:
         place = self.folder / f"run-{len(self.trainings)}"
-        run = planned(task(place, TaskType.INSTRUCT, 3600, model=self.base), self.profile)
+        rows = 400 if self.finishes else 200
+        run = planned(task(place, TaskType.INSTRUCT, 3600, model=self.base, rows=rows), self.profile)
         # Scored every few steps and better each time: many saves. The planner would find that too dear.
         plan = plan_of(run)
-        steps = plan.steps.model_copy(update={"eval_every": 3})
+        update: dict[str, object] = {"steps": plan.steps.model_copy(update={"eval_every": 3})}
+        if self.finishes:
+            few = {"total": 4, "wanted": 4, "eval_every": 1, "eval_rows": 80}
+            update = {"steps": plan.steps.model_copy(update=few), **FINISH}
         assert run.plan_path is not None
-        Path(run.plan_path).write_text(plan.model_copy(update={"steps": steps}).to_json(), encoding="utf-8")
-        self.trainings.append(Training(run, self.server))
+        Path(run.plan_path).write_text(plan.model_copy(update=update).to_json(), encoding="utf-8")
+        patch = f"{self.patch} judged_every:1" if self.finishes else self.patch
+        self.trainings.append(Training(run, self.server, patch))
         return self.trainings[-1].start()
 
     def check(self, place: Path) -> str | None:
@@ -137,5 +154,41 @@ def test_killed_at_any_instant_it_leaves_what_scores(
     killed = Killed(tmp_path, forks, engine)
     count = max(2 * INSTANTS // PARTS, 1)
     report = run_kills(killed.start, count, SEED + part, killed.check, span_s=SPAN_S, on_kill=killed.show)
+    sys.stderr.write(f"{engine}: {report.summary()}\n")
+    assert report.problem is None, report.summary()
+
+
+@pytest.mark.parametrize(("engine", "what"), [("native", "soup"), ("axolotl", "stretch")])
+def test_killed_after_its_last_step_the_best_is_there_and_the_outcome_is_known(
+    forks: ForkServer, tmp_path: Path, engine: str, what: str
+) -> None:
+    """In the middle of scoring means of states, and of training on held-out rows."""
+    killed = Killed(tmp_path, forks, engine, finishes=True, patch=f"waits_in:{what}")
+    training = killed.start()
+    until = time.monotonic() + RUN_LIMIT_S
+    while not list(Path(training.run.work_dir).glob("launch-1/waiting")):
+        assert training.is_running(), training.log
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    training.kill()
+    assert killed.check(training.place) is None
+    events = (line.event for line in parse_events(Path(training.run.progress_path).read_bytes()))
+    best = [event.score for event in events if isinstance(event, EvalEvent) and event.best][-1]
+    [result] = training.results
+    assert (result.end, result.submission, result.steps) == (RunEnd.FINISHED, True, 4), result.detail
+    assert result.best == best
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_killed_at_any_instant_after_its_last_step_it_leaves_what_scores(
+    forks: ForkServer, tmp_path: Path, engine: str, part: int
+) -> None:
+    """Or shortly before: the instants come from the first submission on, at the first step."""
+    killed = Killed(tmp_path, forks, engine, finishes=True)
+    count = max(INSTANTS // PARTS, 1)
+    report = run_kills(
+        killed.start, count, SEED + part, killed.check, span_s=FINISH_SPAN_S, on_kill=killed.show
+    )
     sys.stderr.write(f"{engine}: {report.summary()}\n")
     assert report.problem is None, report.summary()

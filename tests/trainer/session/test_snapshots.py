@@ -1,0 +1,124 @@
+"""States of the weights that are put aside: their mean, where they lie, and what lack of room does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer import tiny
+from tests.trainer.forks import ForkServer
+from tests.trainer.session.test_ema_sharded import average_of, logits, trained
+from tests.trainer.sharding import split, together
+from trainer.session import snapshots
+from trainer.session.ranks import Communicator, communicator
+from trainer.session.snapshots import Snapshots
+
+GB = 10**9
+
+
+def weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {
+        "matrix": torch.zeros(7, 3, dtype=dtype, requires_grad=True),
+        "number": torch.zeros((), dtype=dtype, requires_grad=True),
+    }
+
+
+def filled(trained_weights: dict[str, torch.Tensor], value: float) -> None:
+    for weight in trained_weights.values():
+        weight.data.fill_(value)
+
+
+@pytest.fixture(params=["memory", "files"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name: str = request.param
+    monkeypatch.setattr(snapshots, "free_memory", lambda: 100 * GB if name == "memory" else 0)
+    monkeypatch.setattr(Snapshots, "_disk_free", lambda self: 100 * GB)
+    return name
+
+
+def test_the_mean_of_states_is_taken_in_fp32_and_changes_none_of_them(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "_AT_ONCE", 6)  # two rows of the matrix at a time
+    both = weights(torch.bfloat16)
+    store = Snapshots(both, tmp_path, Communicator())
+    for number, value in enumerate((1.0, 1.0078125, 1.015625, 5.0), start=1):
+        filled(both, value)
+        assert store.keep(number)
+    for _ in range(2):
+        store.load((1, 2, 3))
+        assert all(bool((weight == 1.0078125).all()) for weight in both.values())
+        store.load((4,))
+        assert all(bool((weight == 5).all()) for weight in both.values())
+    assert len(list(tmp_path.glob("*"))) == (0 if place == "memory" else 4)
+
+
+def test_a_dropped_state_leaves_no_file_and_those_of_an_earlier_process_go(
+    tmp_path: Path, place: str
+) -> None:
+    store = Snapshots(weights(), tmp_path, Communicator())
+    assert store.keep(1)
+    Snapshots(weights(), tmp_path, Communicator())
+    assert list(tmp_path.iterdir()) == []
+    assert store.keep(2)
+    store.drop(2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_room_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a state there must be room for three more and two gigabytes."""
+    large = {"large": torch.zeros(GB, device="meta")}
+    store = Snapshots(large, tmp_path, Communicator())
+    free = {"memory": 4 * 4 * GB - 1, "disk": 4 * 4 * GB - 1}
+    monkeypatch.setattr(snapshots, "free_memory", lambda: free["memory"])
+    monkeypatch.setattr(Snapshots, "_disk_free", lambda self: free["disk"])
+    assert not store.keep(1)
+    small = Snapshots(weights(), tmp_path, Communicator())
+    free |= {"memory": 2 * GB, "disk": 2 * GB}
+    assert not small.keep(1)
+    free["disk"] += 1000
+    assert small.keep(1)
+
+
+def test_a_disk_that_is_full_after_all_costs_the_state_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "free_memory", lambda: 0)
+    monkeypatch.setattr(Snapshots, "_disk_free", lambda self: 100 * GB)
+    store = Snapshots(weights(), tmp_path / "full", Communicator())  # there is no such folder
+    assert not store.keep(1)
+
+
+def two_ranks_keep_each_state_once(rank: int) -> None:
+    """Averaged weights of a sharded model, and weights that both ranks have: both come back as they were."""
+    ranks, folder = communicator(torch.device("cpu")), Path.cwd()
+    whole, parts = tiny.model(), split(tiny.model(), registered=False)
+    parts.set_reshard_after_forward(False)
+    for model in (parts, whole):
+        average = average_of(model)
+        store = Snapshots(
+            dict(model.named_parameters()), folder, ranks, 2, drop_gathered=average._drop_gathered
+        )
+        seen = []
+        for number in (1, 2):
+            trained(model, average, 2)
+            with average.applied():
+                seen.append(logits(model))
+                assert store.keep(number)
+        kept = sum(tensor.numel() for tensor in store._states[1].values())  # type: ignore[union-attr]
+        assert kept < 0.7 * sum(weight.numel() for weight in whole.parameters())
+        for number in (1, 2):
+            store.load((number,))
+            assert torch.equal(logits(model), seen[number - 1])
+        store.load((1, 2))
+        mean = logits(model)
+        assert not torch.allclose(mean, seen[0], atol=1e-4)
+        everywhere = [torch.empty_like(mean) for _ in range(2)]
+        torch.distributed.all_gather(everywhere, mean)
+        assert torch.equal(*everywhere)
+
+
+def test_two_ranks_keep_each_state_once(forks: ForkServer, tmp_path: Path) -> None:
+    assert together(forks, tmp_path, two_ranks_keep_each_state_once)
