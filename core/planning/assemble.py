@@ -273,9 +273,7 @@ def _steps(needs: Requirements, timed: TimedCandidate) -> StepsPlan:
 
 def _precision(needs: Requirements, candidate: RunCandidate) -> PrecisionPlan:
     targets, kind, supervised = needs.targets, needs.kind, needs.task.task_type.is_supervised
-    on_gpu = kind.compute_capability > (0, 0)
     half = targets.bf16 and not kind.has_bf16
-    kernels = targets.lora_kernels if targets.lora_kernels is not None else on_gpu
     return PrecisionPlan(
         bf16=targets.bf16 and kind.has_bf16,
         fp16=targets.fp16 or half,
@@ -287,8 +285,8 @@ def _precision(needs: Requirements, candidate: RunCandidate) -> PrecisionPlan:
         activation_offload=candidate.offload,
         # The KL to the base model is computed from the logits, which a fused loss never has.
         fused_loss=targets.fused_loss and supervised and not needs.task.kl_coefficient,
-        liger=targets.liger,
-        lora_kernels=kernels and supervised and candidate.method is not Method.FULL,
+        liger=bool(needs.liger),
+        lora_kernels=needs.lora_kernels and candidate.method is not Method.FULL,
         neftune_alpha=targets.neftune_alpha,
     )
 
