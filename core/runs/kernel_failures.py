@@ -40,7 +40,7 @@ _FLASH = r"(?:flash[ _-]?att|flash_(?:fwd|bwd))"
 #: there. What a model refuses while it is loaded is met there (`trainer.inputs.model_loading`).
 _NO_KERNEL = re.compile(
     rf"{_FLASH}.{{0,60}} (?:only supports?|requires)\b|{_FLASH}.*undefined symbol|undefined symbol.*{_FLASH}"
-    rf"|No module named '?flash_attn|GLIBC\S* not found.*{_FLASH}",
+    rf"|No module named '?flash_attn|no flash-attn build|GLIBC\S* not found.*{_FLASH}",
     re.IGNORECASE,
 )
 #: Any kernel's failure: flash attention's where it is named beside it.

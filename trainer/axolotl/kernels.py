@@ -6,22 +6,55 @@ What fails in a step is met by the next attempt (`core.runs.kernel_failures`).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
+from core.domain.choices import Attention
 from core.engines.axolotl.recipe import LIGER_PLUGIN
 from core.engines.axolotl.rules import LORA_KERNELS
 from core.models.kernels import LigerPart
+from trainer.inputs.model_loading import NEXT_ATTENTION
 
 Note = Callable[[str, str], None]
 
 
-def leave_out_what_fails(config: Mapping[str, Any], note: Note) -> None:
+def leave_out_what_fails(config: MutableMapping[str, Any], note: Note) -> None:
     """From now on; `config` is Axolotl's configuration as it was read, `note` tells the operator."""
+    use_installed_attention(config)
     if LIGER_PLUGIN in (config.get("plugins") or []):
         do_without_liger(note)
     if any(config.get(key) for key in LORA_KERNELS):
         do_without_lora_kernels(note)
+
+
+def use_installed_attention(config: MutableMapping[str, Any]) -> None:
+    """Axolotl refuses a configuration with flash attention where a GPU is visible and the package is not
+    there, before any model is loaded. What is used in the end is noted when it is."""
+    named = config.get("attn_implementation")
+    while named in _INSTALLED and not _INSTALLED[named]():
+        named = NEXT_ATTENTION[Attention(named)].value
+        config["attn_implementation"] = named
+
+
+def _flash_2_is_there() -> bool:
+    utils: Any = importlib.import_module("transformers.utils")
+    hub: Any = importlib.import_module("axolotl.monkeypatch.attention.fa2_hub_kernel")
+    return not _cuda() or utils.is_flash_attn_2_available() or hub.is_fa2_hub_kernel_available()
+
+
+def _flash_3_is_there() -> bool:
+    utils: Any = importlib.import_module("transformers.utils")
+    return not _cuda() or utils.is_flash_attn_3_available(kernels_fallback_ok=True)
+
+
+def _cuda() -> bool:
+    return bool(importlib.import_module("torch").cuda.is_available())
+
+
+_INSTALLED: dict[str, Callable[[], bool]] = {
+    Attention.FLASH_2.value: _flash_2_is_there,
+    Attention.FLASH_3.value: _flash_3_is_there,
+}
 
 
 def do_without_liger(note: Note) -> None:

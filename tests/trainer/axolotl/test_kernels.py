@@ -19,7 +19,12 @@ from core.engines.axolotl.recipe import LIGER_PLUGIN
 from core.engines.axolotl.rules import LORA_KERNELS as LORA_KEYS
 from core.models.kernels import LIGER_PARTS, LORA_KERNELS, LigerPart
 from tests.trainer import tiny
-from trainer.axolotl.kernels import do_without_liger, do_without_lora_kernels, leave_out_what_fails
+from trainer.axolotl.kernels import (
+    do_without_liger,
+    do_without_lora_kernels,
+    leave_out_what_fails,
+    use_installed_attention,
+)
 
 ROOT = Path(__file__).parents[3]
 #: Shared by all others: rotation, norms and SwiGLU. Norms with an offset, GeGLU and capped logits. No loss.
@@ -136,6 +141,30 @@ def test_without_liger_the_loss_is_computed_in_chunks_instead(
     assert (losses.LOSS_MAPPING["ForCausalLM"] is not plain) is fused
     assert [kind for kind, _ in notes] == ["liger"]
     assert "cross_entropy" in notes[0][1]
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "used"),
+    [
+        ((), "flash_attention_3", "sdpa"),
+        ((2,), "flash_attention_3", "flash_attention_2"),
+        ((2, 3), "flash_attention_3", "flash_attention_3"),
+        ((), "flash_attention_2", "sdpa"),
+        ((), "flex_attention", "flex_attention"),
+        ((), None, None),
+    ],
+)
+def test_flash_attention_that_is_not_installed_is_replaced_before_axolotl_checks_the_configuration(
+    there: tuple[int, ...], asked: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: 2 in there)
+    monkeypatch.setattr("transformers.utils.is_flash_attn_3_available", lambda **_: 3 in there)
+    hub = "axolotl.monkeypatch.attention.fa2_hub_kernel.is_fa2_hub_kernel_available"
+    monkeypatch.setattr(hub, lambda: False)
+    config = {"attn_implementation": asked}
+    use_installed_attention(config)
+    assert config["attn_implementation"] == used
 
 
 def test_nothing_is_imported_for_kernels_that_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
