@@ -224,6 +224,7 @@ THOROUGH = (
     "miner/cli/test_tournament.py::test_an_entry_is_prepared_and_passes_what_can_pass",
     "miner/publish/test_publisher_faults.py::test_killed_at_the_end_a_deduplicated_file",
     "miner/chain/test_identity.py::test_a_damaged_encrypted_hotkey",
+    "trainer/axolotl/test_kernels.py::test_loss_and_gradients_are_the_same_for_every_architecture",
     "trainer/inputs/test_text_fuzzed.py",
     "trainer/runner/test_machines.py::test_a_request_to_stop",
     "trainer/runner/test_machines.py::test_two_machines_train_one_model",

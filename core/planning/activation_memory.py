@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from core.domain.choices import Attention
 from core.domain.tasks import ImageModelType
+from core.models.kernels import LigerPart
 from core.planning.candidate import LossKind, RunCandidate, image_tokens, image_type
 from core.planning.persistent_memory import memory_part
 
@@ -35,8 +36,11 @@ def layer_bytes(s: RunCandidate) -> float:
 
 
 def _norms(s: RunCandidate) -> float:
-    """Two norms: the fp32 input of each. Trained norms save their output too, and so do its readers."""
+    """Two norms: the fp32 input of each; Liger's save it as it is. Trained norms save their output too, and
+    so do its readers."""
     if not s.full:
+        return (4.0 if LigerPart.RMS_NORM in s.liger else 8.0) * s.shape.hidden
+    if LigerPart.RMS_NORM in s.liger:
         return 8.0 * s.shape.hidden
     fp32 = s.attention in (Attention.SDPA, Attention.EAGER) and not s.sharded
     return (16.0 + (16.0 if fp32 else 0.0)) * s.shape.hidden
@@ -55,9 +59,11 @@ def _attention(s: RunCandidate) -> float:
 
 
 def _mlp(s: RunCandidate) -> float:
-    """Gate, activated gate and up; without a gate only the activation's input. And the last product, unless
-    the adapter saves it anyway: in fp32 as its own cast, with dropout as its own copy."""
-    saved = (6.0 if s.shape.gated else 2.0) * s.shape.mlp
+    """Gate, activated gate and up, of which Liger computes the second again; without a gate only the
+    activation's input. And the last product, unless the adapter saves it anyway: in fp32 as its own cast,
+    with dropout as its own copy."""
+    gated = 4.0 if LigerPart.GLU in s.liger else 6.0
+    saved = (gated if s.shape.gated else 2.0) * s.shape.mlp
     own_copy = _casts(s) or (not s.full and s.dropout)
     return saved if own_copy else saved + 2.0 * s.shape.mlp
 

@@ -290,9 +290,7 @@ def _steps(needs: Requirements, timed: TimedCandidate) -> StepsPlan:
 
 def _precision(needs: Requirements, candidate: RunCandidate) -> PrecisionPlan:
     targets, kind, supervised = needs.targets, needs.kind, needs.task.task_type.is_supervised
-    on_gpu = kind.compute_capability > (0, 0)
     half = targets.bf16 and not kind.has_bf16
-    kernels = targets.lora_kernels if targets.lora_kernels is not None else on_gpu
     return PrecisionPlan(
         bf16=targets.bf16 and kind.has_bf16,
         fp16=targets.fp16 or half,
@@ -308,8 +306,8 @@ def _precision(needs: Requirements, candidate: RunCandidate) -> PrecisionPlan:
         and supervised
         and not needs.task.kl_coefficient
         and not (needs.prompt_weight and needs.engine is Engine.AXOLOTL),
-        liger=targets.liger,
-        lora_kernels=kernels and supervised and candidate.method is not Method.FULL,
+        liger=bool(needs.liger),
+        lora_kernels=needs.lora_kernels and candidate.method is not Method.FULL,
         neftune_alpha=targets.neftune_alpha,
     )
 

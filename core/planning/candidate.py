@@ -15,6 +15,7 @@ from core.domain.choices import Attention, CompileMode, Engine, Method, Optimize
 from core.domain.hardware import MOST_GPUS, GpuKind
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.facts import ImageFacts, ModelFacts
+from core.models.kernels import LigerPart, liger_parts
 from core.models.shapes import RankFactors, linear_shapes, rank_factor
 
 if TYPE_CHECKING:
@@ -179,6 +180,8 @@ class RunCandidate:
     offload: bool
     attention: Attention
     loss: LossKind
+    #: What Liger computes: its norms and activations save less for the backward pass.
+    liger: frozenset[LigerPart]
     reshard: bool
     compile_mode: CompileMode | None
     fp8: bool
@@ -298,13 +301,16 @@ def image_tokens(facts: ImageFacts, resolution: int) -> int:
     return max(round(facts.tokens_at_1024 * (resolution / 1024) ** 2), 1)
 
 
-def loss_kind(task: TaskSpec, engine: Engine, fused: bool, liger: bool, weighted: bool) -> LossKind:
+def loss_kind(
+    task: TaskSpec, engine: Engine, fused: bool, liger: frozenset[LigerPart], weighted: bool
+) -> LossKind:
     """TRL's DPO and GRPO compute log-probs from full logits whatever the SFT loss is set to, and the KL to
     the base model needs them too, as does a loss of Axolotl's in which tokens are `weighted`."""
     needs_logits = task.kl_coefficient or (weighted and engine is Engine.AXOLOTL)
-    if task.task_type.is_rl or needs_logits or not (fused or liger):
+    if task.task_type.is_rl or needs_logits or not fused:
         return LossKind.FULL
-    return LossKind.FUSED if liger or engine is Engine.NATIVE else LossKind.CHUNKED
+    chunked = engine is not Engine.NATIVE and LigerPart.LOSS not in liger
+    return LossKind.CHUNKED if chunked else LossKind.FUSED
 
 
 def candidate_of(plan: TrainingPlan) -> RunCandidate:
@@ -313,6 +319,7 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
     modules = adapter.target_modules if adapter else ()
     ranks = adapter.rank_pattern.items() if adapter else ()
     factors = tuple((pattern, rank / adapter.rank) for pattern, rank in ranks) if adapter else ()
+    liger = liger_parts(plan.model.architecture) if precision.liger else frozenset[LigerPart]()
     return RunCandidate(
         task=plan.task.task_type,
         engine=plan.engine,
@@ -342,9 +349,10 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
             plan.task,
             plan.engine,
             precision.fused_loss,
-            precision.liger,
+            liger,
             plan.rows is not None and plan.rows.prompt_weight > 0,
         ),
+        liger=liger,
         reshard=plan.fsdp.reshard_after_forward if plan.fsdp else True,
         compile_mode=precision.compile_mode,
         fp8=precision.fp8,

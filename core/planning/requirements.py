@@ -15,7 +15,9 @@ from core.data.facts import DatasetFacts
 from core.domain.choices import Attention, CompileMode, Engine, EvalMetric, Method, Optimizer, Parallelism
 from core.domain.hardware import MOST_GPUS, GpuKind
 from core.models.facts import ModelFacts
+from core.models.kernels import LigerPart
 from core.models.shapes import RankFactors
+from core.planning import kernels
 from core.planning.budget import Concession, conceded
 from core.planning.candidate import ImageCandidate, ModelShape, RunCandidate, loss_kind, shape_of
 from core.planning.plan import LrSearchPlan, TaskSpec
@@ -55,6 +57,8 @@ class Requirements(NamedTuple):
     compile_mode: CompileMode | None
     width: int
     fp8: bool
+    liger: frozenset[LigerPart]
+    lora_kernels: bool
     reference_ready: bool
     #: Concessions that hold for any number of GPUs.
     concessions: tuple[Concession, ...]
@@ -141,8 +145,10 @@ def requirements_for(
     rank = _rank(targets, limits, given)
     rank_factors = _rank_factors(profile, model, rank, given)
     method = _method(model, targets, given)
-    attention = _attention(model, targets, kind, given)
-    fp8 = _fp8(targets, kind, given)
+    attention = kernels.attention(model, targets, kind, given)
+    fp8 = kernels.fp8(targets, kind, given)
+    liger = kernels.liger(task.task_type, engine, model, targets, kind, given)
+    lora_kernels = kernels.lora_kernels(task.task_type, model, targets, kind, given)
     if targets.sample_packing and model.packing_problem:
         given.append(conceded("sample_packing", True, False, model.packing_problem))
     if targets.compile_mode is not None and compile_mode is None:
@@ -164,6 +170,8 @@ def requirements_for(
         compile_mode=compile_mode,
         width=width,
         fp8=fp8,
+        liger=liger,
+        lora_kernels=lora_kernels,
         reference_ready=_reference_ready(task, targets, method),
         concessions=tuple(given),
         node_gpus=node_gpus,
@@ -280,32 +288,6 @@ def _method(model: ModelFacts, targets: Targets, given: list[Concession]) -> Met
     return Method.FULL if small else Method.LORA
 
 
-def _attention(model: ModelFacts, targets: Targets, kind: GpuKind, given: list[Concession]) -> Attention:
-    supported = model.attention
-    best = Attention.FLASH_2 if kind.compute_capability >= (8, 0) else Attention.SDPA
-    best = best if supported is Attention.FLASH_2 else supported
-    asked = targets.attention
-    if asked is None:
-        return best
-    if supported is not Attention.FLASH_2 and asked not in (supported, Attention.EAGER):
-        given.append(
-            conceded("attention", asked.value, best.value, f"{model.architecture} does not support it")
-        )
-        return best
-    hopper_only = asked is Attention.FLASH_3 and kind.compute_capability < (9, 0)
-    needs_ampere = asked in (Attention.FLASH_2, Attention.FLASH_3, Attention.FLEX)
-    if hopper_only or (needs_ampere and kind.compute_capability < (8, 0)):
-        given.append(conceded("attention", asked.value, best.value, f"{kind.name} cannot run it"))
-        return best
-    return asked
-
-
-def _fp8(targets: Targets, kind: GpuKind, given: list[Concession]) -> bool:
-    if targets.fp8 and not kind.has_fp8:
-        given.append(conceded("fp8", True, False, f"{kind.name} has no fp8 tensor cores"))
-    return targets.fp8 and kind.has_fp8
-
-
 def _reference_ready(task: TaskSpec, targets: Targets, method: Method) -> bool:
     """A full fine-tune saves its second copy this way; for an adapter the clock decides later."""
     if not task.task_type.has_pairs:
@@ -362,7 +344,8 @@ def first_candidate(needs: Requirements, world: int) -> RunCandidate:
         checkpointing=targets.gradient_checkpointing is True,
         offload=targets.activation_offload,
         attention=needs.attention,
-        loss=loss_kind(needs.task, needs.engine, targets.fused_loss, targets.liger, needs.prompt_weight > 0),
+        loss=loss_kind(needs.task, needs.engine, targets.fused_loss, needs.liger, needs.prompt_weight > 0),
+        liger=needs.liger,
         reshard=targets.fsdp_reshard_after_forward,
         compile_mode=needs.compile_mode,
         fp8=needs.fp8,

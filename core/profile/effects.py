@@ -368,6 +368,9 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
         lambda t, c: c.is_text and t.optimizer in (Optimizer.ADAMW_BNB_8BIT, Optimizer.PAGED_ADAMW_8BIT),
         "under FSDP2 it is refused; adamw_torch_8bit takes its place there",
     ),
+    _ignored(
+        "targets.liger", lambda t, c: t.liger is True and c.engine is not Engine.AXOLOTL, "Axolotl's alone"
+    ),
     _ignored("targets.fp16", lambda t, c: t.fp16 and t.bf16, "bf16 wins when both are set"),
     _harmful(
         "targets.vae_batch_size",

@@ -125,7 +125,8 @@ class Targets(Record):
     loraplus_lr_ratio: float | None = Field(default=None, gt=0, description="LoRA+: rate of B / rate of A.")
     adapter_fp32: bool = Field(default=True, description="fp32 adapter beside a bf16 base.")
     lora_kernels: bool | None = Field(
-        default=None, description="Axolotl's Triton kernels for LoRA. Unset: on GPUs, where allowed."
+        default=None,
+        description="Axolotl's Triton kernels for LoRA (SFT). Unset: on GPUs, for models that have them.",
     )
     # — the batch
     micro_batch_size: int = Field(
@@ -326,7 +327,11 @@ class Targets(Record):
     )
     activation_offload: bool = Field(default=False, description="Keep activations in host memory.")
     fused_loss: bool = Field(default=True, description="Cross-entropy without full logits in memory.")
-    liger: bool = Field(default=False, description="Liger kernels.")
+    liger: bool | None = Field(
+        default=False,
+        description="Axolotl: Liger's kernels for norms, rotation, activations and loss. null: where GPU and "
+        "model allow, except for GRPO.",
+    )
     neftune_alpha: float | None = Field(default=None, ge=0, description="Noise on the embeddings (SFT).")
     # — the data loader
     dataloader_num_workers: int = Field(default=4, ge=0, le=1024, description="Loader processes per GPU.")

@@ -9,16 +9,15 @@ model to publish, the container has measured how long a start takes.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from core.domain.choices import Attention
 from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.planning.budget import PlanVerdict
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.plan import TrainingPlan
 from core.planning.schedule import LEAST_SAVES
+from core.runs.kernel_failures import KernelKind, kernel_failure, without_kernel
 from core.runs.run_files import RunEnd
 
 #: Attempts at one task; `MAX_ATTEMPTS` sets the daemon's. A training that was killed goes on from its last
@@ -75,11 +74,11 @@ def retry_allowed(failures: Sequence[AttemptFailure], max_attempts: int = MAX_AT
     return sum(END_MEANINGS[failure.reason].retry in counted for failure in failures) < max_attempts
 
 
-def _kind_of(failure: AttemptFailure) -> tuple[EndReason, bool]:
-    """Of a crash: whether a kernel of flash attention failed. It has a remedy, so it leaves any other crash
-    its own retry, and gets one after it."""
-    crashed = failure.reason is EndReason.CRASHED
-    return failure.reason, crashed and flash_failure(failure.detail) is not None
+def _kind_of(failure: AttemptFailure) -> tuple[EndReason, KernelKind | None]:
+    """Of a crash: the kernel that failed. It has a remedy, so it leaves any other crash its own retry, and
+    gets one after it."""
+    failed = kernel_failure(failure.detail) if failure.reason is EndReason.CRASHED else None
+    return failure.reason, failed.kind if failed else None
 
 
 def with_remedies(plan: TrainingPlan, failures: Iterable[AttemptFailure]) -> TrainingPlan:
@@ -184,39 +183,14 @@ def _without_loader_workers(plan: TrainingPlan, _detail: str) -> TrainingPlan:
     return _noted(plan, note, loader=plan.loader.model_copy(update=update))
 
 
-_FLASH = r"(?:flash[ _-]?att|flash_(?:fwd|bwd))"
-#: How a kernel of flash attention fails once it is used: made for other GPUs, for another torch or libc, not
-#: there. What a model refuses while it is loaded is met there (`trainer.inputs.model_loading`).
-_NO_KERNEL = re.compile(
-    rf"{_FLASH}.{{0,60}} (?:only supports?|requires)\b|{_FLASH}.*undefined symbol|undefined symbol.*{_FLASH}"
-    rf"|No module named '?flash_attn|GLIBC\S* not found.*{_FLASH}",
-    re.IGNORECASE,
-)
-#: Any kernel's failure: flash attention's where it is named beside it.
-_NO_IMAGE = re.compile("no kernel image is available", re.IGNORECASE)
-
-
-def flash_failure(text: str) -> str | None:
-    """The line that says that this machine lacks a kernel of flash attention."""
-    named = re.search(_FLASH, text, re.IGNORECASE) is not None
-    failures = (
-        line for line in text.splitlines() if _NO_KERNEL.search(line) or (named and _NO_IMAGE.search(line))
-    )
-    return next(failures, None)
-
-
-def _without_flash(plan: TrainingPlan, detail: str) -> TrainingPlan:
-    """Use torch's own attention, where a kernel of flash attention failed: it would fail again."""
-    used, line = plan.precision.attention, flash_failure(detail)
-    if line is None or used in (Attention.SDPA, Attention.EAGER):
-        return plan
-    precision = plan.precision.model_copy(update={"attention": Attention.SDPA})
-    return _noted(plan, f"attention {used} → {Attention.SDPA}: {line.strip()[:200]}", precision=precision)
+def _without_failed_kernel(plan: TrainingPlan, detail: str) -> TrainingPlan:
+    without = without_kernel(plan, detail)
+    return plan if without is None else _noted(without[0], without[1])
 
 
 #: After every other reason the same plan is tried again.
 _CHANGES: Mapping[EndReason, Callable[[TrainingPlan, str], TrainingPlan]] = {
     EndReason.NAN: _with_lower_rate,
     EndReason.HOST_MEMORY: _without_loader_workers,
-    EndReason.CRASHED: _without_flash,
+    EndReason.CRASHED: _without_failed_kernel,
 }

@@ -18,6 +18,7 @@ from core.domain.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS
 from core.planning.plan import TrainingPlan
 from trainer.axolotl import patches
 from trainer.axolotl.host import HfHost, SessionCallback, resume_state
+from trainer.axolotl.kernels import leave_out_what_fails
 from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import add_kl, count_tokens
 from trainer.axolotl.prompt_loss import PromptLoss
@@ -53,6 +54,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         was loaded."""
         record_uncaught(self.spec, self.rank, lambda: self.session.phase if self.session else "load")
         patches.apply_patches(cfg)
+        leave_out_what_fails(cfg, self.progress.note)
         dump_stacks_on_request()
         exit_with_runner(self.spec.wrapper_pid)
         if self.rank == 0:

@@ -33,7 +33,7 @@ _CODE = frozenset(
 )
 _QUANTIZED = "quantization_config"
 #: What is tried next where a model, or the machine, lacks a kernel.
-_NEXT = {
+NEXT_ATTENTION = {
     Attention.FLASH_3: Attention.FLASH_2,
     Attention.FLASH_2: Attention.SDPA,
     Attention.FLEX: Attention.SDPA,
@@ -100,7 +100,7 @@ def with_attention(
         try:
             return load(attention), attention
         except (ValueError, ImportError, OSError, RuntimeError) as error:
-            following = _NEXT.get(attention)
+            following = NEXT_ATTENTION.get(attention)
             if following is None or not _REFUSED.search(str(error)):
                 raise
             log.warning("%s cannot be used, %s is tried: %s", attention, following, str(error)[:200])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from core.data.facts import DatasetFacts
-from core.domain.choices import Engine
+from core.domain.choices import Attention, Engine
 from core.domain.hardware import CPU, GpuKind, GpuSet, Hardware, from_nvml
 from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.domain.units import show_seconds
@@ -224,7 +224,20 @@ def make_own_plan(
     free = {"reserve": run.deadline_at - run.end_by, "reserve_share": 0.0, "min_epochs": 0.0}
     own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})
     conditions = JobConditions(hardware, model_cached=True, publishes=False)
-    return forced_feasible(make_plan(spec, model, data, hardware, own, conditions=conditions))
+    plan = forced_feasible(make_plan(spec, model, data, hardware, own, conditions=conditions))
+    return with_flash_3(plan) if own.targets.attention is None else plan
+
+
+def with_flash_3(plan: TrainingPlan) -> TrainingPlan:
+    """On Hopper, where this image has its package: only here can one look. Whatever refuses it at its load
+    gets flash attention 2."""
+    generation = plan.gpus.kind.compute_capability[0]
+    if plan.precision.attention is not Attention.FLASH_2 or generation != 9:
+        return plan
+    if importlib.util.find_spec("flash_attn_interface") is None:
+        return plan
+    precision = plan.precision.model_copy(update={"attention": Attention.FLASH_3})
+    return plan.model_copy(update={"precision": precision})
 
 
 #: What must be left for another try: the time that the last one took to begin, this many times over.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from core.domain.units import show_seconds
-from core.runs.remedies import flash_failure
+from core.runs.kernel_failures import kernel_failure
 from core.runs.run_files import RunEnd, TrainerExitCode
 from core.system.wrapper import dump_stacks, oom_kills
 from trainer.handoff import TrainingFailure, TrainingOutcome
@@ -205,14 +205,14 @@ def launch_result(
 
 
 def _detail_of(failure: TrainingFailure) -> str:
-    """A kernel of flash attention is often named by the stack alone, and what follows depends on it."""
+    """A kernel is often named by the stack alone, and what follows depends on it."""
     detail = failure.detail
-    if failure.end is not RunEnd.CRASHED or flash_failure(detail) is not None:
+    if failure.end is not RunEnd.CRASHED or kernel_failure(detail) is not None:
         return detail
-    line = flash_failure(f"{detail}\n{failure.traceback}")
-    if line is None:
+    named = kernel_failure(f"{detail}\n{failure.traceback}")
+    if named is None:
         return detail
-    return f"{detail} (flash attention)" if line in detail else f"{detail} (flash attention: {line.strip()})"
+    return f"{detail} ({named.kind})" if named.line in detail else f"{detail} ({named})"
 
 
 def _disk_full(ended: ProcessEnd) -> LaunchResult | None:

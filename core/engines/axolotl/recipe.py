@@ -16,6 +16,7 @@ from core.engines.axolotl.data_keys import dataset_keys
 from core.engines.axolotl.rules import LORA_KERNELS
 from core.engines.base import EngineConfig, Recipe, RunInputs, load_templates, overlay, unsupported_target
 from core.engines.keys import translated_axolotl
+from core.models.kernels import LigerPart, liger_parts
 from core.planning.plan import TrainingPlan
 from core.profile.field_names import FIELD_NAMES, NameSystem
 
@@ -253,10 +254,10 @@ def _kernels(plan: TrainingPlan, notes: list[str]) -> EngineConfig:
     if plan.adapter is not None:
         wanted = precision.lora_kernels and supervised and not plan.gpus.is_cpu
         keys |= dict.fromkeys(LORA_KERNELS, wanted)
-    if precision.liger:
-        keys |= {"liger_rope": True, "liger_rms_norm": True, "liger_glu_activation": True}
+    parts = liger_parts(plan.model.architecture) if precision.liger else frozenset()
+    keys |= {part.value: True for part in LigerPart if part in parts and part is not LigerPart.LOSS}
     if precision.fused_loss and supervised:
-        keys["liger_fused_linear_cross_entropy" if precision.liger else "chunked_cross_entropy"] = True
+        keys[LigerPart.LOSS.value if LigerPart.LOSS in parts else "chunked_cross_entropy"] = True
     if precision.neftune_alpha and supervised:
         keys["neftune_noise_alpha"] = precision.neftune_alpha
     elif precision.neftune_alpha:

@@ -329,6 +329,32 @@ def test_weights_are_gathered_whole_only_to_generate(
     assert candidate_of(plan).gathered_layers == (plan.model.layers if whole else 0)
 
 
+@each("gpus", [1, 2, 4, 8])
+@each(
+    ("model", "hours", "method"),
+    [
+        ("Qwen/Qwen2.5-1.5B", 2, Method.FULL),
+        ("Qwen/Qwen2.5-3B", 2, Method.LORA),
+        (LLAMA, 4, Method.LORA),
+        ("meta-llama/Llama-3.1-70B", 8, Method.LORA),
+    ],
+)
+def test_preferences_are_learned_by_adapters_from_2b_on(
+    model: str, hours: float, method: Method, gpus: int
+) -> None:
+    """The adapter switched off is the reference, and the search for a rate has room above the plan's."""
+    plan = _plan(load_profile("steady"), TaskType.DPO, model, hours, gpus=f"{gpus}xH100")
+    assert plan.verdict.feasible
+    tight = model.endswith("70B") and gpus < 4
+    assert plan.method is (Method.QLORA if tight else method)
+    assert plan.memory["reference"] == (0 if plan.adapter else plan.memory["reference"])
+    assert plan.steps.epochs == pytest.approx(2, abs=0.01) or gpus < 4
+    if plan.adapter is not None:
+        assert plan.adapter.alpha == 256
+        assert 1e-3 < plan.adapter.alpha * plan.optimizer.learning_rate < 3e-3
+        assert plan.lr_search.highest >= 10
+
+
 @each("gpus", [1, 2, 3, 4, 8])
 def test_grpo_batches_are_what_axolotl_accepts(gpus: int) -> None:
     plan = _plan(load_profile("steady"), TaskType.GRPO, "Qwen/Qwen2.5-3B", gpus=f"{gpus}xH100", hours=6)

@@ -71,8 +71,13 @@ def test_every_rule_applies_to_some_profile(tmp_path: Path) -> None:
         "  dataloader_drop_last: true, optimizer: adamw_bnb_8bit, lr_scheduler: cosine,\n"
         "  learning_rate: 0.5, lora_rank_pattern: {q_proj: 8}, prompt_loss_share: 0.2}\n",
     )
+    native = from_text(tmp_path, "targets: {engine: native, liger: true}")
     names = ("base", "h100x4", "h100x4-strategy", "h100x8", "h100-fast", "steady", "cpu-demo")
-    remarks = [*explain_profile(example), *(remark for name in names for remark in remarks_on(name))]
+    remarks = [
+        *explain_profile(example),
+        *explain_profile(native),
+        *(remark for name in names for remark in remarks_on(name)),
+    ]
     applied = {(remark.path, remark.text) for remark in remarks}
     assert [rule.path for rule in EFFECT_RULES if (rule.path, rule.text) not in applied] == []
 

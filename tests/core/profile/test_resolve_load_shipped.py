@@ -122,6 +122,15 @@ steady:
   instruct 4.5B: {learning_rate: 7.0e-5, effective_batch_size: 64}
   instruct 8B: {learning_rate: 3.5e-5, effective_batch_size: 64}
   instruct 14.8B: {learning_rate: 0.0003, effective_batch_size: 32}
+  dpo 0.5B: {full_below: 2B, learning_rate: 1.35e-5, effective_batch_size: 64, dpo_beta: 0.1}
+  dpo 1.5B: {full_below: 2B, learning_rate: 8.7e-6}
+  dpo 3B: {method: null, lora_r: 128, lora_alpha: 256, lora_dropout: 0, learning_rate: 6.5e-6}
+  dpo 4.5B: {lora_r: 128, lora_alpha: 256, learning_rate: 6.25e-6}
+  dpo 8B: {lora_r: 128, lora_alpha: 256, learning_rate: 7.5e-6}
+  dpo 10B: {lora_r: 128, lora_alpha: 256, learning_rate: 5e-6}
+  dpo 14.8B: {lora_r: 128, lora_alpha: 256, learning_rate: 8.5e-6}
+  dpo 32B: {lora_r: 128, lora_alpha: 256, learning_rate: 8e-6}
+  dpo 72B: {lora_r: 128, lora_alpha: 256, learning_rate: 8e-6}
 cpu-demo:
   instruct 8B:
     {bf16: false, fp16: false, tf32: false, fp8: false, liger: false, fused_loss: false, lora_kernels: false,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from core.data.facts import facts_from_rows
+from core.domain.choices import Attention
 from core.domain.evaluation import Era
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import InstructDataset, TaskType
@@ -97,6 +98,32 @@ def test_the_profile_is_the_environments_to_choose(
     on("1xH100")
     monkeypatch.setenv(planning.PROFILE_VARIABLE, "base")
     assert make_own_plan(run_of(tmp_path, 1), llama, facts()).profile == "base"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "installed", "profile", "used"),
+    [
+        ("1xH100", True, "steady", Attention.FLASH_3),
+        ("1xH100", False, "steady", Attention.FLASH_2),
+        ("1xA100", True, "steady", Attention.FLASH_2),
+        ("1xB200", True, "steady", Attention.FLASH_2),
+        ("1xH100", True, "h100x8", Attention.FLASH_2),  # as that profile asks
+    ],
+)
+def test_flash_attention_3_is_taken_on_hopper_where_the_image_has_it(
+    gpus: str,
+    installed: bool,
+    profile: str,
+    used: Attention,
+    on: Any,
+    llama: ModelFacts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on(gpus)
+    monkeypatch.setenv(planning.PROFILE_VARIABLE, profile)
+    monkeypatch.setattr(planning.importlib.util, "find_spec", lambda name: name if installed else None)
+    assert make_own_plan(run_of(tmp_path, 1), llama, facts()).precision.attention is used
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])

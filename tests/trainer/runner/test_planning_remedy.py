@@ -8,6 +8,8 @@ import pytest
 
 from core.domain.choices import Attention
 from core.planning.budget import TimelinePhase
+from core.planning.candidate import candidate_of
+from core.planning.memory import peak_bytes
 from core.planning.plan import TrainingPlan
 from core.runs.remedies import MAX_ATTEMPTS, MAX_OOM_STEPS
 from core.runs.run_files import RunEnd
@@ -89,6 +91,11 @@ def test_a_crash_is_tried_again_from_the_last_checkpoint(end: RunEnd, attempts: 
             "it ended with 1; its last words:\nundefined symbol: flash_attn_fwd",
             "sdpa",
         ),
+        (
+            "flash_attention_2",
+            "attn_implementation: flash_attention_2 is set, but no flash-attn build is available",
+            "sdpa",
+        ),
         ("flash_attention_2", "FlashAttention forward only supports head dimension at most 256", "sdpa"),
         ("flash_attention_2", "flash attention 2 is used\nCUDA error: unspecified launch failure", None),
         ("sdpa", "CUDA error: no kernel image is available for execution on the device", None),
@@ -104,6 +111,54 @@ def test_an_attention_kernel_that_fails_is_done_without(kind: str, said: str, us
     assert remedy.resumes
     assert remedy.plan.precision.attention == (used or kind)
     assert (f"attention {kind} → sdpa" in str(remedy)) is (used is not None)
+
+
+LIGER = 'File "/x/liger_kernel/ops/rms_norm.py", line 9, in rms_norm_forward'
+LORA = 'File "/x/axolotl/kernels/lora.py", line 9, in forward'
+
+
+def with_kernels(**changes: Any) -> TrainingPlan:
+    before = planned()
+    precision = before.precision.model_copy(update={"liger": True, "lora_kernels": True, **changes})
+    return before.model_copy(update={"precision": precision})
+
+
+@each(
+    ("said", "left"),
+    [
+        (f"{LIGER}\ntriton.compiler.errors.CompilationError: at 9:1", {"lora_kernels"}),
+        (
+            "RuntimeError: Triton Error [CUDA]: device kernel image is invalid (Liger: rms_norm)",
+            {"lora_kernels"},
+        ),
+        # Liger's loss calls the model, whose layer calls what failed.
+        (f"{LIGER}\n{LORA}\ntriton.runtime.errors.OutOfResources: out of resource", {"liger"}),
+        (f"{LORA}\n{LIGER}\nRuntimeError: shape", {"lora_kernels"}),
+        ("triton.runtime.errors.OutOfResources: out of resource: shared memory", set()),
+        ("CUDA error: an illegal memory access was encountered", set()),
+        ("ModuleNotFoundError: No module named 'triton'", set()),
+        ("ValueError: size mismatch", {"liger", "lora_kernels"}),
+    ],
+)
+def test_a_kernel_that_a_crash_names_is_left_out_once(said: str, left: set[str]) -> None:
+    before = with_kernels()
+    remedy = remedy_for(before, failed(RunEnd.CRASHED, detail=said), [])
+    assert remedy is not None
+    assert {name for name in ("liger", "lora_kernels") if getattr(remedy.plan.precision, name)} == left
+    assert (remedy.plan == before) is (len(left) == 2)
+    assert remedy.resumes
+    assert remedy_for(remedy.plan, failed(RunEnd.CRASHED, detail=said), [remedy]) is None
+
+
+def test_without_liger_a_pass_holds_what_fits_without_it() -> None:
+    before = with_kernels(lora_kernels=False)
+    budget = int(peak_bytes(candidate_of(before)))
+    before = before.model_copy(update={"memory": before.memory.model_copy(update={"budget_bytes": budget})})
+    remedy = remedy_for(before, failed(RunEnd.CRASHED, detail=LIGER), [])
+    assert remedy is not None
+    assert remedy.plan.batch.micro < before.batch.micro
+    assert remedy.plan.batch.effective == before.batch.effective
+    assert remedy.plan.memory.total_bytes <= budget
 
 
 @each("end", [RunEnd.BAD_DATA, RunEnd.BAD_MODEL, RunEnd.BAD_REWARD, RunEnd.DISK_FULL, RunEnd.STOPPED])

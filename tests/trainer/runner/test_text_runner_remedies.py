@@ -68,6 +68,21 @@ def test_a_retry_resumes_from_the_newest_checkpoint_of_a_training_that_it_contin
     assert runner.resumed == paths
 
 
+def test_a_kernel_of_liger_is_known_by_the_stack(tmp_path: Path) -> None:
+    runner, plan = launched(tmp_path, RunEnd.FINISHED), text_plan(TaskType.INSTRUCT)
+    plan = plan.model_copy(update={"precision": plan.precision.model_copy(update={"liger": True})})
+    stack = 'File "/x/liger_kernel/ops/rope.py", line 9, in rope_forward\nCompilationError: at 9:1'
+    failure = TrainingFailure(end=RunEnd.CRASHED, detail="CompilationError: at 9:1", traceback=stack)
+    attempt = launch_result(ProcessEnd(1, None, ()), None, [failure], marked=True)
+    assert (
+        attempt.detail
+        == 'CompilationError: at 9:1 (Liger: File "/x/liger_kernel/ops/rope.py", line 9, in rope_forward)'
+    )
+    remedy = runner._remedy(plan, attempt, [])
+    assert remedy is not None
+    assert not remedy.plan.precision.liger
+
+
 def test_a_kernel_of_flash_attention_is_known_by_the_stack(tmp_path: Path) -> None:
     runner, plan = launched(tmp_path, RunEnd.FINISHED), text_plan(TaskType.INSTRUCT)
     precision = plan.precision.model_copy(update={"attention": Attention.FLASH_2})

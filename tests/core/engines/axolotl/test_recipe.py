@@ -23,6 +23,7 @@ from core.domain.tasks import TaskType
 from core.engines.axolotl.recipe import LIGER_PLUGIN
 from core.engines.base import RecipeError
 from core.engines.render import render
+from core.models.kernels import LigerPart
 from core.planning.budget import PlanVerdict
 from core.planning.plan import (
     AdapterPlan,
@@ -231,6 +232,25 @@ def test_liger_comes_with_its_plugin_and_its_own_loss() -> None:
     assert config["liger_fused_linear_cross_entropy"] is True
     assert "chunked_cross_entropy" not in config
     assert config["attn_implementation"] == "flash_attention_2"
+
+
+@each(
+    ("architecture", "task", "missing"),
+    [
+        ("granite", SFT, {LigerPart.LOSS}),
+        ("glm4", SFT, {LigerPart.ROPE}),
+        ("qwen3_moe", SFT, {LigerPart.GLU}),
+        ("llama", TaskType.DPO, {LigerPart.LOSS}),
+    ],
+)
+def test_parts_that_liger_has_not_for_a_model_or_a_loss_are_left_out(
+    architecture: str, task: TaskType, missing: set[LigerPart]
+) -> None:
+    plan = text_plan(task, precision=PrecisionPlan(liger=True))
+    plan = plan.model_copy(update={"model": plan.model.model_copy(update={"architecture": architecture})})
+    config = config_of(plan)
+    assert {part for part in LigerPart if part not in config} == missing
+    assert ("chunked_cross_entropy" in config) is (architecture == "granite")
 
 
 @each(

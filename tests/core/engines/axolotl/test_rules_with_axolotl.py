@@ -46,6 +46,10 @@ CORNERS: tuple[dict[str, Any], ...] = (
     },
     {"adapter": AdapterPlan(rank=8, alpha=8, dropout=0, params=1, loraplus_lr_ratio=16)},
     {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_2, neftune_alpha=5)},
+    {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_3), "method": Method.FULL, "gpus": 8},
+    {"precision": PrecisionPlan(liger=True), "parallelism": FSDP, "fsdp": FsdpPlan()},
+    {"precision": PrecisionPlan(liger=True), "task": TaskType.DPO},
+    {"precision": PrecisionPlan(liger=True, lora_kernels=False), "task": TaskType.GRPO},
     {"precision": PrecisionPlan(compile_mode=CompileMode.MAX_AUTOTUNE, attention=Attention.FLASH_2)},
     {
         "steps": StepsPlan(
