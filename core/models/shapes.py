@@ -101,6 +101,8 @@ def linear_shapes(model: ModelFacts) -> tuple[LinearShape, ...]:
 
 def expert_shapes(model: ModelFacts) -> list[LinearShape]:
     """The matrices of the experts that a router picks from."""
+    if model.moe is None:
+        return []
     return [shape for shape in linear_shapes(model) if shape.name.startswith(EXPERT_PREFIX)]
 
 
