@@ -117,6 +117,7 @@ def setup_for(model: ModelFacts, case: dict[str, Any]) -> RunCandidate:
         offload=False,
         attention=Attention.SDPA if plain else Attention.FLASH_2,
         loss=LossKind(case["loss"]),
+        liger=frozenset(),
         reshard=True,
         compile_mode=None,
         fp8=False,

@@ -230,6 +230,8 @@ THOROUGH = (
     "trainer/runner/test_machines.py::test_two_machines_train_one_model",
     "trainer/runner/test_text_runner.py::test_a_task_with_rewards_raises_them[full",
     "trainer/runner/test_text_runner.py::test_cut_off_at_a_random_moment",
+    "trainer/runner/test_text_runner_models.py::test_an_adapter_on_routed_experts",
+    "trainer/runner/test_text_runner_sharded.py::test_an_adapter_on_routed_experts",
     "trainer/runner/test_text_runner_control.py::test_smaller_passes_from_the_middle_on_change_no_loss[axolotl-Dpo",
     "trainer/runner/test_text_runner_knobs.py::test_preferences_are_trained",
     "trainer/runner/test_text_runner_knobs.py::test_rates_are_tried_out_without_a_trace[GrpoTask",

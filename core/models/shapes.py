@@ -25,7 +25,7 @@ class LinearShape(NamedTuple):
     d_in: int
     d_out: int
     copies: int
-    #: Experts that a router picks from. Not `nn.Linear` in today's transformers, so "all linear" skips them.
+    #: Experts that a router picks from. Not `nn.Linear` in transformers 5, so "all linear" skips them.
     routed: bool = False
 
     @property
@@ -97,6 +97,22 @@ def linear_shapes(model: ModelFacts) -> tuple[LinearShape, ...]:
         shapes += _mlp(EXPERT_PREFIX, hidden, width, sparse * moe.experts, gated, routed=True)
         shapes.append(LinearShape("router", hidden, moe.experts, sparse, routed=True))
     return tuple(shape for shape in shapes if shape.copies and shape.d_in and shape.d_out)
+
+
+def expert_shapes(model: ModelFacts) -> list[LinearShape]:
+    """The matrices of the experts that a router picks from."""
+    if model.moe is None:
+        return []
+    return [shape for shape in linear_shapes(model) if shape.name.startswith(EXPERT_PREFIX)]
+
+
+def expert_params_per_rank(model: ModelFacts) -> int:
+    """Of an adapter on the experts, per unit of its rank. Gate and up are one tensor, of one input."""
+    gate = f"{EXPERT_PREFIX}gate_proj"
+    return sum(
+        (shape.d_out + (0 if shape.name == gate else shape.d_in)) * shape.copies
+        for shape in expert_shapes(model)
+    )
 
 
 #: Patterns, and the factor on the LoRA rank of the layers whose names one matches; the first counts.

@@ -44,7 +44,7 @@ from core.planning.plan import (
     TrainingPlan,
 )
 from core.planning.requirements import VLLM_SHARE, Requirements
-from core.planning.tradeoffs import concessions, epochs_between_files, no_fp8, reasons_for
+from core.planning.tradeoffs import adapter_reach, concessions, epochs_between_files, no_fp8, reasons_for
 from core.profile.effects import EngineCase
 from core.profile.explain import annotations_for
 
@@ -212,6 +212,7 @@ def _adapter(needs: Requirements, candidate: RunCandidate) -> AdapterPlan | None
         rank_pattern={
             pattern: max(round(factor * candidate.rank), 1) for pattern, factor in needs.rank_factors
         },
+        expert_rank=max(round(needs.expert_factor * candidate.rank), 1) if needs.expert_factor else None,
         rslora=targets.rslora,
         dora=targets.dora,
         loraplus_lr_ratio=targets.loraplus_lr_ratio,
@@ -390,6 +391,8 @@ def _notes(needs: Requirements, timed: TimedCandidate) -> Iterator[str]:
     for pattern, _ in needs.rank_factors:
         if not any(matches(pattern, name) for name in names):
             yield f"lora_rank_pattern: {pattern!r} matches no layer that is known of {needs.model.model_id}"
+    if (reach := adapter_reach(needs, timed.candidate)) is not None:
+        yield reach
     data = needs.data
     unasked = needs.task.task_type.is_supervised and needs.targets.sample_packing is None
     if unasked and needs.model.packing_problem:

@@ -239,7 +239,8 @@ def gathering(s: RunCandidate) -> float:
 
 @memory_part("dequantised", "the matrix at work, in bf16")
 def dequantised(s: RunCandidate) -> float:
-    return 2 * s.shape.hidden * s.shape.mlp
+    """Of experts a layer's."""
+    return max(2 * s.shape.hidden * s.shape.mlp, 2 * s.shape.expert_params / s.shape.layers)
 
 
 @memory_part("vllm", lambda s: f"{s.vllm_share:.0%} of the GPU for generation, weights and cache")

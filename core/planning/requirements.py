@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from pydantic import JsonValue
-
 from core.data.facts import DatasetFacts
 from core.domain.choices import Attention, CompileMode, Engine, EvalMetric, Method, Optimizer, Parallelism
 from core.domain.hardware import MOST_GPUS, GpuKind
 from core.models.facts import ModelFacts
 from core.models.kernels import LigerPart
 from core.models.shapes import RankFactors
-from core.planning import kernels
+from core.planning import kernels, ranks
 from core.planning.budget import Concession, conceded
 from core.planning.candidate import ImageCandidate, ModelShape, RunCandidate, loss_kind, shape_of
 from core.planning.plan import LrSearchPlan, TaskSpec
@@ -51,6 +49,8 @@ class Requirements(NamedTuple):
     rank: int
     #: On the rank of layers by name.
     rank_factors: RankFactors
+    #: That of an adapter on routed experts; 0: they have none.
+    expert_factor: float
     length: int
     eval_rows: int
     attention: Attention
@@ -142,8 +142,9 @@ def requirements_for(
     compile_mode = targets.compile_mode if kind.compute_capability >= (7, 0) else None
     width = _width(targets, kind, given)
     length = _length(data, model, targets, limits, given)
-    rank = _rank(targets, limits, given)
-    rank_factors = _rank_factors(profile, model, rank, given)
+    rank = ranks.lora_rank(targets, limits, given)
+    rank_factors = ranks.rank_factors(profile, model, rank, given)
+    expert_factor = ranks.expert_factor(profile, model, engine, rank, given)
     method = _method(model, targets, given)
     attention = kernels.attention(model, targets, kind, given)
     fp8 = kernels.fp8(targets, kind, given)
@@ -161,9 +162,10 @@ def requirements_for(
         kind=kind,
         engine=engine,
         method=method,
-        shape=shape_of(model, tuple(targets.lora_target_modules or ()), rank_factors),
+        shape=shape_of(model, tuple(targets.lora_target_modules or ()), rank_factors, expert_factor),
         rank=rank,
         rank_factors=rank_factors,
+        expert_factor=expert_factor,
         length=length,
         eval_rows=held_out(task.task_type, data.rows, targets),
         attention=attention,
@@ -245,34 +247,6 @@ def _length(
         why = f"the model's window is {most}" if window else f"limits.max_sequence_len is {most}"
         given.append(conceded("sequence_len", targets.sequence_len, most, why))
     return min(targets.sequence_len, most)
-
-
-def _rank(targets: Targets, limits: ProfileLimits, given: list[Concession]) -> int:
-    if targets.lora_r > limits.max_lora_r:
-        given.append(
-            conceded("lora_r", targets.lora_r, limits.max_lora_r, f"limits.max_lora_r is {limits.max_lora_r}")
-        )
-    return min(targets.lora_r, limits.max_lora_r)
-
-
-def _rank_factors(
-    profile: ResolvedProfile, model: ModelFacts, rank: int, given: list[Concession]
-) -> RankFactors:
-    """What `lora_rank_pattern` means relative to lora_r, so that both are scaled and lowered together."""
-    targets, most = profile.targets, profile.limits.max_lora_r
-    if model.is_image:
-        return ()
-    asked = profile.before_scale.get("lora_r", targets.lora_r)
-    factors = {pattern: wanted / asked for pattern, wanted in targets.lora_rank_pattern.items()}
-    over: dict[str, JsonValue] = {
-        pattern: targets.lora_rank_pattern[pattern]
-        for pattern, factor in factors.items()
-        if factor * rank > most
-    }
-    if over:
-        got: dict[str, JsonValue] = dict.fromkeys(over, most)
-        given.append(conceded("lora_rank_pattern", over, got, f"limits.max_lora_r is {most}"))
-    return tuple((pattern, min(factor, most / rank)) for pattern, factor in factors.items())
 
 
 def _method(model: ModelFacts, targets: Targets, given: list[Concession]) -> Method:

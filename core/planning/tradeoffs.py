@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from core.domain.choices import Attention, CompileMode, Engine, GpuStrategy, Parallelism
 from core.domain.units import show_bytes, show_params, show_seconds
+from core.models.experts import EXPERT_NAMES
 from core.models.shapes import EXPERT_PREFIX, linear_shapes
 from core.planning.budget import Concession, conceded
 from core.planning.candidate import RunCandidate, vary
@@ -108,13 +109,12 @@ def _quality(needs: Requirements, timed: TimedCandidate, budget: int) -> Iterato
     if not candidate.full and candidate.rank < needs.rank:
         higher = vary(candidate, rank=needs.rank)
         yield conceded("lora_r", needs.rank, candidate.rank, over_budget(higher, budget, TRAINED))
-    if not candidate.full:
+    if not candidate.full and not candidate.adapts_experts:
         yield from _experts(needs)
 
 
 def _experts(needs: Requirements) -> Iterator[Concession]:
-    """transformers 5 keeps a layer's experts in single tensors. peft could adapt these as parameters, but the
-    evaluation of offers keeps them apart and would load such an adapter as none."""
+    """transformers 5 keeps a layer's experts in single tensors, which are no layers to peft."""
     asked = needs.targets.lora_target_modules
     shapes = linear_shapes(needs.model)
     experts = [shape for shape in shapes if shape.name.startswith(EXPERT_PREFIX)]
@@ -127,6 +127,22 @@ def _experts(needs: Requirements) -> Iterator[Concession]:
     reason = f"{params} of {total} are experts in single tensors, out of LoRA's reach"
     wanted = ", ".join(asked) if asked else "every linear layer"
     yield conceded("lora_target_modules", wanted, ", ".join(adapted) or "none", reason)
+
+
+def adapter_reach(needs: Requirements, candidate: RunCandidate) -> str | None:
+    """For a mixture of experts, or with some layers only: what part of the weights the adapter changes."""
+    asked, model = needs.targets.lora_target_modules, needs.model
+    if candidate.full or model.is_image or (model.moe is None and not asked):
+        return None
+    shapes = [shape for shape in linear_shapes(model) if not shape.routed]
+    reached = sum(shape.params for shape in shapes if not asked or shape.name in asked)
+    if candidate.adapts_experts:
+        reached += candidate.shape.expert_params
+    share = f"the adapter reaches {reached / model.params_total:.1%} of the weights"
+    if model.moe is None or candidate.adapts_experts:
+        return share
+    hint = "; lora_experts_r adapts them" if model.architecture in EXPERT_NAMES else ""
+    return f"{share}: routed experts are left out{hint}"
 
 
 def _optimizer_reason(needs: Requirements, timed: TimedCandidate, budget: int) -> str:

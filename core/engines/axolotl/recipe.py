@@ -16,8 +16,9 @@ from core.engines.axolotl.data_keys import dataset_keys
 from core.engines.axolotl.rules import LORA_KERNELS
 from core.engines.base import EngineConfig, Recipe, RunInputs, load_templates, overlay, unsupported_target
 from core.engines.keys import translated_axolotl
+from core.models.experts import EXPERT_PARAMETERS
 from core.models.kernels import LigerPart, liger_parts
-from core.planning.plan import TrainingPlan
+from core.planning.plan import AdapterPlan, TrainingPlan
 from core.profile.field_names import FIELD_NAMES, NameSystem
 
 _ADAMW = frozenset(optimizer for optimizer in Optimizer if "adamw" in optimizer)
@@ -137,14 +138,36 @@ def _adapter(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineC
         "lora_r": adapter.rank,
         "lora_alpha": _rounded_alpha(adapter.alpha, notes),
         "lora_dropout": adapter.dropout,
-        "lora_rank_pattern": adapter.rank_pattern or None,
-        "lora_target_linear": None if adapter.target_modules else True,
-        "lora_target_modules": list(adapter.target_modules) or None,
+        "lora_rank_pattern": _rank_pattern(adapter) or None,
+        "lora_target_parameters": list(EXPERT_PARAMETERS) if adapter.expert_rank else None,
+        **_targets(plan, adapter),
         "peft_use_rslora": adapter.rslora or None,
         "peft_use_dora": adapter.dora or None,
         "loraplus_lr_ratio": adapter.loraplus_lr_ratio,
         "peft_autocast_adapter_dtype": None if adapter.fp32 else False,
     }
+
+
+def _targets(plan: TrainingPlan, adapter: AdapterPlan) -> EngineConfig:
+    """A 4-bit base leaves experts as they are unless it is asked to, and then Axolotl wants the layers named;
+    peft knows a name for all of them."""
+    keys: EngineConfig = {}
+    if plan.method is Method.QLORA and plan.model.moe is not None:
+        keys = {
+            "quantize_moe_experts": True,
+            "lora_target_modules": list(adapter.target_modules) or "all-linear",
+        }
+    elif adapter.target_modules:
+        keys = {"lora_target_modules": list(adapter.target_modules)}
+    else:
+        keys = {"lora_target_linear": True}
+    return {"lora_target_linear": None, "lora_target_modules": None, **keys}
+
+
+def _rank_pattern(adapter: AdapterPlan) -> dict[str, int]:
+    """The first match counts: a pattern for `down_proj` is not meant for experts."""
+    experts = dict.fromkeys(EXPERT_PARAMETERS, adapter.expert_rank) if adapter.expert_rank else {}
+    return {**experts, **adapter.rank_pattern}
 
 
 def _rounded_alpha(alpha: float, notes: list[str]) -> int:

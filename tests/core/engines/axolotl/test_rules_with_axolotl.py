@@ -17,6 +17,7 @@ from core.domain.tasks import TaskType
 from core.engines.base import RecipeError
 from core.engines.render import render
 from core.engines.validate import validate
+from core.models.identify import facts_from_name
 from core.planning.plan import (
     AdapterPlan,
     DpoPlan,
@@ -38,6 +39,7 @@ ROOT = Path(__file__).parents[4]
 
 SFT = TaskType.INSTRUCT
 DDP, FSDP = Parallelism.DDP, Parallelism.FSDP
+EXPERTS = facts_from_name("Qwen/Qwen3-30B-A3B")
 CORNERS: tuple[dict[str, Any], ...] = (
     {
         "adapter": AdapterPlan(
@@ -45,6 +47,15 @@ CORNERS: tuple[dict[str, Any], ...] = (
         )
     },
     {"adapter": AdapterPlan(rank=8, alpha=8, dropout=0, params=1, loraplus_lr_ratio=16)},
+    {"adapter": AdapterPlan(rank=64, alpha=32, dropout=0, params=1, expert_rank=8), "model": EXPERTS},
+    {
+        "adapter": AdapterPlan(rank=64, alpha=32, dropout=0, params=1, expert_rank=8),
+        "model": EXPERTS,
+        "parallelism": FSDP,
+        "fsdp": FsdpPlan(),
+    },
+    {"method": Method.QLORA, "model": EXPERTS, "gpus": 1, "parallelism": Parallelism.SINGLE},
+    {"method": Method.QLORA, "model": EXPERTS, "parallelism": FSDP, "fsdp": FsdpPlan()},
     {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_2, neftune_alpha=5)},
     {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_3), "method": Method.FULL, "gpus": 8},
     {"precision": PrecisionPlan(liger=True), "parallelism": FSDP, "fsdp": FsdpPlan()},
