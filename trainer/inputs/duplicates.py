@@ -31,7 +31,7 @@ SHARE = 0.5
 #: With fewer runs of its own a row has doubles only where the words are the same.
 LEAST_RUNS = 3
 #: Runs in more than this share of the rows, and in so many at least, belong to a template.
-TEMPLATE, TEMPLATE_ROWS = 0.02, 10
+TEMPLATE, TEMPLATE_ROWS = 0.005, 6
 #: Runs of each row that are compared first, and how many of them two rows must share to be compared in full.
 SKETCH, SHARED = 16, 2
 #: Rows read at a time; a run's hash, beside the number of its row.

@@ -131,14 +131,14 @@ def test_without_rows_that_fit_the_task_is_trained_alone(tmp_path: Path) -> None
 
 
 def test_of_near_duplicates_as_many_are_trained_on_as_the_plan_says(tmp_path: Path) -> None:
-    data = [row for row in tiny.instruct_rows(30, length=30) for _ in range(9)]
+    data = [row for row in tiny.instruct_rows(30, length=30) for _ in range(4)]
     sizes = {}
     for weight in (1.0, 0.5, 0.0):
         rows = RowsPlan(duplicate_weight=weight)
-        files = prepared(tmp_path, TaskType.INSTRUCT, data, treated=rows, eval_rows=27)
+        files = prepared(tmp_path, TaskType.INSTRUCT, data, treated=rows, eval_rows=24)
         sizes[weight] = files.train_rows
-    assert sizes == {1.0: 243, 0.5: 81, 0.0: 27}
-    assert sum(files.dropped.values()) == 243 - 27
+    assert sizes == {1.0: 96, 0.5: 48, 0.0: 24}
+    assert sum(files.dropped.values()) == 96 - 24
     assert "near-duplicates" in files.notes[0]
 
 
