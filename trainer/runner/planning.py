@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from core.data.facts import DatasetFacts
-from core.domain.choices import Engine
+from core.domain.choices import Engine, GpuStrategy
 from core.domain.hardware import CPU, GpuKind, GpuSet, Hardware, from_nvml
 from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.domain.units import show_seconds
@@ -28,6 +28,7 @@ from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task as make_plan
 from core.profile.resolve import load_profile, resolve_profile
+from core.profile.schema import ResolvedProfile
 from core.runs.remedies import (
     GOOD_ENDS,
     REASON_OF_RUN_END,
@@ -197,9 +198,18 @@ def make_own_plan(
         profile = profile.model_copy(update={"targets": targets})
     # A tournament task cannot be refused, and nothing is published: the profile's reserve is training time.
     free = {"reserve": run.deadline_at - run.end_by, "reserve_share": 0.0, "min_epochs": 0.0}
-    own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})
+    own = _on_all_gpus(profile.model_copy(update={"limits": profile.limits.model_copy(update=free)}), run)
     conditions = JobConditions(hardware, model_cached=True, publishes=False)
     return forced_feasible(make_plan(spec, model, data, hardware, own, conditions=conditions))
+
+
+def _on_all_gpus(profile: ResolvedProfile, run: RunSpec) -> ResolvedProfile:
+    """The container's idle GPUs serve nobody. Pictures are trained on one; with prompts a step of all GPUs is
+    many times as large, so the profile's own strategy decides."""
+    if not run.task_type.is_text or run.task_type.generates:
+        return profile
+    targets = profile.targets.model_copy(update={"gpu_strategy": GpuStrategy.ALL})
+    return profile.model_copy(update={"targets": targets})
 
 
 #: What must be left for another try: the time that the last one took to begin, this many times over.

@@ -74,6 +74,15 @@ def test_it_is_made_for_the_gpus_that_are_visible(on: Any, llama: ModelFacts, tm
     assert plan.verdict.feasible
 
 
+def test_all_gpus_of_the_container_are_used_though_one_would_do(
+    on: Any, llama: ModelFacts, tmp_path: Path
+) -> None:
+    on("4xH100")
+    plan = make_own_plan(run_of(tmp_path, 1), llama, facts())
+    assert (plan.gpus.count, plan.launch.processes) == (4, 4)
+    assert plan.steps.total == plan.steps.wanted
+
+
 def test_it_fits_into_the_time_that_is_left(on: Any, llama: ModelFacts, tmp_path: Path) -> None:
     on("1xH100")
     short, long = (make_own_plan(run_of(tmp_path, hours), llama, facts(200_000)) for hours in (0.5, 3))
