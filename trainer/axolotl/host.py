@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import SpeedMeter
 from trainer.session.session import STOP_GRACE_S, Scorer, Session
+from trainer.session.snapshot import TrainingSnapshot
 
 #: Beside the engine's own files in a checkpoint folder: what the session needs to resume.
 STATE_FILE, AVERAGE_FILE = "god_miner.json", "god_miner_average.safetensors"
@@ -239,18 +239,11 @@ class HfProber:
         self._loader: Any = None
         self._rows: Iterator[Any] = iter(())
         self._batches: list[tuple[list[Any], Any]] = []
-        self._weights: list[tuple[Any, Any]] = []
-        self._groups: list[dict[str, Any]] = []
-        self._random: Any = None
+        self._before: TrainingSnapshot | None = None
         self._orders: list[tuple[Any, Any]] = []
 
     def begin(self) -> None:
-        self._random = _randomness()
-        trained = [item for item in self._model.parameters() if item.requires_grad]
-        # On the host: on a full GPU there is no room for a second copy.
-        self._weights = [(item, _local(item).detach().to("cpu", copy=True)) for item in trained]
-        groups = self._trainer.optimizer.param_groups
-        self._groups = [{key: value for key, value in item.items() if key != "params"} for item in groups]
+        self._before = TrainingSnapshot(self._model, [self._trainer.optimizer])
         # The training's own: another one would have to be packed, which takes as long as a search.
         self._loader = self._trainer.callback_handler.train_dataloader
         # Its order may come from a generator of its own, which goes on where the probes left it.
@@ -262,10 +255,11 @@ class HfProber:
         return self._trainer.model_wrapped
 
     def step(self, factor: float, place: int) -> float:
+        assert self._before is not None
         trainer, model = self._trainer, self._model
         samples, count = self._batch(place)
         trainer.current_gradient_accumulation_steps = len(samples)
-        for group, kept in zip(trainer.optimizer.param_groups, self._groups, strict=True):
+        for group, kept in zip(trainer.optimizer.param_groups, self._before.groups, strict=True):
             group["lr"] = kept["initial_lr"] * factor
         total = 0.0
         for at, inputs in enumerate(samples):
@@ -295,17 +289,8 @@ class HfProber:
         return self._batches[place % len(self._batches)]
 
     def restore(self) -> None:
-        import torch
-
-        drop_gathered(self._model)
-        with torch.no_grad():
-            for weight, kept in self._weights:
-                _local(weight).copy_(kept)
-        optimizer = self._trainer.optimizer
-        _reset_optimizer(optimizer)
-        for group, kept in zip(optimizer.param_groups, self._groups, strict=True):
-            group.update(kept)
-        _set_randomness(self._random)
+        assert self._before is not None
+        self._before.restore()
         self._forget()
 
     def _forget(self) -> None:
@@ -323,23 +308,7 @@ class HfProber:
         if hasattr(self._loader, "end"):
             self._loader.end()
         self._loader, self._rows = None, iter(())
-        self._batches, self._weights, self._groups, self._orders = [], [], [], []
-
-
-def _reset_optimizer(optimizer: Any) -> None:
-    """As if it had never stepped. Paged states of bitsandbytes are never freed, so they are zeroed in place;
-    other optimizers create their state again where it is missing."""
-    import torch
-
-    if not type(getattr(optimizer, "optimizer", optimizer)).__module__.startswith("bitsandbytes"):
-        optimizer.state.clear()
-        return
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and not name.startswith("qmap"):
-                value.zero_()
-            elif name == "step":
-                state[name] = 0
+        self._before, self._batches, self._orders = None, [], []
 
 
 def _generators(loader: Any, deep: int = 4) -> list[Any]:
@@ -358,28 +327,3 @@ def _generators(loader: Any, deep: int = 4) -> list[Any]:
         for number, generator in enumerate(generators)
         if all(generator is not other for other in generators[:number])
     ]
-
-
-def _local(weight: Any) -> Any:
-    """This rank's part of a sharded weight."""
-    return weight.to_local() if hasattr(weight, "to_local") else weight.data
-
-
-def _randomness() -> tuple[Any, ...]:
-    import numpy
-    import torch
-
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
-
-
-def _set_randomness(state: tuple[Any, ...]) -> None:
-    import numpy
-    import torch
-
-    own, arrays, tensors, cuda = state
-    random.setstate(own)
-    numpy.random.set_state(arrays)
-    torch.set_rng_state(tensors)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)
