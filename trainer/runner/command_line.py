@@ -37,6 +37,8 @@ ZERO_HOURS = 0.7
 RESERVE_S, RESERVE_SHARE = 180.0, 0.1
 #: A writable folder for scratch files, in place of the default.
 WORK_VARIABLE = "GOD_MINER_WORK"
+#: Where validators put what they have measured of the base model.
+STATS_VARIABLE = "BASELINE_STATS_PATH"
 #: The container's own disk is taken when it has this part of what the larger one has.
 ENOUGH_FREE = 0.5
 _DATASET: TypeAdapter[DatasetType] = TypeAdapter(DatasetType)
@@ -73,6 +75,7 @@ def text_run(arguments: Sequence[str]) -> RunSpec:
         data_path=_text_data(options.task_id, options.dataset, options.file_format),
         dataset=_dataset(options.dataset_type),
         kl_coefficient=_kl(os.environ),
+        baseline_stats_path=_stats_path(os.environ),
     )
 
 
@@ -170,6 +173,14 @@ def _kl(environment: Mapping[str, str]) -> float | None:
         log.warning("USE_KL is set and KL_COEF is %r: no such term", environment.get("KL_COEF"))
         return None
     return coefficient if math.isfinite(coefficient) and coefficient > 0 else None
+
+
+def _stats_path(environment: Mapping[str, str]) -> str | None:
+    path = environment.get(STATS_VARIABLE, "")
+    if path.isascii():
+        return path or None
+    log.warning("%s is ignored: %r", STATS_VARIABLE, path[:200])
+    return None
 
 
 def _tournament(options: argparse.Namespace, **task: object) -> RunSpec:
