@@ -20,8 +20,8 @@ from trainer.axolotl.patches import patch_generate, run_first_pass
 from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
 from trainer.session.control import MicroChange, release_memory, wait_for_gpu
 from trainer.session.ema import MovingAverage, drop_gathered
-from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import SpeedMeter
+from trainer.session.rate_search import Prober
 from trainer.session.session import STOP_GRACE_S, Scorer, Session
 from trainer.session.snapshot import TrainingSnapshot
 

@@ -49,8 +49,8 @@ from trainer.native.prober import NativeProber
 from trainer.session.control import MicroChange, release_memory
 from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.failures import exit_with_failure, record_uncaught
-from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import ProgressLog, SpeedMeter, with_tensorboard
+from trainer.session.rate_search import Prober
 from trainer.session.session import STOP_GRACE_S, Scorer, Session, session_of
 from trainer.session.watchdog import (
     HangWatchdog,
