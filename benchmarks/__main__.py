@@ -29,6 +29,7 @@ NAMES = (
     "fleet_scale",
     "native_training",
     "training",
+    "rate_search",
     "deadlines",
     "end_to_end",
     "generation",

@@ -18,7 +18,7 @@ from core.planning.candidate import RunCandidate, vary
 from core.planning.checkpoint_choice import can_score, with_choice
 from core.planning.finishing import STRETCH_PHASE, finishing_phases, last_stretch_plan
 from core.planning.gpu_count import GpuCountChoice, choose_counts, usable_gpus
-from core.planning.ladder import fit_memory
+from core.planning.ladder import fit_memory, with_micro
 from core.planning.memory import evaluation_fits, peak_bytes
 from core.planning.overheads import (
     JobConditions,
@@ -29,7 +29,7 @@ from core.planning.overheads import (
 )
 from core.planning.persistent_memory import CONTEXT_BYTES
 from core.planning.plan import CheckpointChoice
-from core.planning.requirements import Requirements, first_candidate, lr_search
+from core.planning.requirements import Requirements, first_candidate, largest_divisor, lr_search
 from core.planning.schedule import RepeatTimes, StepSchedule, fit_schedule, repeat_times, steps_per_epoch
 from core.planning.sequences import Sequences
 from core.planning.speed import StepTime, least_generate_seconds
@@ -135,7 +135,7 @@ class _Search:
             pool += [timed] if timed else []
         known = {timed.candidate.world for timed in pool}
         pool += self._all(count for count in self.choice.counts if count not in known)
-        return _most_trained(pool)
+        return self._with_more_gpus(_most_trained(pool), pool)
 
     def by_strategy(self) -> TimedCandidate | None:
         """As many as the strategy gives; fewer where links make that faster, more where memory asks."""
@@ -149,7 +149,23 @@ class _Search:
         pool += self._all(count for count in smaller if best is None or _could_beat(self.needs, best, count))
         if not self.choice.fixed and all(timed.cost for timed in pool):
             pool += self._first(larger, lossy=False)
-        return _most_trained(pool or self._first(larger))
+        return self._with_more_gpus(_most_trained(pool or self._first(larger)), pool)
+
+    def _with_more_gpus(
+        self, winner: TimedCandidate | None, pool: list[TimedCandidate]
+    ) -> TimedCandidate | None:
+        """More GPUs fit larger passes, which pad more: they never lose to fewer for that. 70B DPO on eight
+        got 0.40 epochs by passes of two pairs, seven 0.44 and eight 0.50 by passes of one."""
+        if winner is None:
+            return None
+        more = [timed for timed in pool if timed.candidate.world > winner.candidate.world]
+        return _most_trained([winner, *(self._in_passes_of(winner, timed) for timed in more)])
+
+    def _in_passes_of(self, winner: TimedCandidate, timed: TimedCandidate) -> TimedCandidate:
+        candidate = timed.candidate
+        micro = largest_divisor(candidate.per_gpu, min(winner.candidate.micro, candidate.micro))
+        smaller = with_micro(candidate, micro)
+        return with_time(self.needs, timed.required, smaller, timed.cost, self.budget, self.conditions)
 
     def at(self, count: int, lossy: bool = True) -> TimedCandidate | None:
         required = first_candidate(self.needs, count)

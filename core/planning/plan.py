@@ -230,6 +230,8 @@ class LrSearchPlan(Record):
     most: float = Field(default=10.0, ge=1, le=100)
     #: The upper factor, if the profile's limit lowers it.
     highest: float | None = Field(default=None, gt=0)
+    #: The factor that is tried first; None: the planned rate itself.
+    first: float | None = Field(default=None, gt=0)
 
 
 class SoupPlan(Record):

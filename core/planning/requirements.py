@@ -212,10 +212,11 @@ def _scale(profile: ResolvedProfile, name: str) -> float:
 
 
 def lr_search(needs: Requirements) -> LrSearchPlan | None:
-    """Only with held-out rows scored in the validator's metric, and in an engine that can try and undo."""
+    """Only with held-out rows scored in the validator's metric, and in an engine that can undo its steps:
+    pictures' cannot, and have no such rows."""
     targets = needs.targets
     scored = needs.eval_rows > 0 and targets.eval_metric is EvalMetric.VALIDATOR
-    if targets.lr_search_share <= 0 or needs.engine is not Engine.AXOLOTL or not scored:
+    if targets.lr_search_share <= 0 or not scored:
         return None
     return LrSearchPlan(share=targets.lr_search_share, most=targets.lr_search_most)
 

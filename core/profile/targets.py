@@ -214,7 +214,7 @@ class Targets(Record):
         default=0.0,
         ge=0,
         le=0.2,
-        description="Axolotl: share of the training time for trying other rates first. 0: none.",
+        description="Text: share of the training time for trying other rates first. 0: none.",
     )
     lr_search_most: float = Field(
         default=10.0,

@@ -68,6 +68,8 @@ class RunSpec(Record):
     began_at: float
     end_by: float
     deadline_at: float
+    #: What a tournament's validator has measured of the base model (`core.planning.baseline_stats`).
+    baseline_stats_path: str | None = None
     #: A checkpoint of an earlier attempt.
     resume_from: str | None = None
     seed: int = 42

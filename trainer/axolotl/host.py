@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +21,14 @@ from trainer.axolotl.patches import patch_generate, run_first_pass
 from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
 from trainer.session.clock import STOP_GRACE_S
 from trainer.session.control import MicroChange, release_memory, wait_for_gpu
-from trainer.session.ema import MovingAverage, drop_gathered, own_part
+from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.last_stretch import Stretcher
-from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import SpeedMeter
+from trainer.session.rate_search import Prober
 from trainer.session.session import Scorer, Session
 from trainer.session.snapshots import Snapshots
 from trainer.session.soup import StateStore
+from trainer.session.undo import StepUndo
 
 #: Beside the engine's own files in a checkpoint folder: what the session needs to resume.
 STATE_FILE, AVERAGE_FILE = "god_miner.json", "god_miner_average.safetensors"
@@ -279,18 +279,11 @@ class HfProber:
         self._loader: Any = None
         self._rows: Iterator[Any] = iter(())
         self._batches: list[tuple[list[Any], Any]] = []
-        self._weights: list[tuple[Any, Any]] = []
-        self._groups: list[dict[str, Any]] = []
-        self._random: Any = None
+        self._before: StepUndo | None = None
         self._orders: list[tuple[Any, Any]] = []
 
     def begin(self) -> None:
-        self._random = _randomness()
-        trained = [item for item in self._model.parameters() if item.requires_grad]
-        # On the host: on a full GPU there is no room for a second copy.
-        self._weights = [(item, own_part(item).to("cpu", copy=True)) for item in trained]
-        groups = self._trainer.optimizer.param_groups
-        self._groups = [{key: value for key, value in item.items() if key != "params"} for item in groups]
+        self._before = StepUndo(self._model, [self._trainer.optimizer])
         # The training's own: another one would have to be packed, which takes as long as a search.
         self._loader = self._trainer.callback_handler.train_dataloader
         # Its order may come from a generator of its own, which goes on where the probes left it.
@@ -302,11 +295,11 @@ class HfProber:
         return self._trainer.model_wrapped
 
     def step(self, factor: float, place: int) -> float:
-        trainer = self._trainer
+        assert self._before is not None
         samples, count = self._batch(place)
-        for group, kept in zip(trainer.optimizer.param_groups, self._groups, strict=True):
+        for group, kept in zip(self._trainer.optimizer.param_groups, self._before.groups, strict=True):
             group["lr"] = kept["initial_lr"] * factor
-        return step_of_engine(trainer, samples, count)
+        return step_of_engine(self._trainer, samples, count)
 
     def _batch(self, place: int) -> tuple[list[Any], Any]:
         """The batch of this place, the same every time; after the last row the first batch again."""
@@ -322,17 +315,8 @@ class HfProber:
         return self._batches[place % len(self._batches)]
 
     def restore(self) -> None:
-        import torch
-
-        drop_gathered(self._model)
-        with torch.no_grad():
-            for weight, kept in self._weights:
-                own_part(weight).copy_(kept)
-        optimizer = self._trainer.optimizer
-        _reset_optimizer(optimizer)
-        for group, kept in zip(optimizer.param_groups, self._groups, strict=True):
-            group.update(kept)
-        _set_randomness(self._random)
+        assert self._before is not None
+        self._before.restore()
         self._forget()
 
     def _forget(self) -> None:
@@ -350,23 +334,7 @@ class HfProber:
         if hasattr(self._loader, "end"):
             self._loader.end()
         self._loader, self._rows = None, iter(())
-        self._batches, self._weights, self._groups, self._orders = [], [], [], []
-
-
-def _reset_optimizer(optimizer: Any) -> None:
-    """As if it had never stepped. Paged states of bitsandbytes are never freed, so they are zeroed in place;
-    other optimizers create their state again where it is missing."""
-    import torch
-
-    if not type(getattr(optimizer, "optimizer", optimizer)).__module__.startswith("bitsandbytes"):
-        optimizer.state.clear()
-        return
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and not name.startswith("qmap"):
-                value.zero_()
-            elif name == "step":
-                state[name] = 0
+        self._before, self._batches, self._orders = None, [], []
 
 
 def _generators(loader: Any, deep: int = 4) -> list[Any]:
@@ -385,23 +353,3 @@ def _generators(loader: Any, deep: int = 4) -> list[Any]:
         for number, generator in enumerate(generators)
         if all(generator is not other for other in generators[:number])
     ]
-
-
-def _randomness() -> tuple[Any, ...]:
-    import numpy
-    import torch
-
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
-
-
-def _set_randomness(state: tuple[Any, ...]) -> None:
-    import numpy
-    import torch
-
-    own, arrays, tensors, cuda = state
-    random.setstate(own)
-    numpy.random.set_state(arrays)
-    torch.set_rng_state(tensors)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)

@@ -77,6 +77,17 @@ class MasterWeights:
         for weight in self._weights:
             weight.grad = None
 
+    @property
+    def parts(self) -> list[Optimizer]:
+        """The optimizers that hold state."""
+        return self.optimizer.parts if isinstance(self.optimizer, MuonAndAdam) else [self.optimizer]
+
+    @torch.no_grad()
+    def copy_weights(self) -> None:
+        """Take over weights that were changed from outside."""
+        if self._weights:
+            torch._foreach_copy_(self._copies, self._weights)
+
     def set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             own = rate * group.get("rate_factor", 1.0)
@@ -102,8 +113,9 @@ class MasterWeights:
             local_shard(copy).copy_(saved)
 
     def _weights_by_part(self) -> list[tuple[Optimizer, Tensor]]:
-        parts = self.optimizer.parts if isinstance(self.optimizer, MuonAndAdam) else [self.optimizer]
-        return [(part, weight) for part in parts for group in part.param_groups for weight in group["params"]]
+        return [
+            (part, weight) for part in self.parts for group in part.param_groups for weight in group["params"]
+        ]
 
 
 def local_shard(value: Any) -> Any:

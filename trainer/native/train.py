@@ -45,14 +45,15 @@ from trainer.native.model import (
     without_adapters,
 )
 from trainer.native.optimizer import Stepper
+from trainer.native.prober import NativeProber
 from trainer.native.stretch import NativeStretcher
 from trainer.session.clock import STOP_GRACE_S
 from trainer.session.control import MicroChange, release_memory
 from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.failures import exit_with_failure, record_uncaught
 from trainer.session.last_stretch import Stretcher
-from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import ProgressLog, SpeedMeter, with_tensorboard
+from trainer.session.rate_search import Prober
 from trainer.session.session import Scorer, Session, session_of
 from trainer.session.snapshots import Snapshots
 from trainer.session.soup import StateStore
@@ -178,6 +179,7 @@ def run_loop(trainer: Trainer, on_first_step: Callable[[], None] = lambda: None)
     """Until the last step or a reason to stop; the best model has been submitted by then."""
     setup, ranks, session, host = trainer.setup, trainer.ranks, trainer.session, trainer.host
     loading, meter = setup.plan.loader, SpeedMeter(setup.plan)
+    host.prober = NativeProber(trainer.stepper, setup.train, setup.order, ranks)
     session.begin()  # all ranks: score the untouched model, search for a rate
     on_first_step()
     loader = BatchLoader(

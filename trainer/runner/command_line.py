@@ -37,6 +37,8 @@ ZERO_HOURS = 0.7
 RESERVE_S, RESERVE_SHARE = 180.0, 0.1
 #: A writable folder for scratch files, in place of the default.
 WORK_VARIABLE = "GOD_MINER_WORK"
+#: Where validators put what they have measured of the base model.
+STATS_VARIABLE = "BASELINE_STATS_PATH"
 #: The container's own disk is taken when it has this part of what the larger one has.
 ENOUGH_FREE = 0.5
 _DATASET: TypeAdapter[DatasetType] = TypeAdapter(DatasetType)
@@ -74,6 +76,7 @@ def text_run(arguments: Sequence[str]) -> RunSpec:
         dataset=_dataset(options.dataset_type),
         kl_coefficient=_kl(os.environ),
         requested_data=_requested(os.environ),
+        baseline_stats_path=_stats_path(os.environ),
     )
 
 
@@ -178,6 +181,14 @@ def _requested(environment: Mapping[str, str]) -> tuple[str, ...]:
     folder = Path(environment.get("MINER_DATASETS_DIR") or CACHE / "miner_datasets")
     names = [name.strip() for name in environment.get("MINER_DATASETS", "").split(",")]
     return tuple(str(folder / name) for name in names if _plain(name))
+
+
+def _stats_path(environment: Mapping[str, str]) -> str | None:
+    path = environment.get(STATS_VARIABLE, "")
+    if path.isascii():
+        return path or None
+    log.warning("%s is ignored: %r", STATS_VARIABLE, path[:200])
+    return None
 
 
 def _tournament(options: argparse.Namespace, **task: object) -> RunSpec:

@@ -11,23 +11,31 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from core.data.facts import DatasetFacts
-from core.domain.choices import Attention, Engine
+from core.domain.choices import Attention, Engine, GpuStrategy
 from core.domain.hardware import CPU, GpuKind, GpuSet, Hardware, from_nvml
 from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.domain.units import show_seconds
 from core.models.facts import ModelFacts
 from core.models.identify import facts_from_config
+from core.planning.baseline_stats import (
+    BadStats,
+    read_baseline_stats,
+    slowness_of,
+    speed_text,
+    with_first_rate,
+)
 from core.planning.oom import OutOfMemory
 from core.planning.overheads import JobConditions
-from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.plan import PlanReason, TaskSpec, TrainingPlan
 from core.planning.planner import plan_task as make_plan
 from core.profile.resolve import load_profile, resolve_profile
+from core.profile.schema import ResolvedProfile
 from core.runs.remedies import (
     GOOD_ENDS,
     REASON_OF_RUN_END,
@@ -40,6 +48,7 @@ from core.runs.remedies import (
 )
 from core.runs.run_files import RunEnd, RunSpec
 from trainer.errors import BadModel, UnusableGpu
+from trainer.runner.command_line import STATS_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -222,9 +231,13 @@ def make_own_plan(
         profile = profile.model_copy(update={"targets": targets})
     # A tournament task cannot be refused, and nothing is published: the profile's reserve is training time.
     free = {"reserve": run.deadline_at - run.end_by, "reserve_share": 0.0, "min_epochs": 0.0}
-    own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})
+    own = _on_all_gpus(profile.model_copy(update={"limits": profile.limits.model_copy(update=free)}), run)
     conditions = JobConditions(hardware, model_cached=True, publishes=False)
-    plan = forced_feasible(make_plan(spec, model, data, hardware, own, conditions=conditions))
+
+    def planned(slowness: float) -> TrainingPlan:
+        return make_plan(spec, model, data, hardware, own, conditions=replace(conditions, slowness=slowness))
+
+    plan = forced_feasible(_by_baseline_stats(run, planned))
     return with_flash_3(plan) if own.targets.attention is None else plan
 
 
@@ -238,6 +251,34 @@ def with_flash_3(plan: TrainingPlan) -> TrainingPlan:
         return plan
     precision = plan.precision.model_copy(update={"attention": Attention.FLASH_3})
     return plan.model_copy(update={"precision": precision})
+
+
+def _by_baseline_stats(run: RunSpec, planned: Callable[[float], TrainingPlan]) -> TrainingPlan:
+    """The plan at the speed that the validator has measured, where its file says so."""
+    plan = planned(1.0)
+    if run.baseline_stats_path is None:
+        return plan
+    try:
+        stats = read_baseline_stats(Path(run.baseline_stats_path))
+    except BadStats as error:
+        note = f"the validator's statistics are ignored: {error}"
+        return plan.model_copy(update={"notes": (*plan.notes, note)})
+    slowness = slowness_of(plan, stats)
+    if slowness is not None:
+        plan = planned(slowness)
+        why = plan.reasons["steps.total"]
+        reason = PlanReason(text=f"{why.text}; {speed_text(stats, slowness)}", source=STATS_VARIABLE)
+        plan = plan.model_copy(update={"reasons": {**plan.reasons, "steps.total": reason}})
+    return with_first_rate(plan, stats)
+
+
+def _on_all_gpus(profile: ResolvedProfile, run: RunSpec) -> ResolvedProfile:
+    """The container's idle GPUs serve nobody. Pictures are trained on one; with prompts a step of all GPUs is
+    many times as large, so the profile's own strategy decides."""
+    if not run.task_type.is_text or run.task_type.generates:
+        return profile
+    targets = profile.targets.model_copy(update={"gpu_strategy": GpuStrategy.ALL})
+    return profile.model_copy(update={"targets": targets})
 
 
 #: What must be left for another try: the time that the last one took to begin, this many times over.

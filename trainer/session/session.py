@@ -28,17 +28,10 @@ from trainer.session.control import ControlFile, Controls, MicroChange
 from trainer.session.failures import NotANumber
 from trainer.session.finishing import Finishing
 from trainer.session.last_stretch import Stretcher
-from trainer.session.learning_rate import (
-    SAMPLED_NOISE,
-    LrSearch,
-    PlateauFactor,
-    Probe,
-    Prober,
-    ScheduleProgress,
-    rate_factor,
-)
+from trainer.session.learning_rate import PlateauFactor, ScheduleProgress, rate_factor
 from trainer.session.progress_log import ProgressLog, SpeedReading
 from trainer.session.ranks import Communicator
+from trainer.session.rate_search import SAMPLED_NOISE, LrSearch, Probe, Prober, is_tuned
 from trainer.session.soup import StateStore
 from trainer.session.submission import Submission
 from trainer.session.watchdog import StopFile
@@ -218,7 +211,10 @@ class Session:
             return
         self.phase = "train"
         seconds = plan.share * max(self.clock.left, 0.0)
+        tuned = is_tuned(self.plan.task.task_type, base.value)
         self.progress.stage("search", f"learning rates are tried out for {show_seconds(seconds)} at most")
+        if tuned:
+            self.progress.note("lr-search", f"a loss of {base.value:.3g}: the base knows such rows already")
         search = LrSearch(
             plan,
             prober,
@@ -229,6 +225,8 @@ class Session:
             rewarded=lambda: scorer.rewarded,
             score_s=self.clock.eval_s,
             noise=0.0 if scorer.lower_is_better else SAMPLED_NOISE,
+            tuned=tuned,
+            whole_steps=lambda step_s: min(self.clock.wanted, (self.clock.left - seconds) / step_s),
             on_probe=self._on_probe,
         )
         factor = search.run(base.value, seconds)
@@ -238,12 +236,13 @@ class Session:
         self.peak = factor
         if self.ranks.rank == 0:
             self.submission.remember_peak(self.plan, factor)
-        self.progress.note("lr-search", f"{self._rate_text(factor)} is trained with")
+        text = f"for {search.longer:.3g} times as many steps {self._rate_text(factor)} is trained with"
+        self.progress.note("lr-search", text)
 
     def _on_probe(self, probe: Probe, steps: int) -> None:
         """The first candidate that beats the base is the first submission. Better ones follow soon enough:
         large models take a while to write."""
-        text = f"{probe.score:.5g}" if probe.score is not None else "diverged"
+        text = f"{probe.score:.5g}" if probe.score is not None else "given up"
         self.progress.note("lr-search", f"{self._rate_text(probe.factor)}: {text} after {steps} steps")
         if probe.score is None or self.best.base is None or self.best.score is not None:
             return

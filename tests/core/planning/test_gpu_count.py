@@ -14,10 +14,11 @@ from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
 from core.planning.gpu_count import choose_counts, count_by_size, lane_for, tournament_count
 from core.planning.plan import TaskSpec
+from core.planning.planner import plan_task
 from core.planning.requirements import Requirements, requirements_for
 from core.profile.resolve import load_profile, resolve_profile
 from core.profile.targets import GpuStep
-from tests.core.planning.candidates import resolved
+from tests.core.planning.candidates import host, resolved
 from tests.doubles.each import each
 
 
@@ -97,3 +98,16 @@ def test_seed_002s_lanes_take_models_by_size(model: str, lane: str) -> None:
     profile, facts = load_profile("h100x8"), facts_from_name(model)
     targets = resolve_profile(profile, TaskType.INSTRUCT, facts).targets
     assert lane_for(targets, facts, TaskType.INSTRUCT)[0] == lane
+
+
+@pytest.mark.parametrize("strategy", [GpuStrategy.ALL, GpuStrategy.AUTO])
+def test_no_gpu_is_left_out_because_more_would_fit_larger_passes(strategy: GpuStrategy) -> None:
+    """Passes of one pair pad nothing: seven GPUs in such would train more than eight in passes of two."""
+    facts, task = facts_from_name("meta-llama/Llama-3.1-70B"), TaskType.DPO
+    profile = resolve_profile(load_profile("steady"), task, facts)
+    targets = profile.targets.model_copy(update={"gpu_strategy": strategy})
+    profile = profile.model_copy(update={"targets": targets})
+    plan = plan_task(
+        TaskSpec(task_type=task, hours=2), facts, assumed_facts(task, 50_000), host("8xH100"), profile
+    )
+    assert (plan.gpus.count, plan.batch.micro) == (8, 1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from core.data.facts import assumed_facts
-from core.domain.choices import Method
+from core.domain.choices import Engine, Method
 from core.domain.tasks import TaskType
 from core.models.identify import facts_from_name
 from core.planning.plan import TaskSpec, TrainingPlan
@@ -62,19 +62,19 @@ def test_the_batch_is_halved_to_eight_at_least_and_only_where_steps_are_too_few(
     assert batch == 8 or plan.optimizer.learning_rate == 1e-4
 
 
-def test_the_search_takes_its_share_of_the_training_time() -> None:
+@pytest.mark.parametrize("engine", [Engine.AXOLOTL, Engine.NATIVE])
+def test_the_search_takes_its_share_of_the_training_time(engine: Engine) -> None:
     """The plan still ends before the reserve."""
-    without, plan = plan_of(MANY, num_epochs=500), plan_of(MANY, num_epochs=500, lr_search_share=0.2)
+    without = plan_of(MANY, num_epochs=500, engine=engine)
+    plan = plan_of(MANY, num_epochs=500, engine=engine, lr_search_share=0.2)
     assert plan.lr_search.share == 0.2
     assert plan.steps.total == pytest.approx(0.8 * without.steps.total, rel=0.03)
     assert plan.time["search"] > 0
     assert plan.time.slack_s >= 0
 
 
-@pytest.mark.parametrize(
-    "targets", [{"engine": "native"}, {"eval_metric": "loss"}, {"val_set_size": 0}], ids=str
-)
-def test_no_search_without_held_out_rows_or_in_an_engine_that_cannot(targets: dict[str, Any]) -> None:
+@pytest.mark.parametrize("targets", [{"eval_metric": "loss"}, {"val_set_size": 0}], ids=str)
+def test_no_search_without_held_out_rows_in_the_validators_metric(targets: dict[str, Any]) -> None:
     plan = plan_of(MANY, lr_search_share=0.2, **targets)
     assert plan.lr_search is None
     assert plan.time["search"] == 0

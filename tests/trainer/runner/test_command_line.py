@@ -35,7 +35,7 @@ IMAGE = [
 @pytest.fixture(autouse=True)
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(command_line, "CHECKPOINTS", tmp_path / "checkpoints")
-    for name in ("USE_KL", "KL_COEF", "GOD_MINER_WORK"):
+    for name in ("USE_KL", "KL_COEF", "GOD_MINER_WORK", "BASELINE_STATS_PATH"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -65,6 +65,17 @@ def test_requested_datasets_are_where_validators_mount_them(monkeypatch: pytest.
     assert text_run(TEXT).requested_data == folders
     monkeypatch.delenv("MINER_DATASETS_DIR")
     assert text_run(TEXT).requested_data == folders
+
+
+@pytest.mark.parametrize(("value", "path"), [("/a.json", "/a.json"), ("", None), ("\udcff", None)])
+def test_the_validators_statistics_are_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, value: str, path: str | None
+) -> None:
+    assert text_run(TEXT).baseline_stats_path is None
+    monkeypatch.setenv("BASELINE_STATS_PATH", value)
+    run = text_run(TEXT)
+    assert run.baseline_stats_path == path
+    assert RunSpec.from_json(run.to_json()) == run
 
 
 def test_an_image_task_has_its_files_where_validators_mount_them(places: Path) -> None:

@@ -75,6 +75,45 @@ def test_it_is_made_for_the_gpus_that_are_visible(on: Any, llama: ModelFacts, tm
     assert plan.verdict.feasible
 
 
+def test_all_gpus_of_the_container_are_used_though_one_would_do(
+    on: Any, llama: ModelFacts, tmp_path: Path
+) -> None:
+    on("4xH100")
+    plan = make_own_plan(run_of(tmp_path, 1), llama, facts())
+    assert (plan.gpus.count, plan.launch.processes) == (4, 4)
+    assert plan.steps.total == plan.steps.wanted
+
+
+def statistics(folder: Path, tokens_s: float) -> str:
+    speed = {"tokens_per_sec": tokens_s, "seq_len": 1024, "micro_batch_size": 8}
+    path = folder / "stats.json"
+    path.write_text(json.dumps({"throughput": {**speed, "gpu_name": "NVIDIA H100 80GB HBM3"}}))
+    return str(path)
+
+
+def test_the_validators_measured_speed_is_the_first_guess_of_a_step(
+    on: Any, llama: ModelFacts, tmp_path: Path
+) -> None:
+    on("1xH100")
+    without = make_own_plan(run_of(tmp_path, 1), llama, facts())
+    run = run_of(tmp_path, 1, baseline_stats_path=statistics(tmp_path, 20_000.0))
+    plan = make_own_plan(run, llama, facts())
+    assert plan.time.step_s > 1.2 * without.time.step_s
+    reason = plan.reasons["steps.total"]
+    assert "20,000 tokens/s" in reason.text
+    assert reason.source == "BASELINE_STATS_PATH"
+
+
+def test_statistics_that_cannot_be_read_are_noted_and_change_nothing(
+    on: Any, llama: ModelFacts, tmp_path: Path
+) -> None:
+    on("1xH100")
+    run = run_of(tmp_path, 1, baseline_stats_path=str(tmp_path / "missing.json"))
+    plan, without = make_own_plan(run, llama, facts()), make_own_plan(run_of(tmp_path, 1), llama, facts())
+    assert plan.steps == without.steps
+    assert [note for note in plan.notes if "statistics are ignored" in note]
+
+
 def test_it_fits_into_the_time_that_is_left(on: Any, llama: ModelFacts, tmp_path: Path) -> None:
     on("1xH100")
     short, long = (make_own_plan(run_of(tmp_path, hours), llama, facts(200_000)) for hours in (0.5, 3))

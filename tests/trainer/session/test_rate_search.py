@@ -11,19 +11,22 @@ from pathlib import Path
 import pytest
 
 from core.domain.evaluation import RewardScore
+from core.domain.tasks import TaskType
 from core.planning.plan import LrSearchPlan
 from core.runs.progress import NoteEvent, SubmissionEvent
 from tests.doubles.each import each
 from tests.trainer.session.simulated import Simulation, Time, plan_of
-from trainer.session.learning_rate import (
+from trainer.session.ranks import Communicator
+from trainer.session.rate_search import (
     MAX_STEPS,
     MIN_STEPS,
+    TUNED_FIRST,
     LrSearch,
     Probe,
     choose_rate,
+    is_tuned,
     probe_rate_factor,
 )
-from trainer.session.ranks import Communicator
 
 #: Where the slope's training ends, and how far away it begins.
 AIM = 3.0
@@ -83,7 +86,8 @@ def test_a_rate_that_is_too_low_is_raised_as_long_as_it_helps() -> None:
     slope = Slope(rate=0.01)
     lr_search = search(slope)
     assert lr_search.run(AIM**2, 20.0) == pytest.approx(10.0)
-    assert factors(lr_search) == pytest.approx([1.0, math.sqrt(10), 10.0])
+    assert factors(lr_search)[:3] == pytest.approx([1.0, math.sqrt(10), 10.0])
+    assert max(factors(lr_search)) == pytest.approx(10.0)
 
 
 def test_a_rate_that_is_too_high_is_lowered_and_no_higher_one_is_tried() -> None:
@@ -96,12 +100,112 @@ def test_a_rate_that_is_too_high_is_lowered_and_no_higher_one_is_tried() -> None
     assert max(factors(lr_search)) == 1.0
 
 
-def test_no_rate_above_the_profiles_limit_is_tried() -> None:
+def test_no_rate_above_the_profiles_limit_is_tried_or_chosen() -> None:
     slope = Slope(rate=0.01)
     lr_search = search(slope)
     lr_search.plan = LrSearchPlan(share=0.2, most=10.0, highest=3.125)
-    assert lr_search.run(AIM**2, 30.0) == pytest.approx(math.sqrt(10))
+    chosen = lr_search.run(AIM**2, 30.0)
+    assert chosen == pytest.approx(math.sqrt(10), rel=0.02)
+    assert chosen <= 3.125
     assert max(slope.taken) < 3.2
+
+
+@dataclass
+class Landscape(Slope):
+    """A model whose score after a candidate is a function of the candidate's rate alone."""
+
+    scores: Callable[[float], float] = lambda factor: 1.0
+    #: Of a step at this rate.
+    losses: Callable[[float], float] = lambda factor: 1.0
+
+    def step(self, factor: float, place: int) -> float:
+        super().step(factor, place)
+        return self.losses(max(self.taken))
+
+    def restore(self) -> None:
+        self.tried = max(self.taken, default=0.0)
+        self.taken = []
+
+    def score(self) -> float:
+        self.time.pass_by(0.5)
+        return self.scores(max(self.taken))
+
+
+def valley(best: float, depth: float, base: float = 2.0) -> Callable[[float], float]:
+    """The score falls to the best rate and rises again after it, over the logarithm of the rate."""
+    return lambda factor: base - depth + depth * math.log10(factor / best) ** 2
+
+
+@each(
+    ("best", "tried"),
+    [
+        (1.0, [1, 10**0.5, 10**-0.5]),
+        (4.0, [1, 10**0.5, 10]),
+        (0.2, [1, 10**0.5, 10**-0.5, 0.1]),
+    ],
+)
+def test_around_the_best_of_the_coarse_candidates_finer_ones_follow(best: float, tried: list[float]) -> None:
+    lr_search = search(Landscape(scores=valley(best, 1.0)))
+    chosen = lr_search.run(2.0, 100.0)
+    coarse, fine = factors(lr_search)[: len(tried)], factors(lr_search)[len(tried) :]
+    assert coarse == pytest.approx(tried)
+    assert all(0.4 < factor / best < 3 for factor in fine)
+    assert len(fine) >= 2
+    assert chosen == pytest.approx(best, rel=0.05)
+
+
+def test_the_finer_candidates_begin_on_the_side_of_the_better_neighbour() -> None:
+    for best, side in ((1.5, 10**0.25), (0.7, 10**-0.25)):
+        lr_search = search(Landscape(scores=valley(best, 1.0)))
+        lr_search.run(2.0, 100.0)
+        assert factors(lr_search)[3] == pytest.approx(side)
+
+
+def test_a_first_candidate_that_leaves_a_worse_model_than_the_base_is_followed_by_lower_ones() -> None:
+    lr_search = search(Landscape(scores=valley(0.09, 0.3)))
+    lr_search.run(2.0, 100.0)
+    assert factors(lr_search)[:3] == pytest.approx([1.0, 10**-0.5, 0.1])
+
+
+def test_the_search_begins_where_the_plan_says_and_lower_with_a_tuned_base() -> None:
+    lr_search = search(Landscape(scores=valley(2.0, 1.0)))
+    lr_search.plan = LrSearchPlan(share=0.2, first=2.0)
+    lr_search.run(2.0, 100.0)
+    assert factors(lr_search)[0] == 2.0
+    again = search(Landscape(scores=valley(2.0, 1.0)))
+    again.tuned = True
+    chosen = again.run(2.0, 100.0)
+    assert factors(again)[0] == TUNED_FIRST
+    assert chosen == pytest.approx(2.0, rel=0.1), "it walks up from there as long as that helps"
+
+
+@each(
+    ("task", "base", "tuned"),
+    [
+        (TaskType.INSTRUCT, 0.4, True),
+        (TaskType.CHAT, 0.4, True),
+        (TaskType.INSTRUCT, 1.3, False),
+        (TaskType.DPO, 0.693, False),
+        (TaskType.GRPO, 0.0, False),
+    ],
+)
+def test_a_low_loss_shows_a_tuned_base_of_tasks_that_are_scored_by_it(
+    task: TaskType, base: float, tuned: bool
+) -> None:
+    assert is_tuned(task, base) is tuned
+
+
+def test_a_candidate_that_learns_nothing_of_the_same_batches_is_given_up_halfway() -> None:
+    hill = Landscape(scores=valley(1.0, 1.0), losses=lambda factor: 1.0 if factor < 2 else 1.8)
+    lr_search = search(hill)
+    given_up: list[int] = []
+    lr_search.on_probe = lambda probe, steps: (
+        given_up.append(len(hill.taken)) if probe.score is None else None
+    )
+    chosen = lr_search.run(2.0, 60.0)
+    assert [probe.factor for probe in lr_search.probes if probe.score is None] == [pytest.approx(10**0.5)]
+    assert given_up == [lr_search.steps // 2]
+    assert chosen == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_diverging_candidate_is_cut_short_and_never_scored() -> None:
@@ -150,20 +254,47 @@ def test_a_broken_score_is_a_diverged_candidate() -> None:
 @each(
     ("probes", "chosen"),
     [
-        ([(1, 5.0), (3, 4.0), (10, 4.01)], 10),  # nearly as good, and moves further
-        ([(1, 5.0), (3, 4.0), (10, 4.2)], 3),
-        ([(1, 9.5), (3, 9.6), (0.3, 9.4)], 1),  # nothing beats the base: as planned
+        ([(1, 5.0), (3, 4.0), (9, 5.0)], 3),
+        ([(1, 5.0), (3, 4.0), (9, 4.0)], 3 * 3**0.5),  # between two that are alike
+        ([(1, 5.0), (3, 4.0), (9, None)], 3),
+        ([(1, 5.0), (3, 4.0)], 3),
         ([(1, None), (0.3, None), (0.1, 9.9)], 0.1),
         ([(1, None), (0.3, None)], 0.3),
         ([], None),
     ],
 )
-def test_the_choice(probes: list[tuple[float, float | None]], chosen: float | None) -> None:
-    assert choose_rate([Probe(*one) for one in probes], 9.0, lower_is_better=True) == chosen
+def test_the_choice_is_the_top_of_the_gains(
+    probes: list[tuple[float, float | None]], chosen: float | None
+) -> None:
+    found = choose_rate([Probe(*one) for one in probes], 9.0, lower_is_better=True)
+    assert found == (None if chosen is None else pytest.approx(chosen))
 
 
-def test_where_more_is_better_the_signs_are_turned() -> None:
-    assert choose_rate([Probe(1, 0.1), Probe(3, 0.4), Probe(10, -0.2)], 0.0, lower_is_better=False) == 3
+@each(
+    ("probes", "chosen"),
+    [
+        # A tuned model of the benchmark: 0.1 is the best after 12 steps, 3.2 after 300.
+        ([(1, 1.03), (0.316, 1.007), (0.1, 1.006)], 0.91),
+        ([(1, 1.01), (0.316, 1.009)], 1.0),
+        ([(1, 1.002), (3.16, 1.001), (10, 1.003)], 10.0),
+        ([(1, 1.2), (0.316, 1.1), (0.1, 1.05)], 0.1),
+    ],
+)
+def test_where_no_candidate_gains_anything_the_highest_that_does_no_harm_is_taken(
+    probes: list[tuple[float, float]], chosen: float
+) -> None:
+    found = choose_rate([Probe(*one) for one in probes], 1.008, lower_is_better=True, longer=25)
+    assert found == pytest.approx(chosen, rel=0.03)
+
+
+def test_the_longer_the_training_the_lower_the_rate_but_not_below_an_end_of_what_was_tried() -> None:
+    peaked, rising = [(1, 5.0), (3, 4.0), (9, 5.0)], [(1, 5.0), (3, 4.0), (9, 3.0)]
+    chosen = [
+        choose_rate([Probe(*one) for one in probes], 9.0, lower_is_better=True, longer=longer)
+        for probes in (peaked, rising)
+        for longer in (1, 10, 100)
+    ]
+    assert chosen == pytest.approx([3, 3 * 10**-0.15, 3 * 10**-0.3, 9, 9, 9])
 
 
 def test_differences_within_the_noise_are_none() -> None:
@@ -242,7 +373,7 @@ def test_the_found_rate_is_trained_with_from_the_first_step_on(tmp_path: Path) -
     assert run.session.peak == pytest.approx(10.0)
     assert max(run.rates) == pytest.approx(10.0, rel=0.02)
     notes = [event.text for event in run.events if isinstance(event, NoteEvent)]
-    assert sum("after" in note for note in notes) == 3
+    assert sum("after" in note for note in notes) == 5
     assert notes[-1].endswith("is trained with")
 
 
