@@ -30,6 +30,7 @@ NAMES = (
     "native_training",
     "training",
     "rate_search",
+    "text_rules",
     "deadlines",
     "end_to_end",
     "generation",
@@ -45,6 +46,14 @@ def main(
     kind: Annotated[
         list[LoadKind] | None, typer.Option(help="Garbage of this kind; may be given more than once.")
     ] = None,
+    cell: Annotated[
+        list[str] | None,
+        typer.Option(help="text_rules: cells like 'dpo-*' or '*-1'; may be given more than once."),
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="text_rules: this technique beside ours; may be given more than once."),
+    ] = None,
     write: Annotated[bool, typer.Option(help="Also write benchmarks/results/<name>-<time>.json.")] = False,
 ) -> None:
     """Measure what is claimed, and print it as tables. Nothing here asserts a time."""
@@ -59,7 +68,12 @@ def main(
     console.print()
     for name in wanted:
         run = importlib.import_module(f"benchmarks.{name}").run
-        report: Report = run(quick, tuple(kind)) if name == "garbage" and kind else run(quick)
+        more: tuple[object, ...] = ()
+        if name == "garbage" and kind:
+            more = (tuple(kind),)
+        elif name == "text_rules":
+            more = (tuple(cell or ()), tuple(variant or ()))
+        report: Report = run(quick, *more)
         report.show(console)
         if write:
             console.print(f"written to {report.write(name, facts)}", highlight=False, soft_wrap=True)

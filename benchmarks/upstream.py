@@ -67,13 +67,24 @@ CPU: dict[str, Any] = {
 
 
 def write_config(
-    folder: Path, model: Path, dataset: DatasetType, rows: list[dict[str, Any]], *, capped: bool, seed: int
+    folder: Path,
+    model: Path,
+    dataset: DatasetType,
+    rows: list[dict[str, Any]],
+    *,
+    capped: bool,
+    seed: int,
+    full: bool = False,
+    rate_factor: float = 1.0,
 ) -> Path:
-    """The configuration with its data (and reward code) beside it."""
+    """The configuration with its data (and reward code) beside it. `full`: without the adapter."""
     folder.mkdir(parents=True)
     config = {**BASE, **(GRPO if isinstance(dataset, GrpoDataset) else {})}
     if not capped:
         del config["max_steps"]
+    if full:
+        config = {key: value for key, value in config.items() if not key.startswith(("adapter", "lora_"))}
+    config["learning_rate"] *= rate_factor
     data = folder / "data.json"
     entry, ready = _dataset(dataset, rows)
     data.write_text(json.dumps(ready), encoding="utf-8")

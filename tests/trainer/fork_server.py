@@ -4,8 +4,9 @@
 
 A line on stdin asks for a program (JSON: command, env, cwd, log, patch), a line on stdout answers with its
 pid, and another one with its exit code when it has ended. `patch` names a function of
-`tests.trainer.faults` that is called first. Programs are run as their `__main__` would be, in a session of
-their own; nothing but the cost of the imports differs from a process started anew.
+`tests.trainer.faults`, or of another module by its whole name, that is called first. Programs are run as
+their `__main__` would be, in a session of their own; nothing but the cost of the imports differs from a
+process started anew.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ PROGRAMS = {
     "trainer.runner.prepare": "main",
     "tests.trainer.native.rank": "main",
     "tests.trainer.sharding": "main",
+    "benchmarks.text_rules.peer": "main",
 }
 #: What every fork would import. The small environment for the native engine has no Axolotl.
 IMPORTED = (
@@ -70,10 +72,10 @@ def _become(ask: dict[str, Any]) -> None:
     code = 1
     try:
         for patch in ask["patch"].split():
-            from tests.trainer import faults
-
             name, *arguments = patch.split(":")
-            getattr(faults, name)(*arguments)
+            module, _, function = name.rpartition(".")
+            module = module or "tests.trainer.faults"
+            getattr(importlib.import_module(module), function)(*arguments)
         code = _run(ask["command"])
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

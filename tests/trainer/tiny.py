@@ -62,15 +62,17 @@ def tokenizer(*, adds_begin: bool = False, end: str = TURN, pad: bool = True) ->
 KINDS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen": (Qwen2Config, Qwen2ForCausalLM)}
 
 
-def model(kind: str = "llama", *, seed: int = 0, window: int = WINDOW) -> Any:
+def model(
+    kind: str = "llama", *, seed: int = 0, window: int = WINDOW, hidden: int = 64, layers: int = 2
+) -> Any:
     config, cls = KINDS[kind]
     torch.manual_seed(seed)
     built = cls(
         config(
             vocab_size=len(tokenizer()),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
+            hidden_size=hidden,
+            intermediate_size=2 * hidden,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=window,

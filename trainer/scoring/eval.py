@@ -52,8 +52,9 @@ class Comparison(Record):
     #: What the mean gap's bound has to reach.
     gap_needed: float
     won: bool
-    #: The chance to win on as many other rows of the same kind.
+    #: The chance to win on as many other rows of the same kind, and to be better by any mean gap.
     p_win: float
+    p_better: float
     reason: str
 
 
@@ -97,6 +98,7 @@ def compare_models(champion: Sequence[float], challenger: Sequence[float]) -> Co
         gap_needed=needed,
         won=rate_bound >= WIN_RATE and gap_bound >= needed,
         p_win=p_win,
+        p_better=_share_better(means),
         reason=reason,
     )
 
@@ -131,6 +133,13 @@ def _share_won(rates: Any, means: Any, rate_margin: float, gap_margin: float, ne
     numpy = importlib.import_module("numpy")
     rates, means = numpy.asarray(rates), numpy.asarray(means)
     return float(((rates - rate_margin >= WIN_RATE) & (means - gap_margin >= needed)).mean())
+
+
+def _share_better(means: Any) -> float:
+    """Of the draws; equal means count half, so that a model is neither better nor worse than itself."""
+    numpy = importlib.import_module("numpy")
+    means = numpy.asarray(means)
+    return float((means > 0).mean() + 0.5 * (means == 0).mean())
 
 
 ADAPTER = "adapter_config.json"

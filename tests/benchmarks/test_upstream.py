@@ -1,4 +1,4 @@
-"""The training benchmark's other side is upstream's own configuration, and its verdict is hard to please."""
+"""One of the sides that ours is compared with is upstream's own configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.training import is_best
 from benchmarks.upstream import write_config
 from core.domain.tasks import (
     ChatDataset,
@@ -18,10 +17,7 @@ from core.domain.tasks import (
     GrpoDataset,
     InstructDataset,
     RewardFunction,
-    TaskType,
 )
-from core.profile.resolve import load_profile, resolve_profile
-from tests.core.builders import llama_8b
 
 ROW = {"instruct": "a", "input": "b", "output": "c", "prompt": "a", "chosen": "b", "rejected": "c"}
 REWARD = RewardFunction(reward_func="def f(completions):\n    return [0.0]", reward_weight=2.0)
@@ -74,25 +70,17 @@ def test_rewards_lie_in_a_module_with_weights_that_sum_to_one(tmp_path: Path) ->
     assert source.count("def f_") == 2
 
 
-@pytest.mark.parametrize("lower", [True, False])
-def test_best_is_better_than_every_other(lower: bool) -> None:
-    def trial(**scores: float) -> dict[str, Any]:
-        sign = 1 if lower else -1
-        return {"lower": lower, "sides": {name: {"score": sign * score} for name, score in scores.items()}}
-
-    assert is_best(trial(base=3, upstream=2, ours=1))
-    assert not is_best(trial(base=3, upstream=1, ours=1))
-    assert not is_best(trial(base=1, upstream=2, ours=1.5))
-
-
-def test_our_side_is_the_default_profile_but_for_what_a_cpu_lacks() -> None:
-    """Nothing of how a model is trained may differ: rates, batches, schedules, epochs, method."""
-    machine = {
-        *("lora_kernels", "bf16", "tf32", "attention", "fused_loss", "optimizer"),
-        *("dataloader_num_workers", "dataloader_pin_memory"),
-    }
-    path = Path(__file__).parents[2] / "benchmarks" / "training.yaml"
-    for task in (task for task in TaskType if task.is_text):
-        ours = resolve_profile(load_profile(str(path)), task, llama_8b()).targets.model_dump()
-        shipped = resolve_profile(load_profile("steady"), task, llama_8b()).targets.model_dump()
-        assert {key for key in ours if ours[key] != shipped[key]} <= machine
+def test_a_full_fine_tune_has_no_adapter_and_a_scaled_rate(tmp_path: Path) -> None:
+    path = write_config(
+        tmp_path / "run",
+        Path("base"),
+        DATASETS["instruct"],
+        [ROW],
+        capped=True,
+        seed=1,
+        full=True,
+        rate_factor=3.0,
+    )
+    written = yaml.safe_load(path.read_text())
+    assert written["learning_rate"] == pytest.approx(6e-4)
+    assert not {"adapter", "lora_r", "lora_alpha", "lora_target_linear"} & written.keys()

@@ -1,0 +1,200 @@
+"""The yardstick of text training: ours, the rules that won a tournament, and upstream, in equal time.
+
+Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. Little models that have read a made-up
+language are trained on six types of tasks with several kinds of data (`data.py`): by
+`trainer.text`, which plans for itself with the profile `steady`; by the rules of the text trainer that won in
+June 2026 (`winner_rules.py`); by upstream's default, and by that without its limit of ten steps. All are
+scored on rows that none has seen, by the validator's metric, and compared row by row as in a boss round.
+
+    python -m benchmarks text_rules [--cell 'dpo-*'] [--variant no_search] [--quick]
+
+Results go to `results/text_rules.jsonl` one by one; what is there already and still holds is not run again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from benchmarks.report import RESULTS, Report
+from benchmarks.text_rules.cells import FAMILIES, QUICK, SEEDS, TYPES, Cell, chosen_cells, shares
+from benchmarks.training_python import reported
+
+#: CPU seconds of training for each side, evaluations and searches included.
+SECONDS, QUICK_SECONDS = 40.0, 12.0
+#: Cells at a time.
+WORKERS = 2
+SIDES = ("base", "upstream", "uncapped", "winner", "ours")
+#: Techniques of ours, on and off: laid over the profile. Where nothing is named they run on one seed.
+VARIANTS = {
+    "no_search": "targets: {lr_search_share: 0}",
+    "no_least_steps": "targets: {least_steps: null}",
+    "alpha_128": "targets: {lora_alpha: 128}",
+    "cosine_floor_10": "targets: {lr_scheduler: cosine, min_lr_ratio: 0.1}",
+    "cosine_floor_25": "targets: {lr_scheduler: cosine, min_lr_ratio: 0.25}",
+    "held_out_1": "targets: {val_set_size: 0.01}",
+    "held_out_6": "targets: {val_set_size: 0.06}",
+    "never_early": "targets: {early_stopping_patience: null}",
+    "epochs_4": "limits: {max_epochs: 4}",
+    "epochs_8": "limits: {max_epochs: 8}",
+}
+VARIANT_CELLS = ("*-1",)
+#: What the issue asks for.
+SURELY_BETTER, SURELY_WORSE = 0.9, 0.1
+BETTER_BAR, WORSE_BAR, LIFTED_BAR = 0.6, 0.1, 0.95
+
+
+def run(quick: bool, cells: Sequence[str] = (), variants: Sequence[str] = ()) -> Report:
+    unknown = sorted(set(variants) - set(VARIANTS))
+    if unknown:
+        raise SystemExit(f"no variant is called {', '.join(unknown)}; there are {', '.join(VARIANTS)}")
+    asked = chosen_cells(cells or (QUICK if quick else VARIANT_CELLS if variants else ()))
+    sides = ["ours", *(f"ours:{name}" for name in variants)] if variants else list(SIDES)
+    seconds = QUICK_SECONDS if quick else SECONDS
+    found = list(_results(asked, sides, seconds, {name: VARIANTS[name] for name in variants}))
+    order = {cell.name: place for place, cell in enumerate(asked)}
+    found.sort(key=lambda result: order[result["cell"]])
+    results = [result for result in found if "error" not in result]
+    report = variants_report(results, variants, seconds) if variants else report_of(results, seconds)
+    report.notes += [f"FAILED: {one['cell']}: {one['error'][-400:]}" for one in found if "error" in one]
+    return report
+
+
+def _results(
+    cells: Sequence[Cell], sides: list[str], seconds: float, variants: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    def work(part: list[Cell]) -> list[dict[str, Any]]:
+        asked = {
+            "cells": [cell.name for cell in part],
+            "sides": sides,
+            "seconds": seconds,
+            "variants": variants,
+            "records": str(RESULTS / "text_rules.jsonl"),
+        }
+        return list(reported("benchmarks.text_rules.worker", asked)) if part else []
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for found in pool.map(work, shares(cells, WORKERS)):
+            yield from found
+
+
+# — what is told
+
+
+class Verdict(NamedTuple):
+    """How a side does against another over some cells."""
+
+    cells: int
+    better: int
+    worse: int
+    #: In per cent of the other's score.
+    mean: float
+
+    @classmethod
+    def of(cls, gaps: Iterable[tuple[float, float]]) -> Verdict:
+        """Pairs of the chance to be better and the difference in per cent."""
+        pairs = list(gaps)
+        better = sum(chance >= SURELY_BETTER for chance, _ in pairs)
+        worse = sum(chance <= SURELY_WORSE for chance, _ in pairs)
+        return cls(len(pairs), better, worse, fmean(gap for _, gap in pairs) if pairs else 0.0)
+
+    def __str__(self) -> str:
+        return (
+            f"better in {self.better}, worse in {self.worse} of {self.cells}, {self.mean:+.1f} % on average"
+        )
+
+
+def gap_of(result: dict[str, Any], side: str, rival: str) -> tuple[float, float]:
+    """The chance to be better, and the difference in per cent of the rival's loss (rewards: of 1)."""
+    found = result["against"][side][rival]
+    level = 1.0 if Cell.of(result["cell"]).task.generates else abs(result["scores"][rival])
+    return found["p_better"], 100 * found["mean_gap"] / max(level, 1e-9)
+
+
+def report_of(results: list[dict[str, Any]], seconds: float) -> Report:
+    report = Report(
+        f"Held-out losses after at most {seconds:g} CPU seconds of training",
+        ("cell", "data", *SIDES, "steps (lifted, winner, ours)", "P(ours beats winner)", "gap", "verdict"),
+    )
+    report.data["results"] = results
+    by_type: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    lifted = []
+    for result in results:
+        chance, gap = gap_of(result, "ours", "winner")
+        by_type[Cell.of(result["cell"]).type].append((chance, gap))
+        lifted.append(gap_of(result, "ours", "uncapped"))
+        report.rows.append(_row(result, chance, gap))
+    report.notes += verdicts(by_type, lifted)
+    report.notes += NOTES
+    return report
+
+
+def verdicts(
+    by_type: dict[str, list[tuple[float, float]]], lifted: Sequence[tuple[float, float]]
+) -> list[str]:
+    """Against the bars."""
+    whole = Verdict.of(pair for pairs in by_type.values() for pair in pairs)
+    others = Verdict.of(lifted)
+    types = {name: Verdict.of(pairs) for name, pairs in by_type.items()}
+    behind = [name for name, verdict in types.items() if verdict.mean <= 0]
+    enough = whole.better >= BETTER_BAR * whole.cells
+    few = whole.worse <= WORSE_BAR * whole.cells
+    share = others.better >= LIFTED_BAR * others.cells
+    return [
+        f"Against the winner's rules: {whole}.",
+        *(f"  {name}: {verdict}" for name, verdict in types.items()),
+        f"Against the lifted default: {others}.",
+        f"Better than the winner's in {BETTER_BAR:.0%} of cells at P >= {SURELY_BETTER}: {_said(enough)}; "
+        f"worse in {WORSE_BAR:.0%} at most: {_said(few)}; every type ahead: {_said(not behind)}"
+        f"{' (' + ', '.join(behind) + ')' if behind else ''}; better than the lifted default in "
+        f"{LIFTED_BAR:.0%}: {_said(share)}.",
+    ]
+
+
+def _said(held: bool) -> str:
+    return "yes" if held else "NO"
+
+
+def _row(result: dict[str, Any], chance: float, gap: float) -> tuple[str, ...]:
+    cell, told = Cell.of(result["cell"]), result["told"]
+    steps = ", ".join(f"{told[side]['steps']:,}" for side in ("uncapped", "winner", "ours"))
+    verdict = "better" if chance >= SURELY_BETTER else "worse" if chance <= SURELY_WORSE else "-"
+    kind = f"{cell.kind} ({cell.alteration})" if cell.alteration else cell.kind
+    scores = (f"{result['scores'][side]:.4f}" for side in SIDES)
+    return (cell.name, kind, *scores, steps, f"{chance:.2f}", f"{gap:+.1f} %", verdict)
+
+
+def variants_report(results: list[dict[str, Any]], variants: Sequence[str], seconds: float) -> Report:
+    report = Report(
+        f"Techniques against ours as it is, after {seconds:g} CPU seconds on {len(results)} cells",
+        ("variant", "changes", "mean difference", "better", "worse", *TYPES),
+    )
+    report.data["results"] = results
+    for name in variants:
+        gaps = [(result["cell"], gap_of(result, f"ours:{name}", "ours")) for result in results]
+        verdict = Verdict.of(gap for _, gap in gaps)
+        types = [Verdict.of(gap for cell, gap in gaps if Cell.of(cell).type == kind) for kind in TYPES]
+        report.rows.append(
+            (
+                name,
+                VARIANTS[name],
+                f"{verdict.mean:+.2f} %",
+                f"{verdict.better}/{verdict.cells}",
+                f"{verdict.worse}/{verdict.cells}",
+                *(f"{each.mean:+.2f}" if each.cells else "-" for each in types),
+            )
+        )
+    return report
+
+
+NOTES = [
+    "Losses of instruct, chat and continuations, for kl with the KL. DPO: ln 2 = 0.6931 has learned nothing. "
+    "GRPO: the validators' normalised rewards less half of the KL to the base, among the sides of its line, "
+    "with a minus, so that less is better everywhere. "
+    f"Seeds {', '.join(map(str, SEEDS))}; "
+    + ", ".join(f"{family} is trained {method.value}" for family, method in FAMILIES.items())
+    + ", on every side.",
+]

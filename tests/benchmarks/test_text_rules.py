@@ -1,0 +1,197 @@
+"""The yardstick's design, its scaling and its verdicts, without any training."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.text_rules import scale
+from benchmarks.text_rules.cells import (
+    KINDS,
+    SEEDS,
+    TYPES,
+    Cell,
+    Records,
+    all_cells,
+    chosen_cells,
+    digest_of,
+    shares,
+)
+from benchmarks.text_rules.report import VARIANTS, Verdict, gap_of, report_of, variants_report, verdicts
+from core.domain.choices import Method
+from core.domain.tasks import TaskType
+from core.models.identify import facts_from_name
+from core.profile.resolve import load_profile, resolve_profile
+from tests.core.builders import llama_8b
+
+PROFILE = Path(scale.__file__).with_name("profile.yaml")
+TINY = facts_from_name("org/tiny-llama", 600_000)
+
+
+# — the design
+
+
+def test_every_type_meets_every_kind_of_data_once() -> None:
+    cells = all_cells()
+    assert len({cell.name for cell in cells}) == len(cells) == 36
+    for kind in TYPES:
+        assert Counter(cell.kind for cell in cells if cell.type == kind) == Counter(KINDS)
+
+
+def test_every_seed_meets_every_kind_of_data() -> None:
+    for seed in SEEDS:
+        assert {cell.kind for cell in all_cells() if cell.seed == seed} == set(KINDS)
+
+
+def test_bases_are_altered_in_all_ways() -> None:
+    altered = [cell.alteration for cell in all_cells() if cell.alteration is not None]
+    assert len(altered) == len(TYPES)
+    assert set(altered) == {"noise", "scaling", "pruning", "reinit"}
+
+
+def test_a_cells_name_is_all_of_it() -> None:
+    assert all(Cell.of(cell.name) == cell for cell in all_cells())
+    assert (Cell.of("kl-qwen-2").task, Cell.of("kl-qwen-2").method) == (TaskType.INSTRUCT, Method.LORA)
+
+
+def test_cells_are_chosen_by_pattern() -> None:
+    assert [cell.name for cell in chosen_cells(["dpo-*-1", "grpo-llama-3"])] == [
+        "dpo-llama-1",
+        "dpo-qwen-1",
+        "grpo-llama-3",
+    ]
+    assert len(chosen_cells([])) == 36
+
+
+def test_workers_share_the_cells_and_not_their_bases() -> None:
+    one, other = shares(all_cells(), 2)
+    assert len(one) == len(other)
+    assert {(cell.family, cell.seed) for cell in one}.isdisjoint({(cell.family, cell.seed) for cell in other})
+    assert Counter(cell.type for cell in one) == Counter(cell.type for cell in other)
+
+
+# — records
+
+
+def test_an_interrupted_table_goes_on_after_its_last_whole_record(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "records.jsonl"
+    Records(path).add({"cell": "a", "side": "ours", "stamp": "1", "rows": [1.0]})
+    with path.open("a") as file:
+        file.write('{"cell": "a", "side": "winner", "sta')
+    records = Records(path)
+    assert records.get("a", "ours", "1") == {"cell": "a", "side": "ours", "stamp": "1", "rows": [1.0]}
+    assert records.get("a", "winner", "1") is None
+
+
+def test_a_record_counts_for_what_was_run_only(tmp_path: Path) -> None:
+    records = Records(tmp_path / "records.jsonl")
+    records.add({"cell": "a", "side": "ours", "stamp": "1"})
+    assert records.get("a", "ours", "2") is None
+    file = tmp_path / "rule.py"
+    file.write_text("rate = 1")
+    before = digest_of([file], "40 s")
+    assert digest_of([file], "40 s") == before != digest_of([file], "20 s")
+    file.write_text("rate = 2")
+    assert digest_of([file], "40 s") != before
+
+
+# — scaling
+
+
+def test_our_side_is_the_default_profile_but_for_what_a_cpu_lacks() -> None:
+    """Nothing of how a model is trained may differ: rates, batches, schedules, epochs, method."""
+    machine = {
+        *("lora_kernels", "bf16", "tf32", "attention", "fused_loss", "optimizer"),
+        *("dataloader_num_workers", "dataloader_pin_memory", "sample_packing", "micro_batch_size"),
+    }
+    for task in (task for task in TaskType if task.is_text):
+        ours = resolve_profile(load_profile(str(PROFILE)), task, llama_8b()).targets.model_dump()
+        shipped = resolve_profile(load_profile("steady"), task, llama_8b()).targets.model_dump()
+        assert {key for key in ours if ours[key] != shipped[key]} <= machine
+
+
+@pytest.mark.parametrize("cell", all_cells()[:12], ids=lambda cell: cell.name)
+def test_a_cells_profile_is_that_of_the_methods_size_with_scaled_rates(cell: Cell, tmp_path: Path) -> None:
+    written = scale.cell_profile(cell, PROFILE)
+    path = tmp_path / "cell.yaml"
+    path.write_text(yaml.safe_dump(written))
+    ours = resolve_profile(load_profile(str(path)), cell.task, TINY).targets
+    shipped, planned = scale.resolved_for(PROFILE, cell.task, cell.method)
+    assert planned or (cell.task is TaskType.GRPO and cell.method is Method.FULL)
+    scaled = {"method", "learning_rate", "effective_batch_size", "lora_r"}
+    assert ours.model_dump(exclude=scaled) == shipped.targets.model_dump(exclude=scaled)
+    factor = scale.rate_factor(cell) * (1 if planned else scale.FULL_GRPO)
+    assert ours.learning_rate == pytest.approx(shipped.targets.learning_rate * factor, rel=1e-5)
+    assert ours.method is cell.method
+
+
+def test_a_variant_is_laid_over_everything(tmp_path: Path) -> None:
+    cell = Cell.of("dpo-qwen-1")
+    path = tmp_path / "cell.yaml"
+    path.write_text(yaml.safe_dump(scale.cell_profile(cell, PROFILE, VARIANTS["alpha_128"])))
+    assert resolve_profile(load_profile(str(path)), cell.task, TINY).targets.lora_alpha == 128
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_is_a_profile(name: str, tmp_path: Path) -> None:
+    cell = Cell.of("instruct-llama-1")
+    path = tmp_path / "cell.yaml"
+    path.write_text(yaml.safe_dump(scale.cell_profile(cell, PROFILE, VARIANTS[name])))
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(yaml.safe_dump(scale.cell_profile(cell, PROFILE)))
+    varied = resolve_profile(load_profile(str(path)), cell.task, TINY)
+    same = resolve_profile(load_profile(str(plain)), cell.task, TINY)
+    assert (varied.targets, varied.limits) != (same.targets, same.limits)
+
+
+# — verdicts
+
+
+def result(cell: str, chance: float, gap: float, **others: Any) -> dict[str, Any]:
+    """Of a cell where ours is ahead of every rival by so much of a loss of 2."""
+    found = {"p_better": chance, "mean_gap": gap}
+    scores = {"base": 5.0, "upstream": 4.0, "uncapped": 3.0, "winner": 2.0, "ours": 2.0 - gap}
+    told = {side: {"steps": 10} for side in ("upstream", "uncapped", "winner", "ours")}
+    against = {"ours": dict.fromkeys(("winner", "uncapped", "upstream", "base"), found)}
+    return {"cell": cell, "scores": scores, "told": told, "against": against, **others}
+
+
+def test_differences_are_in_per_cent_of_the_rivals_loss_and_of_all_rewards() -> None:
+    assert gap_of(result("dpo-llama-1", 0.9, 0.1), "ours", "winner") == (0.9, pytest.approx(5.0))
+    assert gap_of(result("grpo-llama-1", 0.9, 0.1), "ours", "winner") == (0.9, pytest.approx(10.0))
+
+
+def test_only_sure_cells_are_better_or_worse() -> None:
+    assert Verdict.of([(0.9, 1.0), (0.89, 1.0), (0.5, 0.0), (0.1, -4.0)]) == (4, 1, 1, -0.5)
+
+
+def test_the_bars_hold_where_enough_cells_are_better_and_few_worse() -> None:
+    held = verdicts({"dpo": [(0.95, 2.0)] * 6 + [(0.5, 0.1)] * 3 + [(0.05, -1.0)]}, [(1.0, 9.0)] * 10)
+    assert held[-1].count("yes") == 4
+    missed = verdicts({"dpo": [(0.95, 2.0)] * 5 + [(0.05, -9.0)] * 5}, [(1.0, 9.0)] * 9 + [(0.5, 0.0)])
+    assert missed[-1].count("NO") == 4
+    assert "every type ahead: NO (dpo)" in missed[-1]
+
+
+def test_the_table_has_a_row_for_each_cell() -> None:
+    report = report_of([result("dpo-qwen-1", 0.97, 0.1), result("kl-llama-2", 0.05, -0.1)], 40)
+    assert [row[0] for row in report.rows] == ["dpo-qwen-1", "kl-llama-2"]
+    assert [row[1] for row in report.rows] == ["altered (pruning)", "altered (noise)"]
+    assert [row[-1] for row in report.rows] == ["better", "worse"]
+    assert len(report.rows[0]) == len(report.columns)
+    json.dumps(report.data)
+
+
+def test_a_variants_row_is_its_mean_and_where_it_is_surely_better() -> None:
+    cells = [result("dpo-qwen-1", 0.0, 0.0), result("chat-llama-1", 0.0, 0.0)]
+    for each, chance in zip(cells, (0.95, 0.02), strict=True):
+        each["against"]["ours:no_search"] = {"ours": {"p_better": chance, "mean_gap": chance - 0.5}}
+    report = variants_report(cells, ["no_search"], 40)
+    assert report.rows[0][:2] == ("no_search", VARIANTS["no_search"])
+    assert report.rows[0][3:5] == ("1/2", "1/2")
+    assert len(report.rows[0]) == len(report.columns)
