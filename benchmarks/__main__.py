@@ -28,7 +28,6 @@ NAMES = (
     "fleet_restart",
     "fleet_scale",
     "native_training",
-    "training",
     "rate_search",
     "text_rules",
     "deadlines",
