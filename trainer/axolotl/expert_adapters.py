@@ -22,7 +22,7 @@ def split_experts(folder: Path, architecture: str) -> None:
     from safetensors.torch import load_file, save_file
 
     names, rank = EXPERT_NAMES[architecture], config["rank_pattern"][EXPERT_PARAMETERS[0]]
-    matrices = {}
+    matrices: dict[str, Any] = {}
     for key, tensor in load_file(weights_path).items():
         matrices.update(_matrices(key, tensor, rank, names) if _DOWN in key else {key: tensor})
     save_file(matrices, weights_path, metadata={"format": "pt"})
