@@ -171,9 +171,9 @@ class TokenBatch:
     targets: Tensor
     #: Where a token counts, not moved: evaluation takes the KL to the base there.
     labelled: Tensor
-    #: From 0 in every document.
-    positions: Tensor
-    #: Which document a token belongs to, from 1; 0 is padding. None: one document each, padded at the right.
+    #: From 0 in every document. None: one document each, padded at the right.
+    positions: Tensor | None
+    #: Which document a token belongs to, from 1; 0 is padding. None: as with `positions`.
     documents: Tensor | None
     #: What each token's loss is multiplied by; None: 1.
     weights: Tensor | None
@@ -195,16 +195,8 @@ class TokenBatch:
         return self._each(lambda tensor: tensor.pin_memory())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> TokenBatch:
-        return replace(
-            self,
-            ids=change(self.ids),
-            targets=change(self.targets),
-            labelled=change(self.labelled),
-            positions=change(self.positions),
-            documents=None if self.documents is None else change(self.documents),
-            weights=None if self.weights is None else change(self.weights),
-            reference=None if self.reference is None else change(self.reference),
-        )
+        tensors = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
 
 @dataclass(frozen=True)
@@ -262,9 +254,11 @@ def collate(
             # The last token of a document predicts nothing, least of all the next document's first.
             targets[at, start : end - 1] = np.where(counts, row.ids[1:].astype(np.int64), IGNORED)
             labelled[at, start:end] = row.trained
-            positions[at, start:end] = np.arange(end - start)
-            documents[at, start:end] = number
-            weights[at, start:end] = 1 / max(row_count, 1)
+            if layout.packed:
+                positions[at, start:end] = np.arange(end - start)
+                documents[at, start:end] = number
+            if layout.by_row:
+                weights[at, start:end] = 1 / max(row_count, 1)
             tokens, counted, rows_counted = (
                 tokens + end - start,
                 counted + row_count,
@@ -275,7 +269,7 @@ def collate(
         torch.from_numpy(ids),
         torch.from_numpy(targets),
         torch.from_numpy(labelled),
-        torch.from_numpy(positions),
+        torch.from_numpy(positions) if layout.packed else None,
         torch.from_numpy(documents) if layout.packed else None,
         torch.from_numpy(weights) if layout.by_row else None,
         reference,

@@ -138,7 +138,7 @@ def _longest_batch(micro: int, length: int, layout: BatchLayout) -> TokenBatch:
         ids=ids,
         targets=targets,
         labelled=torch.ones_like(ids, dtype=torch.bool),
-        positions=torch.arange(length).expand(rows, length).contiguous(),
+        positions=torch.arange(length).expand(rows, length).contiguous() if layout.packed else None,
         documents=torch.ones(rows, length, dtype=torch.int32) if layout.packed else None,
         weights=torch.ones(rows, length) if layout.by_row else None,
         reference=torch.zeros(micro) if layout.pairs else None,
