@@ -68,23 +68,20 @@ def _tokenizer() -> Any:
 
 
 def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
-    from transformers import AutoModelForCausalLM
-
-    from core.domain.choices import Attention
     from trainer.native import model as nets
     from trainer.native.batches import BatchLayout, SampleOrder, TokenRows
+    from trainer.native.distributed import NativeCommunicator
     from trainer.native.loader import BatchLoader
-    from trainer.native.optimizer import MasterWeights
+    from trainer.native.optimizer import Stepper
     from trainer.native.token_file import write_rows
 
     made = rows(what["rows"], what["longest"])
     marked = [(ids, [at >= prompt for at in range(len(ids))]) for ids, prompt in made]
     file = write_rows(folder / "rows", VOCABULARY, marked)
-    base = _dressed(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), what)
-    net = nets.LossModel(base.train(), Attention.SDPA)
-    named = [(name, weight) for name, weight in net.named_parameters() if weight.requires_grad]
-    how: dict[str, Any] = {"lr": 1e-3, "fused": True, "weight_decay": 0.0}
-    masters = MasterWeights(named, lambda found: torch.optim.AdamW([one for _, one in found], **how))
+    plan = _plan(what["method"] == "full")
+    torch.manual_seed(0)
+    base, attention = nets.load_model(path, plan, torch.device("cpu"))
+    stepper = Stepper(nets.LossModel(base, attention), plan, NativeCommunicator(0, 1, torch.device("cpu")))
     packing = bool(what.get("packing"))
     order = SampleOrder(
         file.lengths,
@@ -98,22 +95,29 @@ def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     )
     layout = BatchLayout(packed=packing, length=what["longest"] if packing else None)
     loader = BatchLoader(TokenRows(file, layout), order)
-    weights = [weight for _, weight in named]
     stamps, tokens = [now()], []
-    for (batch,) in loader:
-        loss = net(batch) / batch.count
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, 1.0, foreach=True)
-        masters.step()
-        masters.zero_grad()
-        float(loss.detach())  # as the others, who log each step's
+    for batches in loader:
+        tokens.append(stepper.step(batches).tokens)
         stamps.append(now())
-        tokens.append(batch.tokens)
         if len(tokens) == what["steps"]:
             break
     loader.close()
     waited = loader.waited_s / (stamps[-1][0] - stamps[0][0])
     return _measured(stamps, tokens) | {"waited": waited, "held_out": _held_out(base, what)}
+
+
+def _plan(full: bool) -> Any:
+    from core.domain.choices import LrSchedule, Optimizer
+    from core.planning.plan import AdapterPlan, OptimizerPlan
+    from tests.trainer.native import tiny
+
+    return tiny.plan(
+        full=full,
+        adapter=None if full else AdapterPlan(rank=16, alpha=16, dropout=0.0, params=1),
+        optimizer=OptimizerPlan(
+            name=Optimizer.ADAMW_TORCH_FUSED, learning_rate=1e-3, schedule=LrSchedule.CONSTANT
+        ),
+    )
 
 
 def hf(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:

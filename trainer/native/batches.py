@@ -174,10 +174,9 @@ class TokenBatch:
     targets: Tensor
     #: Where a token counts, not moved: evaluation takes the KL to the base there.
     labelled: Tensor
-    #: From 0 in every document. Padding goes on from a single one; after several it is a document of its own.
-    positions: Tensor
-    #: Whether several documents may share a sequence.
-    packed: bool
+    #: Of packed sequences: from 0 in every document; padding is a document of its own. None: each sequence is
+    #: one row, padded at the right.
+    positions: Tensor | None
     #: What each token's loss is multiplied by; None: 1.
     weights: Tensor | None
     #: Pairs: how much the base model preferred what was chosen.
@@ -198,15 +197,8 @@ class TokenBatch:
         return self._each(lambda tensor: tensor.pin_memory())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> TokenBatch:
-        return replace(
-            self,
-            ids=change(self.ids),
-            targets=change(self.targets),
-            labelled=change(self.labelled),
-            positions=change(self.positions),
-            weights=None if self.weights is None else change(self.weights),
-            reference=None if self.reference is None else change(self.reference),
-        )
+        tensors = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
 
 @dataclass(frozen=True)
@@ -280,7 +272,8 @@ def collate(
             wanted = counts | (layout.prompt_weight > 0 and row_count > 0)
             targets[at, start : end - 1] = np.where(wanted, row.ids[1:].astype(np.int64), IGNORED)
             labelled[at, start:end] = row.trained
-            positions[at, start:end] = np.arange(end - start)
+            if layout.packed:
+                positions[at, start:end] = np.arange(end - start)
             each = 1 / max(row_count, 1) if layout.by_row else 1.0
             weights[at, start : end - 1] = each * np.where(counts, 1.0, layout.prompt_weight)
             tokens, counted, rows_counted = (
@@ -289,13 +282,13 @@ def collate(
                 rows_counted + bool(row_count),
             )
             start = end
-        positions[at, start:] = np.arange(width - start) + (0 if layout.packed else start)
+        if layout.packed:
+            positions[at, start:] = np.arange(width - start)
     return TokenBatch(
         torch.from_numpy(ids),
         torch.from_numpy(targets),
         torch.from_numpy(labelled),
-        torch.from_numpy(positions),
-        layout.packed,
+        torch.from_numpy(positions) if layout.packed else None,
         torch.from_numpy(weights) if layout.by_row or layout.prompt_weight else None,
         reference,
         tokens,

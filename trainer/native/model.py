@@ -146,24 +146,24 @@ class LossModel(nn.Module):
     def row_sums(self, batch: TokenBatch) -> Tensor:
         """−log p of each row's counted tokens, summed by row: what preferences are made of."""
         hidden, where = self._hidden(batch)
-        rows = where.nonzero()[:, 0]
+        rows = where // batch.ids.shape[1]
         losses = self._token_losses(hidden, where, batch)
         return torch.zeros(len(batch.ids), device=losses.device).index_add(0, rows, losses)
 
     def _hidden(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Of the tokens whose next one counts; and where those are."""
-        where = batch.targets != IGNORED
+        where = places(batch.targets != IGNORED)
         return self._at(self._states(self.model, batch), where), where
 
     def _at(self, states: Tensor, where: Tensor) -> Tensor:
-        return states[where].to(self._head.dtype)
+        return states.flatten(0, 1).index_select(0, where).to(self._head.dtype)
 
     def _states(self, model: nn.Module, batch: TokenBatch) -> Tensor:
         """No mask is made here: what is after a row's end is never looked at, and from positions that begin
         again transformers makes the masks that keep packed rows apart, with each layer's own window. Flash
         attention looks for such positions in a batch of one only."""
         ids, positions = batch.ids, batch.positions
-        if batch.packed and self.attention in (Attention.FLASH_2, Attention.FLASH_3):
+        if positions is not None and self.attention in (Attention.FLASH_2, Attention.FLASH_3):
             ids, positions = ids.reshape(1, -1), positions.reshape(1, -1)
         decoder: Any = without_adapters(model)
         states: Tensor = decoder.get_decoder()(
@@ -176,11 +176,11 @@ class LossModel(nn.Module):
         return head_of(self.model)
 
     def _token_losses(self, hidden: Tensor, where: Tensor, batch: TokenBatch) -> Tensor:
-        return token_losses(hidden, self._head, batch.targets[where], self._cap)
+        return token_losses(hidden, self._head, batch.targets.flatten()[where], self._cap)
 
     def _summed(self, hidden: Tensor, where: Tensor, batch: TokenBatch) -> Tensor:
         losses = self._token_losses(hidden, where, batch)
-        return losses.sum() if batch.weights is None else (losses * batch.weights[where]).sum()
+        return losses.sum() if batch.weights is None else (losses * batch.weights.flatten()[where]).sum()
 
 
 class KlLossModel(LossModel):
@@ -193,10 +193,11 @@ class KlLossModel(LossModel):
         self.kl, self.base = kl, base
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        base_hidden = self._base_hidden(batch)
-        states, where = self._states(self.model, batch), batch.targets != IGNORED
+        labelled, where = places(batch.labelled), places(batch.targets != IGNORED)
+        base_hidden = self._at(self._base_states(batch), labelled)
+        states = self._states(self.model, batch)
         head = self._head if self.base is None else head_of(self.base)
-        kl = divergence(self._at(states, batch.labelled), self._head, base_hidden, head, self._cap)
+        kl = divergence(self._at(states, labelled), self._head, base_hidden, head, self._cap)
         return torch.stack([self._summed(self._at(states, where), where, batch), kl])
 
     def shares(self, count: float, learned: float, device: torch.device) -> Tensor:
@@ -204,15 +205,14 @@ class KlLossModel(LossModel):
         return torch.tensor([1 / max(count, 1.0), self.kl / max(learned, 1.0)], device=device)
 
     @torch.no_grad()
-    def _base_hidden(self, batch: TokenBatch) -> Tensor:
-        where = batch.labelled
+    def _base_states(self, batch: TokenBatch) -> Tensor:
         if self.base is not None:
-            return self._states(self.base, batch)[where].to(head_of(self.base).dtype)
+            return self._states(self.base, batch)
         was_training, with_adapter = self.model.training, self.model
         with_adapter.eval()  # the base has no dropout to be blurred by
         try:
             with with_adapter.disable_adapter():  # type: ignore[operator]
-                return self._states(with_adapter, batch)[where].to(self._head.dtype)
+                return self._states(with_adapter, batch)
         finally:
             with_adapter.train(was_training)
 
@@ -233,6 +233,12 @@ class DpoLossModel(LossModel):
         """log p(chosen) − log p(rejected) of each pair, as the model is now."""
         chosen, rejected = (-self.row_sums(batch)).chunk(2)
         return chosen - rejected
+
+
+def places(mask: Tensor) -> Tensor:
+    """Where a flattened mask is true. A GPU finishes what was queued before it says how many there are: ask
+    before the model's pass."""
+    return mask.flatten().nonzero()[:, 0]
 
 
 def head_of(model: nn.Module) -> Tensor:
@@ -261,7 +267,6 @@ def load_model(path: Path, plan: TrainingPlan, device: torch.device) -> tuple[nn
         enable_checkpointing(model, plan)
     if plan.adapter is None:
         return model.train(), attention
-    model.enable_input_require_grads()
     return add_adapters(model, plan).train(), attention
 
 
@@ -341,6 +346,8 @@ def _selective_contexts() -> Any:
 def add_adapters(model: nn.Module, plan: TrainingPlan) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
+    from trainer.native.lora import LeanLoraLinear
+
     adapter = plan.adapter
     assert adapter is not None
     config = LoraConfig(
@@ -354,6 +361,7 @@ def add_adapters(model: nn.Module, plan: TrainingPlan) -> nn.Module:
         bias="none",
         task_type="CAUSAL_LM",
     )
+    config._register_custom_module({nn.Linear: LeanLoraLinear})
     with_adapters: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=adapter.fp32)
     return with_adapters
 

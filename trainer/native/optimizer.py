@@ -294,14 +294,18 @@ class Stepper:
         sharded = self.plan.parallelism is Parallelism.FSDP and self.plan.batch.accumulation == 1
         for number, batch in enumerate(batches, start=1):
             with distributed.no_sync(self.distributed, last=sharded or number == len(batches)):
-                loss = (self.distributed(batch.to(device)) * shares).sum()
+                loss = self.distributed(batch.to(device)) @ shares
                 # DDP and FSDP take the mean over ranks of what is a sum here.
                 (loss * world).backward()
                 summed += loss.detach()
         return summed
 
     def _clipped(self) -> float:
+        """The gradients' norm, before those beyond the plan's were scaled to it."""
         max_norm = self.plan.optimizer.max_grad_norm or math.inf
-        return float(
-            distributed.full_tensor(torch.nn.utils.clip_grad_norm_(self._weights, max_norm, foreach=True))
-        )
+        gradients = [weight.grad for weight in self._weights if weight.grad is not None]
+        total = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        norm = float(distributed.full_tensor(total))
+        if norm > max_norm:
+            torch.nn.utils.clip_grads_with_norm_(self._weights, max_norm, total, foreach=True)
+        return norm

@@ -20,32 +20,45 @@ from trainer.native import model as nets
 from trainer.native.batches import BatchLayout, TokenBatch, collate
 
 
+def test_only_rows_that_share_a_sequence_carry_positions(tmp_path: Path) -> None:
+    rows = tiny.rows(tmp_path / "rows", 4)
+    single = collate(rows, ((0,), (1,)), BatchLayout())
+    shared = collate(rows, ((0, 1), (2,)), BatchLayout(packed=True, length=64))
+    assert single.positions is None
+    lengths = [int(length) for length in rows.lengths[:2]]
+    assert shared.positions is not None
+    assert shared.positions[0, : sum(lengths)].tolist() == [*range(lengths[0]), *range(lengths[1])]
+
+
 def batch(folder: Path) -> TokenBatch:
     rows = tiny.rows(folder / "rows", 4)
     return collate(rows, ((0,), (1,), (2,), (3,)), BatchLayout(by_row=True))
 
 
-def gradients(folder: Path, **settings: Any) -> tuple[dict[str, torch.Tensor], list[bool]]:
+def gradients(folder: Path, full: bool, **settings: Any) -> tuple[dict[str, torch.Tensor], list[bool]]:
     """Of one pass, and which layers compute their activations again."""
+    torch.manual_seed(0)
     checkpointing = settings.pop("checkpointing", True)
     precision = PrecisionPlan(bf16=False, tf32=False, gradient_checkpointing=checkpointing)
-    plan = tiny.plan(full=True, precision=precision, engine_config=settings)
+    plan = tiny.plan(full=full, precision=precision, engine_config=settings)
     model, attention = nets.load_model(folder / "model", plan, tiny.CPU)
     nets.LossModel(model, attention)(batch(folder)).sum().backward()
-    flags = [layer.gradient_checkpointing for layer in model.model.layers]
-    return {name: weight.grad for name, weight in model.named_parameters()}, flags
+    flags = [layer.gradient_checkpointing for layer in nets.without_adapters(model).model.layers]
+    found = {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
+    return found, flags
 
 
-def test_whatever_is_computed_again_the_gradients_stay(tmp_path: Path) -> None:
+@pytest.mark.parametrize("full", [True, False])
+def test_whatever_is_computed_again_the_gradients_stay(tmp_path: Path, full: bool) -> None:
     tiny.model_folder(tmp_path / "model", num_hidden_layers=3)
-    kept, flags = gradients(tmp_path, checkpointing=False)
+    kept, flags = gradients(tmp_path, full, checkpointing=False)
     assert flags == [False, False, False]
     for settings, wanted in (
         ({"recompute": "layers"}, [True, True, True]),
         ({"recompute": "layers", "recompute_every": 2}, [True, False, True]),
         ({"recompute": "cheap"}, [True, True, True]),
     ):
-        again, flags = gradients(tmp_path, **settings)
+        again, flags = gradients(tmp_path, full, **settings)
         assert flags == wanted
         for name, gradient in kept.items():
             torch.testing.assert_close(again[name], gradient, rtol=1e-5, atol=1e-7)
@@ -81,6 +94,16 @@ def test_noise_on_the_embeddings_is_there_only_while_training(tmp_path: Path) ->
     assert 0.9 * strength < noise.abs().max() <= strength
     assert not torch.equal(embed(ids), embed(ids))
     torch.testing.assert_close(model.eval().get_input_embeddings()(ids), embed.weight[ids])
+
+
+def test_the_frozen_part_below_the_first_adapter_has_no_backward_pass(tmp_path: Path) -> None:
+    tiny.model_folder(tmp_path / "model")
+    model, attention = nets.load_model(tmp_path / "model", tiny.plan(), tiny.CPU)
+    reached = []
+    model.get_input_embeddings().register_forward_hook(lambda *parts: reached.append(parts[2].requires_grad))
+    nets.LossModel(model, attention)(batch(tmp_path)).sum().backward()
+    assert reached == [False]
+    assert all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
 
 
 def test_a_head_that_is_more_than_a_matrix_is_refused(tmp_path: Path) -> None:

@@ -143,6 +143,22 @@ def test_steps_are_those_of_a_plain_training_with_transformers(tmp_path: Path, p
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=2e-4, msg=name)
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_gradients_are_scaled_to_the_largest_norm_and_left_alone_below_it(tmp_path: Path, full: bool) -> None:
+    plan = tiny.plan(full=full)
+    model, attention = nets.load_model(tiny.model_folder(tmp_path / "model"), plan, tiny.CPU)
+    stepper = Stepper(nets.LossModel(model, attention), plan, tiny.ALONE)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    for length, wanted in ((0.5, 0.5), (4.0, 1.0)):
+        for weight in weights:
+            weight.grad = torch.full_like(weight, length / sum(one.numel() for one in weights) ** 0.5)
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        written = [gradient._version for gradient in gradients]
+        assert stepper._clipped() == pytest.approx(length, rel=1e-4)
+        assert float(torch.nn.utils.get_total_norm(gradients)) == pytest.approx(wanted, rel=1e-4)
+        assert (written == [gradient._version for gradient in gradients]) == (wanted == length)
+
+
 def test_the_rate_is_the_plans_times_the_factor(tmp_path: Path) -> None:
     plan = tiny.plan(full=True)
     model, attention = nets.load_model(tiny.model_folder(tmp_path / "model"), plan, tiny.CPU)
