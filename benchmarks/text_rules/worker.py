@@ -224,7 +224,7 @@ class Trainings:
             capped=side == "upstream",
             seed=self.cell.seed,
             full=self.cell.method == "full",
-            rate_factor=scale.rate_factor(self.cell),
+            rate_factor=scale.upstream_factor(self.cell),
         )
         command = [sys.executable, "-m", "axolotl.cli.train", str(config)]
         told = self._waited(command, {upstream.SECONDS: str(self.seconds)}, work)
