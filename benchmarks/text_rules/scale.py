@@ -50,7 +50,7 @@ def rate_factor(cell: Cell) -> float:
 
 
 def upstream_factor(cell: Cell) -> float:
-    """Upstream trains adapters. Where all weights are trained by preferences or rewards, a tenth of its rate."""
+    """Upstream trains adapters. All weights by preferences or rewards take a tenth of its rate."""
     full = cell.method is Method.FULL and not cell.task.is_supervised
     return rate_factor(cell) * (0.1 if full else 1.0)
 

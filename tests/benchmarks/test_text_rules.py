@@ -96,6 +96,8 @@ def test_a_record_counts_for_what_was_run_only(tmp_path: Path) -> None:
     file.write_text("rate = 1")
     before = digest_of([file], "40 s")
     assert digest_of([file], "40 s") == before != digest_of([file], "20 s")
+    file.write_text("rate = 1  # of all")
+    assert digest_of([file], "40 s") == before
     file.write_text("rate = 2")
     assert digest_of([file], "40 s") != before
 
