@@ -141,9 +141,9 @@ def _key(cell: str, side: str, stamp: str) -> tuple[str, str, str]:
     return cell, side, stamp
 
 
-def digest_of(files: Iterable[Path], more: str) -> str:
+def digest_of(files: Iterable[Path]) -> str:
     """Of programs without their comments."""
-    digest = hashlib.sha256(more.encode())
+    digest = hashlib.sha256()
     for file in sorted(files):
         text = file.read_text("utf-8")
         digest.update(file.name.encode())
