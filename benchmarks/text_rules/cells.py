@@ -5,6 +5,7 @@ A cell is a type of task, a model family and a seed. Nothing here needs torch.
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import hashlib
 import json
@@ -140,8 +141,11 @@ def _key(cell: str, side: str, stamp: str) -> tuple[str, str, str]:
     return cell, side, stamp
 
 
-def digest_of(files: Iterable[Path], more: str) -> str:
-    digest = hashlib.sha256(more.encode())
+def digest_of(files: Iterable[Path]) -> str:
+    """Of programs without their comments."""
+    digest = hashlib.sha256()
     for file in sorted(files):
-        digest.update(file.name.encode() + file.read_bytes())
+        text = file.read_text("utf-8")
+        digest.update(file.name.encode())
+        digest.update((ast.dump(ast.parse(text)) if file.suffix == ".py" else text).encode())
     return digest.hexdigest()[:12]

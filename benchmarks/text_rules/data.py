@@ -205,6 +205,10 @@ def base_model(folder: Path, family: str, seed: int) -> Path:
         return folder
     world, chance = World(seed), random.Random(f"base {seed}")
     tokenizer, model = tiny.tokenizer(adds_begin=family == "llama"), tiny.model(family, seed=seed, **SHAPE)
+    if family == "qwen":
+        # transformers gives it this token, and upstream a row for it, which evaluation refuses.
+        tokenizer.add_tokens(["<|endoftext|>"], special_tokens=True)
+        model.resize_token_embeddings(len(tokenizer))
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 2:

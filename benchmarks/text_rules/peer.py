@@ -5,8 +5,8 @@
 On the stack that the winner used, transformers' and TRL's trainers: beside its arithmetic a step costs as
 much as in ours. Rows are encoded as the evaluation reads them. Where the winner's own files do not say how
 something is done, it is done as helps it: dev scores are the validator's metric, logits exist only where
-something is learned, references of preferences are computed before the clock begins, and nothing is written
-before the end.
+something is learned, a step is one pass whatever its rows, references of preferences are computed before the
+clock begins, and nothing is written before the end.
 """
 
 from __future__ import annotations
@@ -48,10 +48,8 @@ class Peer:
         )
         line = rules.class_of(self.task, self.method)
         self.table = line.rate * ask["rate_factor"]
-        self.batch = max(round(line.batch / ask["batch_divisor"]), 1)
-        least = round(rules.LEAST_ROWS / ask["batch_divisor"])
-        self.passes = rules.accumulation(self.task, self.batch, least)
-        self.per_epoch = math.ceil(len(self.rows) / (self.batch * self.passes))
+        self.batch = rules.rows_of_step(self.task, self.method) // ask["batch_divisor"]
+        self.per_epoch = math.ceil(len(self.rows) / self.batch)
         self.held = HeldOut(spec, self.dev, self.tokenizer)
         self.loss = self._loss()
 
@@ -96,7 +94,7 @@ class Peer:
             "steps": callback.steps,
             "epochs": round(callback.steps / self.per_epoch, 2),
             "rate": rate,
-            "batch": self.batch * self.passes,
+            "batch": self.batch,
             "searched_s": round(searched, 2),
             "trained_s": round(clock.used - searched, 2),
             "notes": [*search.notes, callback.told(), self._soup(callback, clock)],
@@ -129,12 +127,11 @@ class Peer:
         """One epoch over the dev rows; what the clock cuts off is not taken."""
         before, steps = trained_state(self.model), Steps(self)
         order = random.Random("dev").sample(self.dev, len(self.dev))
-        size = self.batch * self.passes
-        for start in range(0, len(order), size):
+        for start in range(0, len(order), self.batch):
             if clock.left <= 0:
                 self.set(before)
                 return
-            steps.step(order[start : start + size], rules.DEV_RATE * rate)
+            steps.step(order[start : start + self.batch], rules.DEV_RATE * rate)
 
 
 class Steps:
@@ -146,18 +143,14 @@ class Steps:
         self._optimizer = torch.optim.AdamW(self._weights, weight_decay=0.0)
 
     def step(self, rows: Sequence[Any], rate: float) -> float:
-        model, total = self._peer.model.train(), 0.0
-        for start in range(0, len(rows), self._peer.batch):
-            part = rows[start : start + self._peer.batch]
-            loss = self._peer.loss(model, part) * (len(part) / len(rows))
-            loss.backward()
-            total += float(loss.detach())
+        loss = self._peer.loss(self._peer.model.train(), rows)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self._weights, rules.MAX_NORM)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return total
+        return float(loss.detach())
 
 
 def load_model(ask: dict[str, Any], spec: RunSpec) -> Any:

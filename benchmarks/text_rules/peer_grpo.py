@@ -86,15 +86,16 @@ def train(ask: dict[str, Any], spec: RunSpec) -> tuple[Any, dict[str, Any]]:
     write_rewards(spec.dataset, folder, era=spec.era)
     rewards = Rewards.open(folder / REWARD_TABLE)
     line = rules.class_of(spec.task_type, method)
-    batch = max(round(line.batch / ask["batch_divisor"] / rules.GENERATIONS), 1) * rules.GENERATIONS
-    per_epoch = math.ceil(len(rows) * rules.GENERATIONS / (batch * rules.GRPO_PASSES))
+    batch = rules.rows_of_step(spec.task_type, method) // ask["batch_divisor"]
+    batch -= batch % rules.GENERATIONS
+    per_epoch = math.ceil(len(rows) * rules.GENERATIONS / batch)
     model = load_model(ask, spec)
     base = load_model(ask, spec).eval() if method is Method.FULL else None
     held = HeldOut(spec, dev, tokenizer, rewards, max_prompts=MOST_PROMPTS, together=MOST_PROMPTS)
     callback, rate = GrpoCallback(ask, model, held, base, per_epoch), line.rate * ask["rate_factor"]
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
-    arguments = common_arguments(ask, spec, batch, rules.GRPO_PASSES, rate, callback.total)
+    arguments = common_arguments(ask, spec, batch, rate, callback.total)
     GRPOTrainer(
         model=model,
         reward_funcs=[_function(rewards, place) for place in range(len(rewards))],
@@ -124,7 +125,7 @@ def train(ask: dict[str, Any], spec: RunSpec) -> tuple[Any, dict[str, Any]]:
         "steps": callback.steps,
         "epochs": round(callback.steps / per_epoch, 2),
         "rate": rate,
-        "batch": batch * rules.GRPO_PASSES,
+        "batch": batch,
         "cpu_s": round(callback.clock.used, 2),
         "notes": [f"of {callback.total} steps; scores {callback.scores}"],
     }

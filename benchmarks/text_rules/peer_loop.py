@@ -85,7 +85,7 @@ class PeerCallback(TrainerCallback):  # type: ignore[misc]
 
     def _end_s(self) -> float:
         """For the last evaluation, the soup and the pass over the dev rows."""
-        dev = len(self._peer.dev) / (self._peer.batch * self._peer.passes)
+        dev = len(self._peer.dev) / self._peer.batch
         return self._step_s * (dev + 1) + self.eval_s + rules.END_SHARE * self._clock.seconds
 
     def _evaluate(self) -> None:
@@ -111,9 +111,7 @@ class PeerTrainer(Trainer):  # type: ignore[misc]
         most = round(4 * peer.per_epoch) + 1
         super().__init__(
             model=peer.model,
-            args=TrainingArguments(
-                **common_arguments(peer.ask, peer.spec, peer.batch, peer.passes, rate, most)
-            ),
+            args=TrainingArguments(**common_arguments(peer.ask, peer.spec, peer.batch, rate, most)),
             train_dataset=list(peer.rows),
             data_collator=lambda rows: {"rows": Batch(rows)},
             callbacks=[callback],
@@ -124,13 +122,10 @@ class PeerTrainer(Trainer):  # type: ignore[misc]
         return self._peer.loss(model, inputs["rows"].rows)
 
 
-def common_arguments(
-    ask: dict[str, Any], spec: Any, batch: int, passes: int, rate: float, steps: int
-) -> dict[str, Any]:
+def common_arguments(ask: dict[str, Any], spec: Any, batch: int, rate: float, steps: int) -> dict[str, Any]:
     return {
         "output_dir": str(Path(spec.work_dir) / "output"),
         "per_device_train_batch_size": batch,
-        "gradient_accumulation_steps": passes,
         "learning_rate": rate,
         "max_steps": max(steps, 1),
         "max_grad_norm": rules.MAX_NORM,

@@ -89,7 +89,7 @@ class RateSearch:
     def _batches(self) -> Iterator[list[Any]]:
         """The same ones for each candidate."""
         chance, order = random.Random("probe"), list(self._peer.rows)
-        size = self._peer.batch * self._peer.passes
+        size = self._peer.batch
         while True:
             chance.shuffle(order)
             for start in range(0, max(len(order) - size, 0) + 1, size):

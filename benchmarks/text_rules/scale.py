@@ -21,10 +21,10 @@ from core.profile.resolve import load_profile, resolve_profile
 from core.profile.schema import ResolvedProfile
 
 #: By objective.
-RATE_FACTORS = {"sft": 8.0, "dpo": 40.0, "grpo": 12.0}
+RATE_FACTORS = {"sft": 8.0, "dpo": 40.0, "grpo": 40.0}
 #: The tables' batches are for an hour of several hundred steps; so few seconds hold as many of a quarter of
-#: the rows.
-BATCH_DIVISOR = {"sft": 4, "dpo": 4, "grpo": 1}
+#: the rows. Not upstream's, which are small, nor our 32 completions: the winner's are 160.
+BATCH_DIVISOR = 4
 #: In place of 128: a quarter of the models' width. Alpha is kept: with Adam, alpha times the rate is how fast
 #: an adapter moves, at any rank.
 RANK = 32
@@ -49,6 +49,12 @@ def rate_factor(cell: Cell) -> float:
     return RATE_FACTORS[objective(cell.task)]
 
 
+def upstream_factor(cell: Cell) -> float:
+    """Upstream trains adapters. All weights by preferences or rewards take a tenth of its rate."""
+    full = cell.method is Method.FULL and not cell.task.is_supervised
+    return rate_factor(cell) * (0.1 if full else 1.0)
+
+
 def peer_ask(cell: Cell, seconds: float) -> dict[str, Any]:
     return {
         "seconds": seconds,
@@ -56,7 +62,7 @@ def peer_ask(cell: Cell, seconds: float) -> dict[str, Any]:
         "method": cell.method.value,
         "rank": RANK,
         "rate_factor": rate_factor(cell),
-        "batch_divisor": BATCH_DIVISOR[objective(cell.task)],
+        "batch_divisor": BATCH_DIVISOR,
         "usual_rms": USUAL_RMS,
         "hours": seconds / SECONDS_OF_AN_HOUR,
     }
@@ -88,13 +94,14 @@ def cell_profile(cell: Cell, profile: Path, changes: str = "") -> dict[str, Any]
     """The profile as it is for a model of the method's size, scaled; `changes` are laid over it."""
     resolved, planned = resolved_for(profile, cell.task, cell.method)
     tiny = resolve_profile(load_profile(str(profile)), cell.task, facts_from_name("org/tiny-llama", 130_000))
-    kind, factor = objective(cell.task), rate_factor(cell)
+    factor = rate_factor(cell)
     targets = _differing(resolved.targets, tiny.targets)
     limits = _differing(resolved.limits, tiny.limits)
     rate = resolved.targets.learning_rate * factor * (1.0 if planned else FULL_GRPO)
     targets |= {"method": cell.method.value, "learning_rate": float(f"{rate:.6g}"), "lora_r": RANK}
-    if resolved.targets.effective_batch_size is not None:
-        targets["effective_batch_size"] = resolved.targets.effective_batch_size // BATCH_DIVISOR[kind]
+    batch = resolved.targets.effective_batch_size
+    if batch is not None and not cell.task.generates:
+        targets["effective_batch_size"] = batch // BATCH_DIVISOR
     if resolved.limits.max_alpha_lr is not None:
         limits["max_alpha_lr"] = resolved.limits.max_alpha_lr * factor
     written: dict[str, Any] = {

@@ -50,10 +50,13 @@ def class_of(task: TaskType, method: Method) -> WinnerClass:
     return (_GRPO if task.generates else _SFT)[method]
 
 
-def accumulation(task: TaskType, batch: int, least: int) -> int:
-    """Passes of a step, for batches and a least number of rows that may both be scaled."""
-    passes = 1 if batch >= least else int(least / batch)
-    return min(passes, MOST_PASSES) if task.has_pairs else passes
+def rows_of_step(task: TaskType, method: Method) -> int:
+    """With accumulation; for rewards, completions."""
+    batch = class_of(task, method).batch
+    passes = 1 if batch >= LEAST_ROWS else int(LEAST_ROWS / batch)
+    if task.generates:
+        passes = GRPO_PASSES
+    return batch * (min(passes, MOST_PASSES) if task.has_pairs else passes)
 
 
 def warmup(steps: int, hours: float) -> int:

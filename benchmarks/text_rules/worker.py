@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -143,13 +143,8 @@ class Trainings:
 
     def _stamp(self, side: str) -> str:
         kind, _, variant = side.partition(":")
-        kind = "upstream" if kind == "uncapped" else kind
-        files = [path for name in (*_COMMON, *_RUNS[kind]) for path in HERE.glob(name)]
-        if kind == OURS:
-            for package, kinds in (("core", "*.py"), ("trainer", "*.py"), ("configs", "*.yaml")):
-                files += (ROOT / package).rglob(kinds)
         changes = self.asked["variants"].get(variant, "")
-        return digest_of(files, f"{self.seconds} {side} {changes}")
+        return f"{_programs(kind)} {self.seconds:g} {changes}".strip()
 
     def _train(self, side: str) -> dict[str, Any]:
         kind, _, variant = side.partition(":")
@@ -224,7 +219,7 @@ class Trainings:
             capped=side == "upstream",
             seed=self.cell.seed,
             full=self.cell.method == "full",
-            rate_factor=scale.rate_factor(self.cell),
+            rate_factor=scale.upstream_factor(self.cell),
         )
         command = [sys.executable, "-m", "axolotl.cli.train", str(config)]
         told = self._waited(command, {upstream.SECONDS: str(self.seconds)}, work)
@@ -242,6 +237,17 @@ class Trainings:
             raise RuntimeError(f"{self.cell.name} {work.name} told nothing:\n{_tail(work)}")
         found: dict[str, Any] = json.loads(reported.read_text("utf-8"))
         return found
+
+
+@cache
+def _programs(kind: str) -> str:
+    """A digest of all that decides what comes out."""
+    kind = "upstream" if kind == "uncapped" else kind
+    files = [path for name in (*_COMMON, *_RUNS[kind]) for path in HERE.glob(name)]
+    if kind == OURS:
+        for package, kinds in (("core", "*.py"), ("trainer", "*.py"), ("configs", "*.yaml")):
+            files += (ROOT / package).rglob(kinds)
+    return digest_of(files)
 
 
 class PatientRunner(TextRunner):

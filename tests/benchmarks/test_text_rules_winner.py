@@ -19,17 +19,17 @@ def test_the_smallest_classes_of_the_tables_are_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "batch", "passes"),
+    ("task", "method", "rows"),
     [
-        (TaskType.INSTRUCT, 140, 1),
-        (TaskType.INSTRUCT, 64, 1),
-        (TaskType.INSTRUCT, 28, 2),
-        (TaskType.DPO, 16, 4),
-        (TaskType.DPO, 8, 4),
+        (TaskType.INSTRUCT, Method.FULL, 140),
+        (TaskType.CHAT, Method.LORA, 64),
+        (TaskType.DPO, Method.FULL, 64),
+        (TaskType.DPO, Method.LORA, 48),
+        (TaskType.GRPO, Method.FULL, 160),
     ],
 )
-def test_small_batches_are_accumulated(task: TaskType, batch: int, passes: int) -> None:
-    assert rules.accumulation(task, batch, rules.LEAST_ROWS) == passes
+def test_small_batches_are_accumulated(task: TaskType, method: Method, rows: int) -> None:
+    assert rules.rows_of_step(task, method) == rows
 
 
 @pytest.mark.parametrize(
