@@ -12,7 +12,7 @@ import importlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from core.domain.choices import Attention
@@ -23,7 +23,7 @@ from trainer.inputs.model_loading import (
     with_attention,
 )
 from trainer.inputs.tokens import forget_unknown, model_rows
-from trainer.scoring.forward import scoring_mode
+from trainer.scoring.forward import PREPARED, WHOLE, scoring_mode
 from trainer.session.progress_log import SpeedMeter
 
 #: Where multimodal models of transformers keep what reads text; pictures and sound go around it.
@@ -291,17 +291,13 @@ def _base_logits(trainer: Any, base: Any, inputs: dict[str, Any]) -> Any:
             return model(**inputs).logits
 
 
-#: On a model whose `generate` is ours already.
-PATCHED_MARK = "_god_miner_generates"
-
-
 def patch_generate(
     model: Any, share: float, reshard: bool, generating: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """From now on, for the engine and for our evaluation. `share`: the share of the layers that a GPU has
     room for; `reshard`: the plan's setting for forward passes, restored after each generation."""
     inner = getattr(model, "_orig_mod", model)
-    if getattr(inner, PATCHED_MARK, False):
+    if hasattr(inner, PREPARED):
         return
     if inner is not model:
         # Compiled, it is no part of FSDP's to whoever registers generating with it: the engine does in vain.
@@ -311,18 +307,21 @@ def patch_generate(
     plain = inner.generate
     parts = kept_parts(inner, share)
     # With every weight there, no rank waits for another one's tokens.
-    alone = {"synced_gpus": False} if share >= 1 else {}
+    alone = {"synced_gpus": False} if parts and share >= 1 else {}
+
+    @contextmanager
+    def prepared() -> Iterator[None]:
+        with generating(), gathered(parts, reshard) if parts else nullcontext():
+            yield
 
     @functools.wraps(plain)
     def generate(*arguments: Any, **named: Any) -> Any:
-        with generating():
-            if not parts:
-                return plain(*arguments, **named)
-            with gathered(parts, reshard):
-                return plain(*arguments, **{**named, **alone})
+        with prepared():
+            return plain(*arguments, **{**named, **alone})
 
     inner.generate = generate
-    setattr(inner, PATCHED_MARK, True)
+    setattr(inner, PREPARED, prepared)
+    setattr(inner, WHOLE, bool(alone))
 
 
 def kept_parts(model: Any, share: float) -> list[Any]:

@@ -15,7 +15,7 @@ from axolotl.integrations.base import BasePlugin
 
 from core.domain.choices import EvalMetric, Parallelism
 from core.domain.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS
-from core.planning.plan import TrainingPlan
+from core.planning.plan import GrpoPlan, TrainingPlan
 from trainer.axolotl import patches
 from trainer.axolotl.host import HfHost, SessionCallback, resume_state
 from trainer.axolotl.kernels import leave_out_what_fails
@@ -25,6 +25,7 @@ from trainer.axolotl.prompt_loss import PromptLoss
 from trainer.axolotl.scorers import EngineScorer, HeldOutScorer, frozen_base, has_adapter
 from trainer.axolotl.stretch import HfStretcher
 from trainer.handoff import LaunchSpec
+from trainer.rewards.watch import RewardWatch
 from trainer.scoring.generation import PROMPTS
 from trainer.session.failures import record_uncaught
 from trainer.session.last_stretch import Stretcher
@@ -125,7 +126,18 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
             PromptLoss(trainer, rows.prompt_weight, lambda text: self.progress.note("data", text))
         if coefficient:
             add_kl(trainer, coefficient, base, splitter.label_share)
+        if self.plan.grpo is not None:
+            self._prepare_rewards(trainer, self.plan.grpo)
         return [SessionCallback(self.spec, self.session, host, meter)]
+
+    def _prepare_rewards(self, trainer: Any, plan: GrpoPlan) -> None:
+        """Ours; an operator's raw key may name another trainer."""
+        if not hasattr(trainer, "together"):
+            return
+        trainer.together = plan.together
+        if self.rank == 0:
+            weights = trainer.reward_weights.tolist()
+            trainer.watch = RewardWatch(weights, lambda text: self.progress.note("reward", text))
 
     def _session(self, trainer: Any, host: HfHost) -> Session:
         session = session_of(self.spec, self.plan, self.progress, communicator(trainer.args.device), host)

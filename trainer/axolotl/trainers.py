@@ -2,17 +2,29 @@
 
 Named in the configuration as `trainer_cls`, so Axolotl builds them with everything of its own. What they
 change is where tokens come from: TRL 1.9 encodes prompt and answer as one text and adds special tokens,
-which is what one generation of evaluation does and the other does not (`core.domain.evaluation`).
+which is what one generation of evaluation does and the other does not (`core.domain.evaluation`). GRPO's also
+makes steps cheaper.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
+import time
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
+import torch
+from accelerate.utils import gather
 from axolotl.core.trainers.dpo.trainer import AxolotlDPOTrainer
 from axolotl.core.trainers.grpo.trainer import AxolotlGRPOTrainer
 
 from trainer.inputs.tables import PAIR_COLUMNS
+from trainer.rewards.calls import RewardCalls
+from trainer.rewards.watch import RewardWatch
+from trainer.scoring.completions import complete
+from trainer.scoring.sampling import SamplingRules
 
 
 class PairTrainer(AxolotlDPOTrainer):  # type: ignore[misc]
@@ -29,7 +41,134 @@ class PairTrainer(AxolotlDPOTrainer):  # type: ignore[misc]
         return super(AxolotlDPOTrainer, self).training_step(*args, **kwargs)
 
 
-class RawPromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
+class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
+    """GRPO with what a step costs cut, and the same gradients: our sampling, rewards beside other work, and
+    passes no wider than the completions in them."""
+
+    #: Completions that are generated at once; None: all of a step.
+    together: int | None = None
+    #: Notices rewards that teach nothing.
+    watch: RewardWatch | None = None
+    #: Rewards that take longer than this part of the generation are computed as soon as a prompt's
+    #: completions are there. Others see all completions of a step at once, as a function may want to.
+    SLOW = 0.1
+
+    _rows: list[dict[str, Any]]
+    _calls: RewardCalls | None = None
+    _slow = False
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
+        self._rows = inputs
+        if self._calls is None and all(map(_is_plain_function, self.reward_funcs)):
+            self._calls = RewardCalls(self.reward_funcs)
+        return super()._generate_and_score_completions(inputs)
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any) -> Any:
+        began = time.monotonic()
+        rules = self._sampling_rules()
+        if rules is None or images is not None:
+            completions, log_probs = super()._generate_single_turn(prompt_ids, images, multimodal_fields)
+        else:
+            completions, log_probs = self._complete(prompt_ids, rules), None
+        self._generated_s = time.monotonic() - began
+        self._score(range(len(completions)), completions)
+        return completions, log_probs
+
+    def _sampling_rules(self) -> SamplingRules | None:
+        """None where something is asked for that ours does not do."""
+        more = self.args.generation_kwargs or self.args.cache_implementation
+        odd = self.top_p != 1.0 or self.min_p or self.repetition_penalty != 1.0
+        if self.use_vllm or self.use_transformers_continuous_batching or more or odd:
+            return None
+        end, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id or 0
+        longest = self.max_completion_length
+        return SamplingRules(self.temperature, self.top_k or 0, longest, () if end is None else (end,), pad)
+
+    def _complete(self, prompt_ids: list[list[int]], rules: SamplingRules) -> list[list[int]]:
+        prompts, each = _grouped(prompt_ids)
+
+        def finished(prompt: int, completions: list[list[int]]) -> None:
+            self._score(range(prompt * each, (prompt + 1) * each), completions)
+
+        # From torch's own generator: it is restored with a checkpoint, and after a search for a rate.
+        seed = int(torch.randint(1 << 62, (1,)))
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        with self.accelerator.autocast():
+            return complete(
+                model,
+                prompts,
+                each,
+                rules,
+                seed,
+                together=self.together,
+                finished=finished if self._slow else None,
+            )
+
+    def _score(self, rows: Sequence[int], completions: list[list[int]]) -> None:
+        """Hand in what is not handed in yet. Conversations and the like are left to TRL."""
+        new = [at for at, row in enumerate(rows) if self._calls is None or row not in self._calls.rows]
+        if self._calls is None or not new or not isinstance(self._rows[0]["prompt"], str):
+            return
+        texts = self.processing_class.batch_decode([completions[at] for at in new], skip_special_tokens=True)
+        asked = [self._rows[rows[at]] for at in new]
+        columns = {name: [row[name] for row in asked] for name in asked[0] if name not in _OWN_COLUMNS}
+        columns |= {"prompts": [row["prompt"] for row in asked]}
+        columns |= {"completion_ids": [completions[at] for at in new]}
+        self._calls.hand_in([rows[at] for at in new], texts, columns)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
+        if self._calls is None or not self._calls.rows:
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids)
+        else:
+            numbers = self._calls.collect()
+            self._slow = self._calls.seconds > self.SLOW * self._generated_s
+            own = torch.tensor(numbers, dtype=torch.float32, device=self.accelerator.device).T
+            rewards = gather(own.contiguous())
+        if self.watch is not None and self.model.training:
+            self.watch.add(rewards.tolist(), self.num_generations)
+        return rewards
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """One generation is one step, so any order of its completions gives the same gradients. TRL shuffles
+        them, and pads all passes to the longest prompt and the longest completion."""
+        parts = self.args.steps_per_generation
+        if not self.model.training or self.num_iterations != 1 or parts != self._accumulated():
+            return super()._prepare_inputs(generation_batch)
+        if self._step % parts == 0 or self._buffered_inputs is None:
+            batch = self._generate_and_score_completions(generation_batch)
+            self._buffered_inputs = by_length(batch, parts)
+        return self._buffered_inputs[self._step % parts]
+
+    def _accumulated(self) -> int:
+        return int(self.args.gradient_accumulation_steps)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Any,
+        attention_mask: Any,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        **more: Any,
+    ) -> Any:
+        """Without the entropy of every token, which nothing here uses: it is a pass over the vocabulary. What
+        is logged in its place has the same mean."""
+        entropy = compute_entropy and (self.top_entropy_quantile < 1.0 or self._entropy_bonus_enabled)
+        compute = super()._get_per_token_logps_and_entropies
+        pictures = any(value is not None for key, value in more.items() if key != "compute_aux_loss")
+        if pictures or batch_size is None or compute_entropy:
+            named = {"batch_size": batch_size, "compute_entropy": entropy, **more}
+            log_probs, entropies, loss = compute(model, input_ids, attention_mask, logits_to_keep, **named)
+            return log_probs, entropies if entropy else -log_probs.detach(), loss
+        found = input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32)
+        for rows in attention_mask.sum(dim=1).argsort(descending=True).split(batch_size):
+            ids, mask, kept = _narrow(input_ids[rows], attention_mask[rows], logits_to_keep)
+            found[rows, :kept] = compute(model, ids, mask, kept)[0].float()
+        return found, None, None
+
+
+class RawPromptTrainer(PromptTrainer):
     """Encodes prompts without special tokens, as the evaluation of offers does."""
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
@@ -37,3 +176,53 @@ class RawPromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
             return super()._tokenize_prompts(prompts)
         ids = self.processing_class(text=prompts, add_special_tokens=False)["input_ids"]
         return ids, None, {}
+
+
+#: Columns that TRL gives to rewards under another name.
+_OWN_COLUMNS = ("prompt", "completion", "completion_ids")
+
+
+def _is_plain_function(reward: Any) -> bool:
+    return inspect.isfunction(reward) and not inspect.iscoroutinefunction(reward)
+
+
+def _grouped(prompt_ids: list[list[int]]) -> tuple[list[list[int]], int]:
+    """Prompts that follow each other as often as all others, each once, and how often."""
+    runs = [len(list(run)) for _, run in groupby(prompt_ids)]
+    each = math.gcd(*runs)
+    return prompt_ids[::each], each
+
+
+def _narrow(ids: Any, mask: Any, completion: int) -> tuple[Any, Any, int]:
+    """Without the columns in which no row has a token, before the prompts and behind the completions."""
+    prompt = ids.shape[1] - completion
+    before = int(mask[:, :prompt].sum(dim=1).max())
+    kept = max(int(mask[:, prompt:].sum(dim=1).max()), 1)
+    columns = slice(prompt - before, prompt + kept)
+    return ids[:, columns], mask[:, columns], kept
+
+
+def by_length(batch: Mapping[str, Any], parts: int) -> list[dict[str, Any]]:
+    """A generation's completions in equal parts, longest first, each without columns that it does not need.
+    Memory runs out in the first part or in none."""
+    prompts, completions = batch["prompt_mask"], batch["completion_mask"]
+    order = (prompts.sum(dim=1) + completions.sum(dim=1)).argsort(descending=True, stable=True)
+    return [_part(batch, rows) for rows in order.view(parts, -1)]
+
+
+def _part(batch: Mapping[str, Any], rows: Any) -> dict[str, Any]:
+    width = batch["completion_mask"].shape[1]
+    before = int(batch["prompt_mask"][rows].sum(dim=1).max())
+    kept = max(int(batch["completion_mask"][rows].sum(dim=1).max()), 1)
+
+    def cut(key: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.ndim == 0:
+            return value
+        if not isinstance(value, torch.Tensor):
+            return [value[row] for row in rows.tolist()]
+        own = value[rows]
+        if key in ("prompt_ids", "prompt_mask"):
+            return own[:, own.shape[1] - before :]
+        return own[:, :kept] if own.ndim == 2 and own.shape[1] == width else own
+
+    return {key: cut(key, value) for key, value in batch.items()}

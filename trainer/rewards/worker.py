@@ -120,8 +120,7 @@ def _rewards(function: Callable[..., Any], completions: list[str], columns: Rewa
         rewards = [_alone(function, completions, columns, row) for row in range(count if count > 1 else 0)]
         if all(reward is None for reward in rewards):
             raise
-        problem = f"no reward for {rewards.count(None)} of {count} completions, each called alone: "
-        problem += _problem_text(first)
+        problem = f"for each completion at which it raises: {_problem_text(first)}"
         return {"rewards": rewards, "problem": problem[:MAX_PROBLEM_LENGTH]}
     return {"rewards": as_numbers(result, count)}
 

@@ -17,6 +17,8 @@ from trainer.inputs.tokens import IGNORED
 
 Found = TypeVar("Found")
 
+#: On a model: the context of its generations, and whether all of its weights are there meanwhile.
+PREPARED, WHOLE = "_god_miner_prepared", "_god_miner_whole"
 #: Bytes of one piece of logits in single precision.
 PIECE = 512 << 20
 
@@ -71,7 +73,7 @@ def in_halves(
         result = compute(places)
     except torch.OutOfMemoryError:
         # The ranks of a sharded model wait for each other in every pass: one may not make more of them.
-        if len(places) < 2 or _is_sharded(model):
+        if len(places) < 2 or is_sharded(model):
             raise
     else:
         yield places, result
@@ -82,7 +84,7 @@ def in_halves(
     yield from in_halves(model, places[half:], compute)
 
 
-def _is_sharded(model: Any) -> bool:
+def is_sharded(model: Any) -> bool:
     return any(type(weight).__name__ == "DTensor" for weight in model.parameters())
 
 
@@ -124,7 +126,7 @@ def _run_model(
         needed[: where.shape[1]] |= where.any(dim=0)
     places = needed.nonzero().flatten()
     options: dict[str, Any] = {"use_cache": False}
-    keeps = _keeps_logits(model) and len(places) > 0
+    keeps = keeps_logits(model) and len(places) > 0
     if keeps:
         options["logits_to_keep"] = places.to(device)
     logits = model(input_ids=tokens, attention_mask=mask, **options).logits
@@ -145,7 +147,7 @@ def _padded(values: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
     return padded
 
 
-def _keeps_logits(model: Any) -> bool:
+def keeps_logits(model: Any) -> bool:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return "logits_to_keep" in inspect.signature(inner.forward).parameters
 

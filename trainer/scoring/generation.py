@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-import torch
 
 from core.domain.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS, GRPO_KL_LENGTH, EvaluationRules
 from core.engines.axolotl.data_keys import GRPO_EXTRA
 from trainer.inputs.tokens import PromptRow, Tokenizer, encode
+from trainer.rewards.calls import RewardCalls
 from trainer.rewards.sandbox import Rewards
+from trainer.scoring.completions import complete
 from trainer.scoring.forward import (
     batch_tokens,
     divergence,
@@ -24,6 +25,7 @@ from trainer.scoring.forward import (
     vocabulary,
     without_adapter,
 )
+from trainer.scoring.sampling import SamplingRules
 
 #: Prompts that are answered together, each `GRPO_GENERATIONS` times.
 PROMPTS = 16
@@ -57,76 +59,66 @@ def sample_completions(
 ) -> SampledCompletions:
     """Sample for the rows rank, rank + world, …; `together` prompts are answered at once."""
     model = unwrapped(model)
-    reward_lists: list[list[float]] = [[] for _ in range(len(rewards))]
-    for batch, seed, counts in _rounds(rows, rank, world, together):
-        prompts = [row.prompt for row in batch]
+    calls = RewardCalls([partial(rewards.call, place) for place in range(len(rewards))])
+    for places, counts in _rounds(len(rows), rank, world, together):
 
-        def answer(places: list[int], prompts: list[str] = prompts, seed: int = seed) -> list[str]:
-            chosen = [prompts[place] for place in places]
-            return generate_completions(model, chosen, tokenizer, rules, completion, seed + places[0])
+        def answer(places: list[int]) -> list[str]:
+            prompts = [rows[place].prompt for place in places]
+            return generate_completions(model, prompts, tokenizer, rules, completion, places=places)
 
-        parts = in_halves(model, list(range(len(prompts))), answer)
+        parts = in_halves(model, places, answer)
         answers = [answer for _, part in parts for answer in part]
-        if not counts:
-            continue
-        repeated = [row for row in batch for _ in range(GRPO_GENERATIONS)]
-        columns: dict[str, Any] = {"prompts": [row.prompt for row in repeated]}
-        if any(row.extra is not None for row in repeated):
-            columns[GRPO_EXTRA] = [row.extra for row in repeated]
-        for place, numbers in enumerate(reward_lists):
-            numbers += rewards.call(place, answers, **columns)
+        if counts:
+            _hand_in(calls, rows, places, answers)
     prompts = [row.prompt for row in rows]
     kl = list(prompt_kl(model, reference, prompts, tokenizer, window, rank, world))
-    return SampledCompletions(reward_lists, math.fsum(kl), len(kl))
+    return SampledCompletions(calls.collect(), math.fsum(kl), len(kl))
 
 
-def _rounds(
-    rows: Sequence[PromptRow], rank: int, world: int, together: int
-) -> Iterator[tuple[Sequence[PromptRow], int, bool]]:
-    """Rows to answer at once, a seed, and whether they count. Ranks of a sharded model need equally many
+def _hand_in(calls: RewardCalls, rows: Sequence[PromptRow], places: list[int], answers: list[str]) -> None:
+    """The rewards of one round are computed while the next one generates."""
+    repeated = [rows[place] for place in places for _ in range(GRPO_GENERATIONS)]
+    columns: dict[str, Any] = {"prompts": [row.prompt for row in repeated]}
+    if any(row.extra is not None for row in rows):
+        columns[GRPO_EXTRA] = [row.extra for row in repeated]
+    numbers = [place * GRPO_GENERATIONS + one for place in places for one in range(GRPO_GENERATIONS)]
+    calls.hand_in(numbers, answers, columns)
+
+
+def _rounds(count: int, rank: int, world: int, together: int) -> Iterator[tuple[list[int], bool]]:
+    """Places of rows to answer at once, and whether they count. Ranks of a sharded model need equally many
     rounds: a rank without rows left answers its first ones again, and they do not count."""
-    own = rows[rank::world]
-    for start in range(0, len(rows[::world]), together):
-        batch = own[start : start + together]
-        yield batch or (own or rows)[:together], SEED + start, bool(batch)
+    own = list(range(rank, count, world))
+    for start in range(0, len(range(0, count, world)), together):
+        places = own[start : start + together]
+        yield places or (own or list(range(count)))[:together], bool(places)
 
 
 def generate_completions(
-    model: Any, prompts: Sequence[str], tokenizer: Tokenizer, rules: EvaluationRules, longest: int, seed: int
+    model: Any,
+    prompts: Sequence[str],
+    tokenizer: Tokenizer,
+    rules: EvaluationRules,
+    longest: int,
+    seed: int = SEED,
+    places: Sequence[int] | None = None,
 ) -> list[str]:
-    """Sample `GRPO_GENERATIONS` completions for each prompt, in order, as the evaluation does."""
+    """Sample `GRPO_GENERATIONS` completions for each prompt, in order, as the evaluation does. `places`: of
+    the prompts among all, for their random numbers."""
     whole = encode(tokenizer, prompts, special_tokens=rules.special_tokens)
     ids = [prompt_ids[-rules.grpo_prompt :] if rules.grpo_prompt else prompt_ids for prompt_ids in whole]
-    width = max(max(len(prompt_ids) for prompt_ids in ids), 1)
-    device = next(model.parameters()).device
-    devices = [device.index or 0] if device.type == "cuda" else []
-    pad = tokenizer.pad_token_id or 0
-    tokens = torch.tensor(
-        [[pad] * (width - len(prompt_ids)) + list(prompt_ids) for prompt_ids in ids], device=device
+    end = tokenizer.eos_token_id
+    sampling = SamplingRules(
+        temperature=rules.grpo_temperature,
+        top_k=rules.grpo_top_k,
+        longest=longest,
+        ends=() if end is None else (end,),
+        pad=tokenizer.pad_token_id or 0,
     )
-    mask = torch.tensor(
-        [[0] * (width - len(prompt_ids)) + [1] * len(prompt_ids) for prompt_ids in ids], device=device
-    )
-    with scoring_mode(model), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        generated = model.generate(
-            input_ids=tokens,
-            attention_mask=mask,
-            do_sample=True,
-            temperature=rules.grpo_temperature,
-            top_k=rules.grpo_top_k,
-            top_p=1.0,
-            repetition_penalty=1.0,
-            num_beams=1,
-            num_return_sequences=GRPO_GENERATIONS,
-            max_new_tokens=longest,
-            min_new_tokens=None,
-            pad_token_id=pad,
-            eos_token_id=tokenizer.eos_token_id,
-            use_cache=True,
-        )
+    with scoring_mode(model):
+        completions = complete(model, ids, GRPO_GENERATIONS, sampling, seed, places=places)
     decode: Any = tokenizer
-    return list(decode.batch_decode(generated[:, width:], skip_special_tokens=True))
+    return list(decode.batch_decode(completions, skip_special_tokens=True))
 
 
 def prompt_kl(

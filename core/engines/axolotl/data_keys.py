@@ -21,6 +21,7 @@ GRPO_PROMPT = "prompt"
 GRPO_EXTRA = "extra_data"
 #: Where Axolotl finds our subclasses of its trainers.
 PAIR_TRAINER = "trainer.axolotl.trainers.PairTrainer"
+PROMPT_TRAINER = "trainer.axolotl.trainers.PromptTrainer"
 RAW_PROMPT_TRAINER = "trainer.axolotl.trainers.RawPromptTrainer"
 
 
@@ -38,8 +39,8 @@ def dataset_keys(dataset: DatasetType, inputs: RunInputs) -> EngineConfig:
         # Preparing would check and cut the rows as text, which they do not have.
         return {**keys, "skip_prepare_dataset": True, "trainer_cls": PAIR_TRAINER}
     if isinstance(dataset, GrpoDataset):
-        raw = {"trainer_cls": RAW_PROMPT_TRAINER} if inputs.era is Era.OFFERS else {}
-        return {**keys, **raw, "trl": _rewards(dataset, inputs)}
+        trainer = RAW_PROMPT_TRAINER if inputs.era is Era.OFFERS else PROMPT_TRAINER
+        return {**keys, "trainer_cls": trainer, "trl": _rewards(dataset, inputs)}
     return keys
 
 

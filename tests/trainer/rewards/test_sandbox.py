@@ -353,8 +353,9 @@ def test_a_completion_that_a_function_cannot_take_costs_only_its_own_reward(tmp_
     )
     with rewards(tmp_path, source) as opened:
         assert opened.call(0, ["a", "", "cd"], extra_data=[1, 2, 4]) == [1.0, 0.0, 2.0]
-    assert "no reward for 1 of 3 completions" in notes(tmp_path)[0]
-    assert "ZeroDivisionError" in notes(tmp_path)[0]
+        assert opened.call(0, ["", "", "cd", "d"], extra_data=[1, 2, 4, 1]) == [0.0, 0.0, 2.0, 1.0]
+    (noted,) = notes(tmp_path)
+    assert "gives zeros: for each completion at which it raises: ZeroDivisionError" in noted, "once"
 
 
 def test_without_whoever_starts_it_as_another_user_it_is_started_all_the_same(

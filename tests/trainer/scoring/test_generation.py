@@ -15,6 +15,7 @@ from tests.trainer.rewards.test_source import task
 from trainer.inputs.tokens import PromptRow
 from trainer.rewards.sandbox import Rewards
 from trainer.rewards.source import REWARD_TABLE, write_rewards
+from trainer.scoring import generation
 from trainer.scoring.generation import generate_completions, prompt_kl, sample_completions
 
 OFFERS = evaluation_rules(Era.OFFERS)
@@ -76,23 +77,30 @@ def test_rewards_are_called_with_every_completion_and_its_rows_data(tmp_path: Pa
     assert math.isclose(sampled.kl_total, 0.0, abs_tol=1e-4)
 
 
-def test_an_evaluation_goes_on_in_halves_where_memory_does_not_hold_all_prompts(tmp_path: Path) -> None:
+def test_an_evaluation_goes_on_in_halves_where_memory_does_not_hold_all_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = "def f(completions, **kwargs): return [float(len(one)) for one in completions]"
     rewards = Rewards.open(write_rewards(task(source), tmp_path) / REWARD_TABLE)
     rows = [PromptRow(f"{prompt} {place}", None) for place in range(2) for prompt in PROMPTS]
-    model, sizes = tiny.model(), []
-    plain = model.generate
+    model, sizes, plain = tiny.model(), list[int](), generation.complete
 
-    def generate(**named: Any) -> Any:
-        sizes.append(len(named["input_ids"]))
+    def scored() -> list[list[float]]:
+        found = sample_completions(
+            model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4
+        )
+        return found.rewards
+
+    expected = scored()
+
+    def complete(model: Any, prompts: list[list[int]], *arguments: Any, **named: Any) -> Any:
+        sizes.append(len(prompts))
         if sizes[-1] > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(**named)
+        return plain(model, prompts, *arguments, **named)
 
-    model.generate = generate
-    sampled = sample_completions(
-        model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4
-    )
+    monkeypatch.setattr(generation, "complete", complete)
+    assert scored() == expected, "a prompt's samples do not depend on those beside it"
     rewards.close()
     assert sizes == [6, 3, 1, 2, 3, 1, 2]
-    assert len(sampled.rewards[0]) == GRPO_GENERATIONS * len(rows)
+    assert len(expected[0]) == GRPO_GENERATIONS * len(rows)

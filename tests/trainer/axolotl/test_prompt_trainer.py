@@ -1,0 +1,205 @@
+"""GRPO's trainer: cheaper steps of the same gradients, and rewards beside other work."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from axolotl.core.trainers.grpo.args import AxolotlGRPOConfig
+from axolotl.core.trainers.grpo.trainer import AxolotlGRPOTrainer
+from datasets import Dataset
+from transformers import TrainerCallback
+
+from tests.trainer import tiny
+from trainer.axolotl import trainers
+from trainer.axolotl.trainers import PromptTrainer, _grouped, by_length
+from trainer.rewards import watch
+
+CHANCE = random.Random(2)
+ROWS = [{"prompt": tiny.sentence(CHANCE, CHANCE.randint(1, 30)), "extra_data": str(at)} for at in range(16)]
+Rewards = Callable[..., list[float]]
+
+
+def words(prompts: Any, completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(text.split())) for text in completions]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def made(kind: Any, folder: Path, rewards: list[Rewards], *, adapter: bool = False, **options: Any) -> Any:
+    model = tiny.load(folder)
+    if adapter:
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(3)
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.1)
+    settings: dict[str, Any] = {
+        "output_dir": str(folder.parent / "out"),
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "num_generations": 2,
+        "max_completion_length": 16,
+        "beta": 0.04,
+        "temperature": 0.9,
+        "top_k": 50,
+        "max_steps": 1,
+        "max_grad_norm": 0.0,
+        "learning_rate": 0.0,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        **options,
+    }
+    return kind(
+        model=model,
+        reward_funcs=rewards,
+        args=AxolotlGRPOConfig(**settings),
+        train_dataset=Dataset.from_list(ROWS),
+        processing_class=tiny.tokenizer(),
+    )
+
+
+class KeptGradients(TrainerCallback):  # type: ignore[misc]
+    def __init__(self, model: Any) -> None:
+        self.model, self.gradients = model, dict[str, torch.Tensor]()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        named = self.model.named_parameters()
+        self.gradients = {name: weight.grad.clone() for name, weight in named if weight.grad is not None}
+
+
+def gradients_of(trainer: Any) -> dict[str, torch.Tensor]:
+    kept = KeptGradients(trainer.model)
+    trainer.add_callback(kept)
+    torch.manual_seed(9)
+    trainer.train()
+    return kept.gradients
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_step_has_the_gradients_of_trls_own_on_the_same_completions(folder: Path, adapter: bool) -> None:
+    plain = made(AxolotlGRPOTrainer, folder, [words], adapter=adapter)
+    rules = PromptTrainer._sampling_rules(plain)
+    plain.together, plain._slow = None, False
+
+    def single_turn(prompt_ids: Any, images: Any, more: Any) -> Any:
+        return PromptTrainer._complete(plain, prompt_ids, rules), None
+
+    plain._generate_single_turn = single_turn
+    expected, gradients = gradients_of(plain), gradients_of(made(PromptTrainer, folder, [words], adapter=adapter))
+    assert gradients.keys() == expected.keys()
+    assert any(float(one.abs().max()) > 1e-4 for one in expected.values())
+    for name, one in expected.items():
+        torch.testing.assert_close(gradients[name], one, rtol=1e-4, atol=1e-6)
+
+
+def test_the_parts_of_a_step_are_no_wider_than_what_is_in_them() -> None:
+    prompts, completions = [3, 1, 2, 5], [2, 4, 1, 1]
+    prompt_mask = torch.tensor([[0] * (5 - one) + [1] * one for one in prompts])
+    completion_mask = torch.tensor([[1] * one + [0] * (4 - one) for one in completions])
+    rows = torch.arange(4)
+    batch = {
+        "prompt_ids": prompt_mask * (rows[:, None] + 1),
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_mask * (rows[:, None] + 1),
+        "completion_mask": completion_mask,
+        "ref_per_token_logps": completion_mask.float(),
+        "advantages": rows.float(),
+        "num_items_in_batch": torch.tensor(8),
+        "names": ["a", "b", "c", "d"],
+    }
+    first, last = by_length(batch, 2)
+    assert first["names"] == ["d", "a"]
+    assert last["names"] == ["b", "c"]
+    assert first["advantages"].tolist() == [3.0, 0.0]
+    assert [first["prompt_ids"].shape[1], first["completion_ids"].shape[1]] == [5, 2]
+    assert [last["prompt_ids"].shape[1], last["ref_per_token_logps"].shape[1]] == [2, 4]
+    for part in (first, last):
+        assert part["prompt_mask"].any(dim=0).all()
+        assert part["completion_mask"].any(dim=0).all()
+        assert int(part["num_items_in_batch"]) == 8
+
+
+def test_repeated_prompts_are_read_once() -> None:
+    assert _grouped([[1], [1], [2], [2]]) == ([[1], [2]], 2)
+    assert _grouped([[1], [1], [1], [1], [2], [2]]) == ([[1], [1], [2]], 2)
+    assert _grouped([[1], [2], [2]]) == ([[1], [2], [2]], 1)
+
+
+def test_rewards_get_completions_with_what_their_rows_know_and_all_of_a_step_at_once(folder: Path) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def looking(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        calls.append({"prompts": prompts, "completions": completions, **columns})
+        return [0.0] * len(completions)
+
+    made(PromptTrainer, folder, [looking, words]).train()
+    (call,) = calls
+    assert [len(call[name]) for name in ("prompts", "completions", "extra_data", "completion_ids")] == [8] * 4
+    assert call["prompts"] == [ROWS[int(at)]["prompt"] for at in call["extra_data"]]
+    assert call["extra_data"][::2] == call["extra_data"][1::2], "a prompt's completions follow each other"
+    decoded = tiny.tokenizer().batch_decode(call["completion_ids"], skip_special_tokens=True)
+    assert call["completions"] == decoded
+
+
+def test_slow_rewards_are_computed_while_others_are_still_generated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No clock decides: the first call of the second step is let go only when the generation is still on."""
+    generating, seen, plain = threading.Event(), list[bool](), trainers.complete
+
+    def complete(*arguments: Any, **named: Any) -> Any:
+        generating.set()
+        finished = named.get("finished")
+
+        def watched(prompt: int, found: Any) -> None:
+            finished(prompt, found)
+            called.wait(60)
+
+        try:
+            return plain(*arguments, **{**named, "finished": finished and watched})
+        finally:
+            generating.clear()
+
+    called = threading.Event()
+
+    def slow(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        seen.append(generating.is_set())
+        called.set()
+        return words(prompts, completions)
+
+    monkeypatch.setattr(trainers, "complete", complete)
+    monkeypatch.setattr(PromptTrainer, "SLOW", 0.0)
+    trainer = made(PromptTrainer, folder, [slow], max_steps=2)
+    rewarded: list[Any] = []
+    calculate = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda *named: rewarded.append(calculate(*named)) or rewarded[-1]
+    trainer.train()
+    assert seen[:2] == [False, True], "in the first step nobody knows yet that it is slow"
+    assert [len(one) for one in rewarded] == [8, 8]
+
+
+def test_rewards_that_teach_nothing_are_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PROMPTS", 4)
+    said: list[str] = []
+    trainer = made(PromptTrainer, folder, [lambda prompts, completions, **_: [1.0] * len(completions)])
+    trainer.watch = watch.RewardWatch([1.0], said.append)
+    trainer.train()
+    assert said == [
+        "reward 0 gave 1 to every completion of 4 prompts: it teaches nothing",
+        "100% of 4 prompts had completions of equal reward: only their distance to the base is learned from them",
+    ]

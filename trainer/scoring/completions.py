@@ -1,0 +1,155 @@
+"""Completions of prompts by whoever makes them fastest here: our sampling, or the engine's own `generate`.
+
+The engine's is for models whose layers keep a window or a state instead of all keys and values, for those of
+which a GPU has only a part, and for any on which ours disagrees with a plain pass.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from trainer.scoring.forward import PREPARED, WHOLE, is_sharded
+from trainer.scoring.sampling import Finished, SamplingRules, sample
+from trainer.scoring.slots import EAGER, attention_of, keeps_all, takes_wide_masks
+
+log = logging.getLogger(__name__)
+
+#: On a model: whether ours agrees with a plain pass.
+AGREES = "_god_miner_agrees"
+#: Tokens of a prompt in that comparison, and tokens that are sampled.
+_PROMPT_TOKENS, _NEW_TOKENS = 24, 4
+#: A token that is nearly as likely as the likeliest is one too: in bf16 equal numbers differ by so much.
+_AS_LIKELY = 0.8
+
+
+def complete(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    each: int,
+    rules: SamplingRules,
+    seed: int,
+    *,
+    places: Sequence[int] | None = None,
+    together: int | None = None,
+    finished: Finished | None = None,
+) -> list[list[int]]:
+    """As `sampling.sample`, by whichever of the two; in evaluation mode and without gradients."""
+    model = getattr(model, "_orig_mod", model)  # compiled, every length would be compiled again
+    prepared: Callable[[], AbstractContextManager[None]] = getattr(model, PREPARED, nullcontext)
+    was_training = model.training
+    model.eval()
+    try:
+        if prompts and may_sample(model, max(map(len, prompts)) + rules.longest):
+            # What FSDP gathers here is trained with afterwards, which inference mode forbids.
+            inference = torch.no_grad() if is_sharded(model) else torch.inference_mode()
+            with prepared(), inference:
+                if _agrees(model, prompts, rules):
+                    return sample(
+                        model, prompts, each, rules, seed, places=places, together=together, finished=finished
+                    )
+        with torch.no_grad():
+            return _by_engine(model, prompts, each, rules, seed, together)
+    finally:
+        model.train(was_training)
+
+
+def may_sample(model: Any, places: int) -> bool:
+    """Whether the model is one that our sampling is made for, with so many tokens in a row."""
+    attention = attention_of(model)
+    if not (takes_wide_masks(attention) or attention == EAGER) or not keeps_all(model, places):
+        return False
+    return not is_sharded(model) or getattr(model, WHOLE, False)
+
+
+def _agrees(model: Any, prompts: Sequence[Sequence[int]], rules: SamplingRules) -> bool:
+    """Once for each model: whether tokens that ours finds the likeliest are so in a plain pass. An unknown
+    architecture may do something else with positions or masks."""
+    known: bool | None = getattr(model, AGREES, None)
+    if known is None:
+        known = _compare(model, prompts, rules)
+        setattr(model, AGREES, known)
+        if not known:
+            log.warning("the engine's own generate is used: our sampling does not suit %s", type(model))
+    return known
+
+
+def _compare(model: Any, prompts: Sequence[Sequence[int]], rules: SamplingRules) -> bool:
+    by_length = sorted(prompts, key=len)
+    chosen = [by_length[place] for place in (0, len(by_length) // 2, -1)]
+    ids = [list(prompt)[-_PROMPT_TOKENS:] or [rules.pad] for prompt in chosen]
+    likeliest = rules._replace(temperature=0.0, longest=_NEW_TOKENS, ends=())
+    try:
+        sampled = sample(model, ids, 1, likeliest, 0)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        log.warning("our sampling failed: %s", error)
+        return False
+    device = next(model.parameters()).device
+    for prompt, tokens in zip(ids, sampled, strict=True):
+        passed = model(input_ids=torch.tensor([prompt + tokens], device=device), use_cache=False)
+        probabilities = passed.logits[0, len(prompt) - 1 : -1].float().softmax(dim=-1)
+        found = probabilities.gather(1, torch.tensor(tokens, device=device)[:, None]).squeeze(1)
+        if bool((found < _AS_LIKELY * probabilities.max(dim=-1).values).any()):
+            return False
+    return True
+
+
+def _by_engine(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    each: int,
+    rules: SamplingRules,
+    seed: int,
+    together: int | None,
+) -> list[list[int]]:
+    """Batch after batch, longest prompts first. Ranks with as many prompts make as many batches."""
+    size = max((together or len(prompts) * each) // each, 1)
+    order = sorted(range(len(prompts)), key=lambda at: -len(prompts[at]))
+    device = next(model.parameters()).device
+    devices = [device.index or 0] if device.type == "cuda" else []
+    completions: list[list[int]] = [[] for _ in range(len(prompts) * each)]
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            generated = _generated(model, [prompts[at] for at in batch], each, rules)
+            for place, at in enumerate(batch):
+                own = generated[place * each : (place + 1) * each]
+                completions[at * each : (at + 1) * each] = own
+    return completions
+
+
+def _generated(
+    model: Any, prompts: Sequence[Sequence[int]], each: int, rules: SamplingRules
+) -> list[list[int]]:
+    width = max(max(map(len, prompts)), 1)
+    device = next(model.parameters()).device
+    rows = [list(ids) for ids in prompts for _ in range(each)]
+    padded = [[rules.pad] * (width - len(ids)) + ids for ids in rows]
+    known = [[0] * (width - len(ids)) + [1] * len(ids) for ids in rows]
+    sampling = {"temperature": rules.temperature, "top_k": rules.top_k, "top_p": 1.0}
+    generated = model.generate(
+        input_ids=torch.tensor(padded, device=device),
+        attention_mask=torch.tensor(known, device=device),
+        do_sample=bool(rules.temperature),
+        repetition_penalty=1.0,
+        num_beams=1,
+        max_new_tokens=rules.longest,
+        min_new_tokens=None,
+        pad_token_id=rules.pad,
+        eos_token_id=list(rules.ends) or None,
+        use_cache=True,
+        **sampling if rules.temperature else {},
+    )
+    return [_until_end(row, rules.ends) for row in generated[:, width:].tolist()]
+
+
+def _until_end(tokens: list[int], ends: tuple[int, ...]) -> list[int]:
+    end = next((at + 1 for at, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[:end]
