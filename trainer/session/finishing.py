@@ -6,6 +6,7 @@ clock has kept time for it; all ranks go by the first one's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,31 +75,29 @@ class Finishing:
         if soup_plan is None or len(self.kept.states) < 2:
             return
         session.progress.stage("soup", f"means of up to {len(self.kept.states)} states are scored")
-        until, last = clock.now() + soup_plan.share * clock.whole, [clock.now()]
+        last = clock.now()
+        until = last + soup_plan.share * clock.whole
 
-        def goes_on() -> bool:
+        def has_time() -> bool:
+            nonlocal last
             now = clock.now()
-            candidate = max(clock.eval_s, now - last[0])
-            last[0] = now
-            after = clock.submission_s + clock.stretch_s
-            return self._all(
-                now + candidate <= until and clock.fits(candidate + after) and not session.stop_requested()
-            )
+            candidate, last = max(clock.eval_s, now - last), now
+            fits = clock.fits(candidate + clock.submission_s + clock.stretch_s)
+            return fits and now + candidate <= until and not session.stop_requested()
 
-        soup = greedy_soup(self.kept, self._scored, goes_on, self._on_candidate)
+        soup = greedy_soup(
+            self.kept, session.scored_now, goes_on=lambda: self._agree(has_time), on_candidate=self._note
+        )
         if len(soup.numbers) < 2 or not soup.score.beats(session.best.score):
             return
-        if self._may_submit():
+        if self._agree(self._may_submit):
             self.kept.store.load(soup.numbers)
             session.best.update(soup.score)
             session.progress.write(EvalEvent(t=clock.now(), score=soup.score, best=True))
             session.write(soup.score)
             self.numbers = soup.numbers
 
-    def _scored(self) -> HeldOutScore | None:
-        return self.session.scored_now()
-
-    def _on_candidate(self, candidate: Soup, better: bool) -> None:
+    def _note(self, candidate: Soup, better: bool) -> None:
         count, value = len(candidate.numbers), candidate.score.value
         text = f"the mean of {count} states: {value:.5g}, {'better' if better else 'no better'}"
         self.session.progress.note("soup", text)
@@ -118,13 +117,14 @@ class Finishing:
         def seconds_left() -> float:
             after = clock.eval_s + clock.submission_s
             left = min(clock.spare(after), until - clock.now() - after)
-            return session.ranks.from_first([-1.0 if session.stop_requested() else left])[0]
+            stops = session.ranks.rank == 0 and session.stop_requested()
+            return session.ranks.from_first([-1.0 if stops else left])[0]
 
         self.kept.store.load(self.numbers)
         session.phase = "train"
         step_s = session.ranks.from_first([clock.step_s])[0]
         result = LastStretch(plan, stretcher, session.ranks, session.peak, step_s, seconds_left).run()
-        submits = result.accepted and self._may_submit()
+        submits = result.accepted and self._agree(self._may_submit)
         if submits:
             session.write(session.best.score)
         session.progress.note("last-stretch", _text(result, submits))
@@ -132,12 +132,13 @@ class Finishing:
     def _may_submit(self) -> bool:
         """Whether there is time to write a model."""
         clock = self.session.clock
-        asked = self.session.stop_requested()
-        return self._all(clock.fits(clock.submission_s) and (not asked or clock.submission_s <= STOP_GRACE_S))
+        in_grace = clock.submission_s <= STOP_GRACE_S or not self.session.stop_requested()
+        return in_grace and clock.fits(clock.submission_s)
 
-    def _all(self, decision: bool) -> bool:
-        """The first rank's."""
-        return bool(self.session.ranks.from_first([decision])[0])
+    def _agree(self, decide: Callable[[], bool]) -> bool:
+        """The first rank decides."""
+        ranks = self.session.ranks
+        return bool(ranks.from_first([ranks.rank == 0 and decide()])[0])
 
 
 def _text(result: StretchResult, submitted: bool) -> str:
