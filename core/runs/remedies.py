@@ -214,9 +214,23 @@ def _without_flash(plan: TrainingPlan, detail: str) -> TrainingPlan:
     return _noted(plan, f"attention {used} → {Attention.SDPA}: {line.strip()[:200]}", precision=precision)
 
 
+def _after_a_crash(plan: TrainingPlan, detail: str) -> TrainingPlan:
+    changed = _without_flash(plan, detail)
+    return _without_vllm(plan, detail) if changed is plan else changed
+
+
+def _without_vllm(plan: TrainingPlan, _detail: str) -> TrainingPlan:
+    """It is not part of the engine and may not suit its version, the model, or the driver."""
+    if plan.grpo is None or not plan.grpo.vllm:
+        return plan
+    grpo = plan.grpo.model_copy(update={"vllm": False, "vllm_sleep": False})
+    return _noted(plan, "grpo_vllm: the trainer generates after the failure with vLLM", grpo=grpo)
+
+
 #: After every other reason the same plan is tried again.
 _CHANGES: Mapping[EndReason, Callable[[TrainingPlan, str], TrainingPlan]] = {
     EndReason.NAN: _with_lower_rate,
     EndReason.HOST_MEMORY: _without_loader_workers,
-    EndReason.CRASHED: _without_flash,
+    EndReason.CRASHED: _after_a_crash,
+    EndReason.HUNG: _without_vllm,
 }
