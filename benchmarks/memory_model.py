@@ -123,6 +123,8 @@ def setup_for(model: ModelFacts, case: dict[str, Any]) -> RunCandidate:
         fp8=False,
         reference_ready=False,
         vllm_share=0.0,
+        vllm_sleep=False,
+        together=0,
         generations=8,
         kl=False,
         gathered_layers=0,

@@ -229,18 +229,27 @@ def evaluation_logits(s: RunCandidate) -> float:
     return tokens * LOGIT_BYTES[LossKind.FULL][0] * s.shape.vocab
 
 
-@memory_part("kv cache", lambda s: f"{s.per_gpu} completions of up to {s.length:,} tokens")
+@memory_part("kv cache", lambda s: f"{s.at_once} completions of up to {s.length:,} tokens")
 def kv_cache(s: RunCandidate) -> float:
-    """GRPO generates every completion of one optimizer step at once, each GPU its share."""
-    return s.per_gpu * s.length * 2.0 * s.shape.layers * s.shape.keys * s.width
+    """GRPO generates the completions of one optimizer step at once where they fit, each GPU its share."""
+    return s.at_once * s.length * 2.0 * s.shape.layers * s.shape.keys * s.width
 
 
-@memory_part("generation", lambda s: f"prompts of {s.per_gpu} completions, sampling")
+#: Tokens of a pass over prompts (`trainer/scoring/sampling.py`), and bytes of a row's logits with the copies
+#: that sampling makes of them.
+PROMPT_TOKENS, SAMPLED_LOGIT_BYTES = 4096, 24.0
+
+
+@memory_part("generation", lambda s: f"prompts of {s.at_once} completions, sampling")
 def generation_work(s: RunCandidate) -> float:
-    """The prompts' pass, and the sampler's copies of one row of logits per completion."""
+    """A pass over prompts, and the sampler's copies of one row of logits per completion. The engine's own
+    generation reads the prompts of all completions in one pass."""
     prompt = max(s.length - s.completion, 1)
-    per_completion = prompt * 8.0 * max(s.shape.mlp, s.shape.hidden) + 16.0 * s.shape.vocab
-    return s.per_gpu * per_completion
+    tokens = s.at_once * prompt
+    if s.samples_itself:
+        tokens = min(tokens // s.generations, max(PROMPT_TOKENS, prompt))
+    sampled = s.at_once * SAMPLED_LOGIT_BYTES * s.shape.vocab
+    return tokens * 8.0 * max(s.shape.mlp, s.shape.hidden) + sampled
 
 
 @memory_part("latents", lambda s: f"VAE encoding {s.image.vae_batch if s.image else 0} images at once")

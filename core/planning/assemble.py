@@ -43,7 +43,7 @@ from core.planning.plan import (
     StepsPlan,
     TrainingPlan,
 )
-from core.planning.requirements import VLLM_SHARE, Requirements
+from core.planning.requirements import Requirements
 from core.planning.tradeoffs import adapter_reach, concessions, epochs_between_files, no_fp8, reasons_for
 from core.profile.effects import EngineCase
 from core.profile.explain import annotations_for
@@ -52,6 +52,8 @@ from core.profile.explain import annotations_for
 WORKER_BYTES, WORKERS_SHARE = 0.5e9, 0.25
 #: Shared memory per GPU where the profile names none, and the part of the host that it may take.
 SHM_PER_GPU, SHM_SHARE = 16e9, 0.5
+#: GRPO: below this part of the prompts the plan says so.
+ENOUGH_PROMPTS = 0.3
 #: The container may not take the whole host: the daemon lives there too.
 CONTAINER_SHARE = 0.95
 
@@ -168,7 +170,7 @@ def assemble_plan(
         image=_image(needs, timed),
         container=container_plan(needs, hardware, gpus.per_node),
         slurm=needs.profile.slurm.by_name(),
-        env=needs.profile.env,
+        env=_environment(needs, candidate),
         launch=LaunchPlan(
             processes=candidate.world,
             machines=gpus.nodes,
@@ -184,6 +186,20 @@ def assemble_plan(
         notes=tuple(_notes(needs, timed)) if explained else (),
         reasons=reasons_for(needs, result, conceded_targets) if explained else {},
     )
+
+
+#: Settings of torch's allocator, under its old and its new name, and the one that vLLM refuses to sleep with.
+_ALLOCATOR, _EXPANDABLE = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), "expandable_segments:True"
+
+
+def _environment(needs: Requirements, candidate: RunCandidate) -> dict[str, str]:
+    environment = dict(needs.profile.env)
+    if candidate.vllm_share and candidate.vllm_sleep:
+        for name in _ALLOCATOR:
+            kept = [one for one in environment.pop(name, "").split(",") if one and one != _EXPANDABLE]
+            if kept:
+                environment[name] = ",".join(kept)
+    return environment
 
 
 def _nodes(needs: Requirements, hardware: Hardware) -> Iterator[Concession]:
@@ -323,14 +339,21 @@ def _grpo(needs: Requirements, candidate: RunCandidate) -> GrpoPlan | None:
     if not needs.task.task_type.generates:
         return None
     targets = needs.targets
-    return GrpoPlan(
-        beta=targets.grpo_beta,
-        generations=targets.grpo_generations,
-        temperature=targets.grpo_temperature,
-        vllm=targets.grpo_vllm,
-        whole_layers=candidate.gathered_layers if candidate.gathers_to_generate else 0,
-        vllm_memory_share=VLLM_SHARE,
+    plan = GrpoPlan(
+        beta=targets.grpo_beta, generations=targets.grpo_generations, temperature=targets.grpo_temperature
     )
+    return plan.model_copy(update=grpo_changes(candidate))
+
+
+def grpo_changes(candidate: RunCandidate) -> dict[str, object]:
+    """How completions are generated: what running out of memory may change."""
+    changes: dict[str, object] = {
+        "vllm": candidate.vllm_share > 0,
+        "vllm_sleep": candidate.vllm_share > 0 and candidate.vllm_sleep,
+        "whole_layers": candidate.gathered_layers if candidate.gathers_to_generate else 0,
+        "together": candidate.together or None,
+    }
+    return changes | ({"vllm_memory_share": candidate.vllm_share} if candidate.vllm_share else {})
 
 
 def _image(needs: Requirements, timed: TimedCandidate) -> ImagePlan | None:
@@ -406,5 +429,10 @@ def _notes(needs: Requirements, timed: TimedCandidate) -> Iterator[str]:
         yield f"{data.rows} pictures are assumed: sections and laws of the profile follow their number"
     if not needs.model.is_image and data.lengths_confidence.value == "guess":
         yield "token lengths are assumed, not measured"
+    if needs.task.task_type.generates and (seen := timed.schedule.epochs) < ENOUGH_PROMPTS:
+        yield (
+            f"only {seen:.0%} of the {needs.training_rows:,} prompts are seen in the time; fewer completions "
+            "for each (grpo_generations) show more of them"
+        )
     if timed.seq.dropped_share > 0.005:
         yield f"{timed.seq.dropped_share:.1%} of the rows exceed {timed.seq.length} tokens and are dropped"

@@ -208,10 +208,14 @@ class RunCandidate:
     fp8: bool
     #: DPO: the reference's log-probs are there before the training begins.
     reference_ready: bool
-    #: GRPO: the share of the GPU that vLLM takes, 0 for none; completions per prompt; a KL term.
+    #: GRPO: the share of the GPU that vLLM takes, 0 for none, and whether it gives it back while the training
+    #: needs it; completions per prompt; a KL term.
     vllm_share: float
+    vllm_sleep: bool
     generations: int
     kl: bool
+    #: GRPO without vLLM: completions that a GPU generates at once; 0: all of a step.
+    together: int
     #: GRPO, sharded, without vLLM: layers whose weights are gathered once for a generation, not for every
     #: token.
     gathered_layers: int
@@ -273,6 +277,17 @@ class RunCandidate:
         return self.sharded and self.task.generates and not self.vllm_share
 
     @property
+    def at_once(self) -> int:
+        """Completions that a GPU generates at once."""
+        return min(self.together or self.per_gpu, self.per_gpu)
+
+    @property
+    def samples_itself(self) -> bool:
+        """Whether our sampling generates, as far as the plan can know: the engine's own loop does where a GPU
+        has only a part of the weights."""
+        return not self.sharded or self.gathered_layers >= self.shape.layers
+
+    @property
     def per_gpu(self) -> int:
         """Sequences of one GPU in one optimizer step."""
         return self.micro * self.accumulation
@@ -306,13 +321,24 @@ class CandidateChanges(TypedDict, total=False):
     checkpointing: bool
     reference_ready: bool
     gathered_layers: int
+    vllm_share: float
+    together: int
     ema: bool
     image: ImageCandidate | None
 
 
 #: Changes that leave alone what `__post_init__` derives.
 _NOT_DERIVED_FROM = frozenset(
-    ("micro", "accumulation", "eval_micro", "checkpointing", "length", "completion", "gathered_layers")
+    (
+        "micro",
+        "accumulation",
+        "eval_micro",
+        "checkpointing",
+        "length",
+        "completion",
+        "gathered_layers",
+        "together",
+    )
 )
 
 
@@ -389,7 +415,9 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
         fp8=precision.fp8,
         reference_ready=bool(plan.dpo and plan.dpo.precompute_reference),
         vllm_share=grpo.vllm_memory_share if grpo and grpo.vllm else 0.0,
+        vllm_sleep=bool(grpo and grpo.vllm_sleep),
         generations=grpo.generations if grpo else 1,
+        together=(grpo.together or 0) if grpo else 0,
         kl=bool((grpo and grpo.beta > 0) or plan.task.kl_coefficient),
         gathered_layers=grpo.whole_layers if grpo else 0,
         ema=plan.ema is not None,

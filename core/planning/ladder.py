@@ -14,6 +14,7 @@ is kept if it fits beside all the rest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -47,13 +48,46 @@ def fit_memory(
     needs: Requirements, required: RunCandidate, budget: float, lossy: bool = True
 ) -> tuple[RunCandidate | None, int]:
     """Find the mildest variation of `required` that fits, or None; and its cost, 0 for a lossless one."""
-    fits = partial(memory.fits_memory, budget=budget)
+    fits = partial(_fits, budget=budget)
     candidate, cost = fit_lossless(needs, required, fits), 0
+    if candidate is None and _vllm_unasked(needs, required):
+        # Before anything is given up for it, it is.
+        required = vary(required, vllm_share=0.0)
+        candidate = fit_lossless(needs, required, fits)
     if candidate is None and lossy:
         candidate, cost = _by_variation(needs, required, fits)
     if candidate is None:
         return None, cost
-    return _with_average(required, with_gathered_layers(candidate, budget), fits), cost
+    candidate = with_gathered_layers(with_together(candidate, budget), budget)
+    return _with_average(required, candidate, fits), cost
+
+
+def _vllm_unasked(needs: Requirements, candidate: RunCandidate) -> bool:
+    """Whether vLLM would generate although nobody asked for it."""
+    return candidate.vllm_share > 0 and needs.targets.grpo_vllm is None
+
+
+#: Completions that are worth a generation: fewer at once take as long.
+LEAST_TOGETHER = 16
+
+
+def _fits(candidate: RunCandidate, budget: float) -> bool:
+    """A generation may let completions wait."""
+    if candidate.task.generates and not candidate.vllm_share:
+        least = candidate.generations * math.ceil(LEAST_TOGETHER / candidate.generations)
+        candidate = vary(candidate, together=least if least < candidate.per_gpu else 0)
+    return memory.fits_memory(candidate, budget)
+
+
+def with_together(candidate: RunCandidate, budget: float) -> RunCandidate:
+    """Generate as many completions at once as fit, all of a prompt together."""
+    if not candidate.task.generates or candidate.vllm_share:
+        return candidate
+    each = candidate.generations
+    counts = [vary(candidate, together=0)]
+    counts += [vary(candidate, together=each * n) for n in range(candidate.per_gpu // each - 1, 0, -1)]
+    at = _first(counts, partial(memory.generation_fits, budget=budget))
+    return counts[-1] if at is None else counts[at]
 
 
 def _with_average(required: RunCandidate, candidate: RunCandidate, fits: Fits) -> RunCandidate:
@@ -166,6 +200,8 @@ def _shardings(needs: Requirements, base: RunCandidate) -> list[list[RunCandidat
     plain = base if unchanged else vary(base, parallelism=Parallelism.DDP, optimizer=own, hybrid=False)
     if base.method is Method.QLORA and base.task.has_pairs:
         return [[plain]]  # Axolotl refuses 4-bit bases under FSDP2 for DPO
+    if _vllm_unasked(needs, base):
+        return [[plain]]
     shardable = SHARDABLE.get(base.optimizer, base.optimizer)
     sharded = vary(base, parallelism=Parallelism.FSDP, optimizer=shardable, ema=False, hybrid=False)
     if sharded.gathers_to_generate:

@@ -230,9 +230,11 @@ def _evaluation(s: RunCandidate) -> BytesByPart:
 
 
 def _generation(s: RunCandidate) -> BytesByPart:
-    """Empty when nothing is generated, or vLLM has its own share."""
-    if not s.task.generates or s.vllm_share:
+    """Empty when nothing is generated, or vLLM has its own share all the time."""
+    if not s.task.generates:
         return {}
+    if s.vllm_share:
+        return {persistent.vllm_awake: persistent.vllm_awake(s)} if s.vllm_sleep else {}
     parts = (persistent.gathered_to_generate, act.kv_cache, act.generation_work)
     return {persistent.ddp_buckets: _trained(s).buckets, **{part: part(s) for part in parts}}
 

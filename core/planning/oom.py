@@ -19,7 +19,7 @@ from pydantic import Field, JsonValue
 from core.domain.choices import Method, Parallelism, Refusal
 from core.domain.records import Record
 from core.domain.units import show_seconds
-from core.planning.assemble import batch_plan
+from core.planning.assemble import batch_plan, grpo_changes
 from core.planning.budget import PlanVerdict, TimelinePhase, conceded
 from core.planning.calibration import times_at
 from core.planning.candidate import RunCandidate, candidate_of, vary
@@ -31,6 +31,7 @@ from core.planning.ladder import (
     with_gathered_layers,
     with_length,
     with_micro,
+    with_together,
 )
 from core.planning.memory import memory_of, peak_bytes
 from core.planning.plan import FsdpPlan, SequencePlan, TrainingPlan
@@ -51,6 +52,8 @@ RESTART_S = 120.0
 SHORTEST_RETRY_LENGTH = 256
 #: A step is worth an attempt when the model says it saves at least this part.
 LEAST_SAVING = 0.03
+#: How much less of the GPU vLLM gets at a time, and the least that is worth a try.
+VLLM_LESS, VLLM_LEAST = 0.75, 0.2
 #: The step that gives up gathering weights for a whole generation: its name in `oom_steps`.
 WHOLE_LAYERS_FIELD = "grpo.whole_layers"
 
@@ -105,7 +108,7 @@ def _replanned(plan: TrainingPlan, old: RunCandidate, step: OomStep, failure: Ou
             "sequence": _sequence(plan, seq),
             "precision": plan.precision.model_copy(update={"gradient_checkpointing": new.checkpointing}),
             "image": plan.image and new.image and _image(plan, new),
-            "grpo": plan.grpo and plan.grpo.model_copy(update={"whole_layers": new.gathered_layers}),
+            "grpo": plan.grpo and plan.grpo.model_copy(update=grpo_changes(new)),
             "memory": memory_of(new, plan.memory.budget_bytes),
             "concessions": (*plan.concessions, concession),
             "oom_steps": (*plan.oom_steps, str(step)),
@@ -216,9 +219,19 @@ def _next_step(plan: TrainingPlan, candidate: RunCandidate, failure: OutOfMemory
         return OomStep(candidate, "micro_batch_size", failure.grown_micro, candidate.micro)
     if failure.moment == "generation":
         # A generation has no micro batches, and saves nothing for a backward pass.
-        step = _fewer_gathered_layers(plan, candidate) or _fewer_completions(candidate)
+        step = (
+            _less_vllm(plan, candidate, VLLM_LESS)
+            or _fewer_gathered_layers(plan, candidate)
+            or _fewer_together(candidate)
+            or _fewer_completions(candidate)
+        )
+    elif failure.moment == "load":  # where vLLM takes its share
+        less = _less_vllm(plan, candidate, VLLM_LESS)
+        step = less or _smaller_batch(candidate) or _checkpointing(candidate)
     else:
-        step = _smaller_batch(candidate) or _checkpointing(candidate)
+        # A vLLM that sleeps takes no less with a smaller share.
+        less = _less_vllm(plan, candidate, 0.0 if candidate.vllm_sleep else VLLM_LESS)
+        step = _smaller_batch(candidate) or _checkpointing(candidate) or less
     step = step or _sharded_over_nodes(candidate)
     if step:
         return step
@@ -238,6 +251,26 @@ def _fewer_gathered_layers(plan: TrainingPlan, candidate: RunCandidate) -> OomSt
     worth = not _gave_up_layers(plan) and peak_bytes(half) <= (1 - LEAST_SAVING) * peak_bytes(candidate)
     fewer = half if worth else vary(candidate, gathered_layers=0)
     return OomStep(fewer, WHOLE_LAYERS_FIELD, candidate.gathered_layers, fewer.gathered_layers)
+
+
+def _less_vllm(plan: TrainingPlan, candidate: RunCandidate, factor: float) -> OomStep | None:
+    """A smaller share of the GPU, at last none."""
+    share = candidate.vllm_share
+    if not share:
+        return None
+    less = round(factor * share, 2)
+    less = less if less >= VLLM_LEAST else 0.0
+    smaller = with_together(vary(candidate, vllm_share=less), plan.memory.budget_bytes)
+    return OomStep(smaller, "grpo.vllm_memory_share", share, less)
+
+
+def _fewer_together(candidate: RunCandidate) -> OomStep | None:
+    """The same completions, fewer of them at a time."""
+    each, now = candidate.generations, candidate.at_once
+    if candidate.vllm_share or now <= each:
+        return None
+    half = max(now // 2 // each, 1) * each
+    return OomStep(vary(candidate, together=half), "grpo.together", now, half)
 
 
 def _gave_up_layers(plan: TrainingPlan) -> bool:

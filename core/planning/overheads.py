@@ -52,6 +52,8 @@ class JobConditions:
     publishes: bool = True
     #: How long steps of this shape took in earlier runs, relative to the prior.
     slowness: float = 1.0
+    #: vLLM is installed where the training will run.
+    vllm: bool = False
 
 
 class PhaseEstimate(NamedTuple):

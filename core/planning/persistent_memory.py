@@ -243,9 +243,23 @@ def dequantised(s: RunCandidate) -> float:
     return max(2 * s.shape.hidden * s.shape.mlp, 2 * s.shape.expert_params / s.shape.layers)
 
 
-@memory_part("vllm", lambda s: f"{s.vllm_share:.0%} of the GPU for generation, weights and cache")
+#: What a sleeping vLLM keeps: its graphs and workspaces. Not measured.
+VLLM_ASLEEP_BYTES = 1.5e9
+
+
+@memory_part("vllm", lambda s: "asleep" if s.vllm_sleep else _vllm_reason(s))
 def vllm(s: RunCandidate) -> float:
-    return s.vllm_share * s.kind.memory_bytes
+    return VLLM_ASLEEP_BYTES if s.vllm_sleep else s.vllm_share * s.kind.memory_bytes
+
+
+def _vllm_reason(s: RunCandidate) -> str:
+    return f"{s.vllm_share:.0%} of the GPU for generation, weights and cache"
+
+
+@memory_part("vllm awake", _vllm_reason)
+def vllm_awake(s: RunCandidate) -> float:
+    """While it generates: the rest of its share."""
+    return max(s.vllm_share * s.kind.memory_bytes - VLLM_ASLEEP_BYTES, 0.0)
 
 
 @memory_part("cuda", lambda s: f"context {show_bytes(CONTEXT_BYTES)}{_nccl(_links(s))}")

@@ -264,6 +264,10 @@ class GrpoPlan(Record):
     temperature: float = Field(default=0.9, gt=0)
     top_k: int | None = 50
     vllm: bool = False
+    #: vLLM gives its memory back while the training has the GPU.
+    vllm_sleep: bool = False
+    #: Completions that a GPU generates at once, where all of a step do not fit; the others wait.
+    together: int | None = Field(default=None, ge=2)
     #: FSDP without vLLM: the weights of so many layers are gathered once for a generation, those of the
     #: others again for every token.
     whole_layers: int = Field(default=0, ge=0)
@@ -435,6 +439,11 @@ class TrainingPlan(Record):
     def from_json(cls, text: str | bytes) -> Self:
         """`ValueError` (pydantic's) for anything that is not a plan of this version."""
         return cls.model_validate_json(text)
+
+    @property
+    def prompt_coverage(self) -> float | None:
+        """GRPO: the part of the prompts that the run gets to see."""
+        return min(self.steps.epochs, 1.0) if self.grpo is not None else None
 
     @property
     def digest(self) -> str:

@@ -66,6 +66,8 @@ class Requirements(NamedTuple):
     node_gpus: int = MOST_GPUS
     #: The effective batch of the profile where it left too few steps (`planner.with_enough_steps`).
     asked_batch: int | None = None
+    #: vLLM is installed where the training will run.
+    vllm_installed: bool = False
 
     @property
     def targets(self) -> Targets:
@@ -130,6 +132,7 @@ def requirements_for(
     profile: ResolvedProfile,
     kind: GpuKind,
     node_gpus: int = MOST_GPUS,
+    vllm_installed: bool = False,
 ) -> Requirements:
     """Make the targets concrete, and concede what no amount of memory could give."""
     if model.is_image:
@@ -177,6 +180,7 @@ def requirements_for(
         reference_ready=_reference_ready(task, targets, method),
         concessions=tuple(given),
         node_gpus=node_gpus,
+        vllm_installed=vllm_installed,
     )
 
 
@@ -272,8 +276,11 @@ def _reference_ready(task: TaskSpec, targets: Targets, method: Method) -> bool:
     return method is Method.FULL
 
 
-#: vLLM's share of the GPU beside the training: TRL's default.
-VLLM_SHARE = 0.3
+#: vLLM's share of the GPU while it generates, by parameters below: as the text tournament's winner has it.
+VLLM_SHARES = ((2e9, 0.4), (4e9, 0.35), (6e9, 0.4), (9e9, 0.5), (12e9, 0.6), (math.inf, 0.8))
+#: Where nothing is asked for: the largest model, and the head sizes that its attention kernels have.
+VLLM_MOST_PARAMS = 15e9
+VLLM_HEADS = frozenset((64, 80, 96, 112, 128, 192, 256))
 #: Replacements under FSDP2, which shards neither bitsandbytes' states nor paged ones.
 SHARDABLE: dict[Optimizer, Optimizer] = {
     Optimizer.ADAMW_BNB_8BIT: Optimizer.ADAMW_TORCH_8BIT,
@@ -325,13 +332,27 @@ def first_candidate(needs: Requirements, world: int) -> RunCandidate:
         compile_mode=needs.compile_mode,
         fp8=needs.fp8,
         reference_ready=needs.reference_ready,
-        vllm_share=VLLM_SHARE if grpo and targets.grpo_vllm else 0.0,
+        vllm_share=_vllm_share(needs),
+        vllm_sleep=targets.grpo_vllm is not False and grpo,
         generations=targets.grpo_generations,
         kl=(grpo and targets.grpo_beta > 0) or bool(needs.task.kl_coefficient),
+        together=0,
         gathered_layers=0,
         ema=targets.ema_decay is not None,
         image=_image_candidate(needs),
     )
+
+
+def _vllm_share(needs: Requirements) -> float:
+    """0 where vLLM does not generate. Unless the profile asks for it, large models and heads that it may not
+    take are left to the trainer."""
+    wanted, params = needs.targets.grpo_vllm, needs.model.params_total
+    if not needs.task.task_type.generates or wanted is False or needs.kind.compute_capability == (0, 0):
+        return 0.0
+    small = params < VLLM_MOST_PARAMS and needs.model.head_dim in VLLM_HEADS
+    if wanted is None and not (needs.vllm_installed and small):
+        return 0.0
+    return next(share for most, share in VLLM_SHARES if params < most)
 
 
 def _parallelism(world: int, sharded: bool) -> Parallelism:

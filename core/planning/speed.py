@@ -11,6 +11,7 @@ candidate.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from core.domain.choices import Attention
@@ -238,17 +239,19 @@ def _optimizer_seconds(s: RunCandidate) -> float:
 
 
 def _generate_seconds(s: RunCandidate) -> float:
-    """GRPO: one token after the other, all completions of the step together; bound by memory and launches."""
+    """GRPO: one token after the other, as many completions together as fit; bound by memory and launches.
+    Nobody knows how soon completions end: all are taken to be as long as they may be."""
     if not s.task.generates:
         return 0.0
-    completions = s.per_gpu
-    prompts = completions * max(s.length - s.completion, 1)
+    read = s.per_gpu // s.generations if s.samples_itself or s.vllm_share else s.per_gpu
+    prompts = read * max(s.length - s.completion, 1)
     prefill = prompts * forward_flops(s, s.length / 2) / (s.kind.bf16_flops * GEMM_SHARE * DERATE)
-    cache = completions * s.length / 2 * 2.0 * s.shape.layers * s.shape.keys * s.width
-    token = _token_seconds(s, cache)
+    at_once = s.per_gpu if s.vllm_share else s.at_once
+    tokens = s.completion * math.ceil(s.per_gpu / at_once)
+    cache = at_once * s.length / 2 * 2.0 * s.shape.layers * s.shape.keys * s.width
     gather = s.shape.params * 2 / link_rate(s) if s.gathers_to_generate else 0.0
     per_token = 1 - s.gathered_layers / s.shape.layers
-    return prefill + s.completion * token + gather * (1 + s.completion * per_token)
+    return prefill + tokens * _token_seconds(s, cache) + gather * (1 + tokens * per_token)
 
 
 def least_generate_seconds(s: RunCandidate) -> float:

@@ -392,7 +392,11 @@ class Targets(Record):
     grpo_temperature: float = Field(
         default=0.9, gt=0, description="GRPO: sampling temperature; validators use 0.9."
     )
-    grpo_vllm: bool = Field(default=False, description="GRPO: generate with vLLM beside the training.")
+    grpo_vllm: bool | None = Field(
+        default=False,
+        description="GRPO: generate with vLLM, which sleeps while the model trains. Unset: where it is "
+        "installed, below 15B, if nothing else is given up for it.",
+    )
     # — images
     by_pictures: TargetsByPictures = Field(
         default=TargetsByPictures(), description="Images: targets that follow the number of pictures."

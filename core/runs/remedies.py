@@ -183,14 +183,23 @@ def _without_loader_workers(plan: TrainingPlan, _detail: str) -> TrainingPlan:
     return _noted(plan, note, loader=plan.loader.model_copy(update=update))
 
 
-def _without_failed_kernel(plan: TrainingPlan, detail: str) -> TrainingPlan:
+def _after_a_crash(plan: TrainingPlan, detail: str) -> TrainingPlan:
     without = without_kernel(plan, detail)
-    return plan if without is None else _noted(without[0], without[1])
+    return _without_vllm(plan, detail) if without is None else _noted(*without)
+
+
+def _without_vllm(plan: TrainingPlan, _detail: str) -> TrainingPlan:
+    """It is not part of the engine and may not suit its version, the model, or the driver."""
+    if plan.grpo is None or not plan.grpo.vllm:
+        return plan
+    grpo = plan.grpo.model_copy(update={"vllm": False, "vllm_sleep": False})
+    return _noted(plan, "grpo_vllm: the trainer generates after the failure with vLLM", grpo=grpo)
 
 
 #: After every other reason the same plan is tried again.
 _CHANGES: Mapping[EndReason, Callable[[TrainingPlan, str], TrainingPlan]] = {
     EndReason.NAN: _with_lower_rate,
     EndReason.HOST_MEMORY: _without_loader_workers,
-    EndReason.CRASHED: _without_failed_kernel,
+    EndReason.CRASHED: _after_a_crash,
+    EndReason.HUNG: _without_vllm,
 }

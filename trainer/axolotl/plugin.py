@@ -27,6 +27,7 @@ from trainer.axolotl.stretch import HfStretcher
 from trainer.handoff import LaunchSpec
 from trainer.rewards.watch import RewardWatch
 from trainer.scoring.generation import PROMPTS
+from trainer.scoring.held_out import MAX_PROMPTS
 from trainer.session.failures import record_uncaught
 from trainer.session.last_stretch import Stretcher
 from trainer.session.progress_log import ProgressLog, SpeedMeter
@@ -103,6 +104,9 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
             "logging_nan_inf_filter": False,
             "dataloader_persistent_workers": loader.persistent_workers and loader.workers > 0,
         }
+        if self.plan.grpo is not None and self.plan.grpo.vllm and cfg.vllm:
+            # Else vLLM makes room for the longest sequence that the model may take.
+            arguments["vllm_max_model_length"] = cfg.vllm.max_model_len
         if not torch.cuda.is_available():
             arguments["use_cpu"] = True
         if not self.supervised:
@@ -176,9 +180,12 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
 
 
 def _prompts(plan: TrainingPlan) -> int:
-    """Sharded, an evaluation generates no more tokens at once than a training step: where memory runs out,
-    the ranks of a sharded model cannot split a batch, as a process with the whole model does."""
-    if plan.parallelism is not Parallelism.FSDP:
-        return PROMPTS
-    tokens = plan.batch.micro * plan.batch.accumulation * (plan.sequence.completion_limit or GRPO_COMPLETION)
-    return max(min(tokens // (GRPO_GENERATIONS * GRPO_COMPLETION), PROMPTS), 1)
+    """As many as a training step generates tokens at once. A few more where memory is not known to be short:
+    a process with the whole model goes on in halves where it runs out, ranks of a sharded one cannot."""
+    together = plan.grpo.together if plan.grpo is not None else None
+    completions = together or plan.batch.micro * plan.batch.accumulation
+    tokens = completions * (plan.sequence.completion_limit or GRPO_COMPLETION)
+    known = tokens // (GRPO_GENERATIONS * GRPO_COMPLETION)
+    if plan.parallelism is Parallelism.FSDP:
+        return max(min(known, PROMPTS), 1)
+    return min(max(known, 1 if together else PROMPTS), MAX_PROMPTS)

@@ -232,7 +232,8 @@ def make_own_plan(
     # A tournament task cannot be refused, and nothing is published: the profile's reserve is training time.
     free = {"reserve": run.deadline_at - run.end_by, "reserve_share": 0.0, "min_epochs": 0.0}
     own = _on_all_gpus(profile.model_copy(update={"limits": profile.limits.model_copy(update=free)}), run)
-    conditions = JobConditions(hardware, model_cached=True, publishes=False)
+    vllm = importlib.util.find_spec("vllm") is not None
+    conditions = JobConditions(hardware, model_cached=True, publishes=False, vllm=vllm)
 
     def planned(slowness: float) -> TrainingPlan:
         return make_plan(spec, model, data, hardware, own, conditions=replace(conditions, slowness=slowness))

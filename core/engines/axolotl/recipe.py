@@ -338,6 +338,10 @@ def _preference(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Engi
     return {"rl_beta": dpo.beta, "precompute_ref_log_probs": True if dpo.precompute_reference else None}
 
 
+#: A prompt that is encoded again may be a little longer.
+SPARE_TOKENS = 64
+
+
 def _groups(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineConfig:
     grpo = plan.grpo
     if not plan.task.task_type.generates or grpo is None:
@@ -352,9 +356,17 @@ def _groups(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineCo
     }
     if not grpo.vllm:
         return {"trl": keys}
+    keys |= {"use_vllm": True, "vllm_mode": "colocate"}
+    if grpo.vllm_sleep:
+        keys["vllm_enable_sleep_mode"] = True
+    notes.append("vllm.max_model_len: Axolotl does not pass it on; the plugin does")
     # The parallel size has no default of its own here: unset, it is multiplied as None.
-    server = {"gpu_memory_utilization": grpo.vllm_memory_share, "tensor_parallel_size": 1}
-    return {"trl": keys | {"use_vllm": True, "vllm_mode": "colocate"}, "vllm": server}
+    engine = {
+        "gpu_memory_utilization": grpo.vllm_memory_share,
+        "tensor_parallel_size": 1,
+        "max_model_len": plan.sequence.length + SPARE_TOKENS,
+    }
+    return {"trl": keys, "vllm": engine}
 
 
 _PARTS: tuple[AxolotlPart, ...] = (

@@ -73,6 +73,11 @@ def _group_rules(config: ConfigMapping, gpus: int) -> Iterator[Problem]:
     weights = settings.get("reward_weights")
     if weights is not None and len(weights) != len(settings.get("reward_funcs") or []):
         yield Problem("trl.reward_weights", shown_value(weights), "must be one per reward function")
+    if settings.get("use_vllm") and settings.get("vllm_mode") != "colocate":
+        rule = "must be colocate: without it Axolotl waits for a server"
+        yield Problem("trl.vllm_mode", shown_value(settings.get("vllm_mode")), rule)
+    elif settings.get("use_vllm") and not (config.get("vllm") or {}).get("tensor_parallel_size"):
+        yield Problem("vllm.tensor_parallel_size", "", "is missing: it has no default beside the training")
     group = settings.get("num_generations")
     batch = int(config.get("micro_batch_size") or 1) * int(config.get("gradient_accumulation_steps") or 1)
     batch = int(settings.get("generation_batch_size") or batch)

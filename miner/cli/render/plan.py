@@ -158,6 +158,8 @@ def _main_numbers(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     yield "optimizer.schedule", plan.optimizer.schedule.value
     yield "optimizer.warmup_steps", str(plan.optimizer.warmup_steps)
     yield "steps.epochs", f"{steps.epochs:.3g}"
+    if (seen := plan.prompt_coverage) is not None:
+        yield "prompts seen", f"{seen:.0%} of {plan.data.rows - steps.eval_rows:,}"
     yield "steps.total", f"{steps.total:,}"
     yield "steps.eval_every", f"{steps.eval_every} ({steps.eval_rows} rows)"
     yield "steps.save_every", f"{steps.save_every} (keeps {steps.keep_checkpoints})"

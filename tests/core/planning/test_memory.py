@@ -13,7 +13,7 @@ from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
 from core.planning.candidate import ImageCandidate, LossKind, RunCandidate, shape_of
 from core.planning.memory import evaluation_fits, fits_memory, memory_of, moments, peak_bytes
-from core.planning.persistent_memory import CONTEXT_BYTES
+from core.planning.persistent_memory import CONTEXT_BYTES, VLLM_ASLEEP_BYTES
 from tests.core.planning.candidates import GIB, a_candidate, active_gib
 from tests.doubles.each import each
 
@@ -226,6 +226,28 @@ def test_vllm_always_takes_its_share() -> None:
     candidate = a_candidate(task=TaskType.GRPO, vllm_share=0.3, length=768, completion=256)
     assert memory_of(candidate, 0)["vllm"] == pytest.approx(0.3 * candidate.kind.memory_bytes)
     assert "generation" not in bytes_of(candidate)
+
+
+def test_a_vllm_that_sleeps_takes_its_share_only_while_it_generates() -> None:
+    candidate = a_candidate(
+        task=TaskType.GRPO, vllm_share=0.5, vllm_sleep=True, micro=8, length=768, completion=256
+    )
+    moments_of = bytes_of(candidate)
+    asleep = {name: parts["vllm"] for name, parts in moments_of.items()}
+    assert set(asleep.values()) == {VLLM_ASLEEP_BYTES}
+    awake = moments_of["generation"]["vllm awake"]
+    assert awake + VLLM_ASLEEP_BYTES == pytest.approx(0.5 * candidate.kind.memory_bytes)
+    assert all("vllm awake" not in parts for name, parts in moments_of.items() if name != "generation")
+    assert peak_bytes(candidate) < peak_bytes(replace(candidate, vllm_sleep=False))
+
+
+def test_completions_that_wait_need_no_memory() -> None:
+    candidate = a_candidate(
+        task=TaskType.GRPO, generations=4, micro=8, accumulation=8, length=768, completion=256
+    )
+    some = bytes_of(replace(candidate, together=16))["generation"]
+    assert some["kv cache"] == bytes_of(candidate)["generation"]["kv cache"] / 4
+    assert some["generation"] < bytes_of(candidate)["generation"]["generation"]
 
 
 def test_evaluation_needs_full_logits_even_if_training_does_not() -> None:

@@ -101,15 +101,23 @@ def test_grpo_keeps_complete_groups_at_every_step() -> None:
         assert per_gpu >= plan.grpo.generations * plan.batch.world_size
 
 
-def test_generation_first_keeps_fewer_layers_then_none_then_makes_fewer_completions() -> None:
+def test_generation_first_keeps_fewer_layers_then_none_then_fewer_completions_at_once_then_in_all() -> None:
     model, data = facts_from_name("Qwen/Qwen2.5-14B"), assumed_facts(TaskType.GRPO, 5000)
     spec, generation = TaskSpec(task_type=TaskType.GRPO, hours=8), OutOfMemory(moment="generation")
     whole = plan_task(spec, model, data, host("4xH100"), on_all_gpus())
     half = next_after_oom(whole, generation)
     none = next_after_oom(half, generation)
-    fewer = next_after_oom(none, generation)
-    assert fewer.oom_steps[:2] == ("grpo.whole_layers 48 → 24", "grpo.whole_layers 24 → 0")
-    assert fewer.oom_steps[2].startswith("effective_batch_size")
+    waiting = next_after_oom(none, generation)
+    assert waiting.oom_steps[:2] == ("grpo.whole_layers 48 → 24", "grpo.whole_layers 24 → 0")
+    assert waiting.oom_steps[2] == "grpo.together 32 → 16"
+    assert (waiting.grpo.together, waiting.batch) == (16, whole.batch)
+    assert waiting.time.step_s > none.time.step_s, "one generation after the other"
+    fewer = waiting
+    while fewer.grpo.together > fewer.grpo.generations:
+        fewer = next_after_oom(fewer, generation)
+    fewer = next_after_oom(fewer, generation)
+    assert fewer.oom_steps[3:-1] == ("grpo.together 16 → 8", "grpo.together 8 → 4")
+    assert fewer.oom_steps[-1].startswith("effective_batch_size")
     assert (whole.grpo.whole_layers, none.grpo.whole_layers) == (model.layers, 0) == (48, 0)
     assert none.batch == half.batch == whole.batch
     assert none.memory.total_bytes <= half.memory.total_bytes <= whole.memory.total_bytes

@@ -152,7 +152,8 @@ def test_sharded_generation_gathers_the_model_for_every_token_or_once_or_most_of
     alone, every, most, once = (step_time(way, PassWork(600, 600)).generate_s for way in ways)
     assert every > 1.5 * alone
     assert alone < once < 1.1 * alone
-    assert most == pytest.approx(once + (every - once) / 4)
+    # What the engine's own generation reads several times is little beside.
+    assert most == pytest.approx(once + (every - once) / 4, rel=0.01)
 
 
 def test_evaluation_costs_a_third_of_training_at_most_and_nothing_without_rows() -> None:

@@ -323,19 +323,24 @@ def test_a_failure_inside_is_the_generations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "micro", "completion", "prompts"),
+    ("parallelism", "micro", "completion", "together", "prompts"),
     [
-        (Parallelism.DDP, 1, 256, 16),  # runs out and goes on in halves
-        (Parallelism.FSDP, 8, 256, 16),
-        (Parallelism.FSDP, 1, 256, 2),
-        (Parallelism.FSDP, 8, 64, 4),
-        (Parallelism.FSDP, 1, 16, 1),
+        (Parallelism.DDP, 1, 256, None, 16),  # runs out and goes on in halves
+        (Parallelism.DDP, 16, 256, None, 32),
+        (Parallelism.DDP, 64, 256, None, 64),
+        (Parallelism.DDP, 64, 256, 12, 6),
+        (Parallelism.FSDP, 8, 256, None, 16),
+        (Parallelism.FSDP, 1, 256, None, 2),
+        (Parallelism.FSDP, 8, 64, None, 4),
+        (Parallelism.FSDP, 1, 16, None, 1),
+        (Parallelism.FSDP, 8, 256, 4, 2),
     ],
 )
 def test_ranks_that_share_a_model_generate_no_more_at_once_than_in_a_step(
-    parallelism: Parallelism, micro: int, completion: int, prompts: int
+    parallelism: Parallelism, micro: int, completion: int, together: int | None, prompts: int
 ) -> None:
     plan = text_plan(TaskType.GRPO, parallelism=parallelism, gpus=2)
     batch = plan.batch.model_copy(update={"micro": micro, "accumulation": 4})
     sequence = plan.sequence.model_copy(update={"completion_limit": completion})
-    assert _prompts(plan.model_copy(update={"batch": batch, "sequence": sequence})) == prompts
+    grpo = plan.grpo.model_copy(update={"together": together})
+    assert _prompts(plan.model_copy(update={"batch": batch, "sequence": sequence, "grpo": grpo})) == prompts

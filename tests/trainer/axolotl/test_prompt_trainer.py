@@ -100,7 +100,10 @@ def test_a_step_has_the_gradients_of_trls_own_on_the_same_completions(folder: Pa
         return PromptTrainer._complete(plain, prompt_ids, rules), None
 
     plain._generate_single_turn = single_turn
-    expected, gradients = gradients_of(plain), gradients_of(made(PromptTrainer, folder, [words], adapter=adapter))
+    expected, gradients = (
+        gradients_of(plain),
+        gradients_of(made(PromptTrainer, folder, [words], adapter=adapter)),
+    )
     assert gradients.keys() == expected.keys()
     assert any(float(one.abs().max()) > 1e-4 for one in expected.values())
     for name, one in expected.items():
@@ -199,7 +202,6 @@ def test_rewards_that_teach_nothing_are_noticed(folder: Path, monkeypatch: pytes
     trainer = made(PromptTrainer, folder, [lambda prompts, completions, **_: [1.0] * len(completions)])
     trainer.watch = watch.RewardWatch([1.0], said.append)
     trainer.train()
-    assert said == [
-        "reward 0 gave 1 to every completion of 4 prompts: it teaches nothing",
-        "100% of 4 prompts had completions of equal reward: only their distance to the base is learned from them",
-    ]
+    first, second = said
+    assert first == "reward 0 gave 1 to every completion of 4 prompts: it teaches nothing"
+    assert second.startswith("100% of 4 prompts had completions of equal reward")

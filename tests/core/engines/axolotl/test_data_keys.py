@@ -8,7 +8,13 @@ import pytest
 
 from core.domain.evaluation import Era
 from core.domain.tasks import DatasetType, EnvironmentDataset, GrpoDataset, RewardFunction, TaskType
-from core.engines.axolotl.data_keys import PAIR_TRAINER, RAW_PROMPT_TRAINER, dataset_keys, reward_weights
+from core.engines.axolotl.data_keys import (
+    PAIR_TRAINER,
+    PROMPT_TRAINER,
+    RAW_PROMPT_TRAINER,
+    dataset_keys,
+    reward_weights,
+)
 from core.engines.base import RecipeError
 from tests.core.engines.cases import DATASETS, TEXT_TASKS, inputs
 
@@ -38,9 +44,11 @@ def test_pairs_go_to_the_trainer_that_takes_them_as_they_are() -> None:
     assert (config["trainer_cls"], config["skip_prepare_dataset"]) == (PAIR_TRAINER, True)
 
 
-@pytest.mark.parametrize(("era", "trainer"), [(Era.OFFERS, RAW_PROMPT_TRAINER), (Era.TOURNAMENTS, None)])
-def test_prompts_are_encoded_as_the_evaluation_of_their_era_does(era: Era, trainer: str | None) -> None:
-    assert keys(DATASETS[TaskType.GRPO], era=era).get("trainer_cls") == trainer
+@pytest.mark.parametrize(
+    ("era", "trainer"), [(Era.OFFERS, RAW_PROMPT_TRAINER), (Era.TOURNAMENTS, PROMPT_TRAINER)]
+)
+def test_prompts_are_encoded_as_the_evaluation_of_their_era_does(era: Era, trainer: str) -> None:
+    assert keys(DATASETS[TaskType.GRPO], era=era)["trainer_cls"] == trainer
 
 
 def test_the_rewards_are_named_in_the_order_of_the_request() -> None:

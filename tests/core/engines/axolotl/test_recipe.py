@@ -20,7 +20,7 @@ from core.domain.choices import (
 )
 from core.domain.hardware import parse_gpus
 from core.domain.tasks import TaskType
-from core.engines.axolotl.recipe import LIGER_PLUGIN
+from core.engines.axolotl.recipe import LIGER_PLUGIN, SPARE_TOKENS
 from core.engines.base import RecipeError
 from core.engines.render import render
 from core.models.identify import facts_from_name
@@ -137,9 +137,15 @@ def test_grpo_samples_as_validators_do() -> None:
 
 
 def test_vllm_shares_the_gpu_and_has_its_parallel_size_set() -> None:
-    config = config_of(text_plan(GRPO, grpo=GrpoPlan(vllm=True, vllm_memory_share=0.4)))
-    assert (config["trl"]["use_vllm"], config["trl"]["vllm_mode"]) == (True, "colocate")
-    assert config["vllm"] == {"gpu_memory_utilization": 0.4, "tensor_parallel_size": 1}
+    plan = text_plan(GRPO, grpo=GrpoPlan(vllm=True, vllm_sleep=True, vllm_memory_share=0.4))
+    config = config_of(plan)
+    expected = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    assert expected.items() <= config["trl"].items()
+    length = plan.sequence.length + SPARE_TOKENS
+    engine = {"gpu_memory_utilization": 0.4, "tensor_parallel_size": 1, "max_model_len": length}
+    assert config["vllm"] == engine
+    awake = config_of(text_plan(GRPO, grpo=GrpoPlan(vllm=True)))
+    assert "vllm_enable_sleep_mode" not in awake["trl"]
 
 
 def test_sharding_is_fsdp2_and_wraps_the_checkpointing() -> None:

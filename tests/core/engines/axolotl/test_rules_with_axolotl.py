@@ -73,7 +73,7 @@ CORNERS: tuple[dict[str, Any], ...] = (
     {"method": Method.FULL, "parallelism": FSDP, "gpus": 8, "precision": PrecisionPlan(fp8=True)},
     {"loader": LoaderPlan(workers=64, prefetch_factor=8, drop_last=True)},
     {"task": TaskType.DPO, "dpo": DpoPlan(precompute_reference=True)},
-    {"task": TaskType.GRPO, "grpo": GrpoPlan(vllm=True, generations=4)},
+    {"task": TaskType.GRPO, "grpo": GrpoPlan(vllm=True, vllm_sleep=True, generations=4)},
     {"engine_config": {"max_memory_MB": 75000, "flash_attention": True, "xformers_attention": True}},
 )
 

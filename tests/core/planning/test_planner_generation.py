@@ -1,0 +1,155 @@
+"""Plans for rewards: who generates, how much at once, and how many of the prompts are seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core.data.facts import assumed_facts
+from core.domain.choices import GpuStrategy, Method
+from core.domain.job_states import EndReason
+from core.domain.tasks import TaskType
+from core.models.facts import ModelFacts
+from core.models.identify import facts_from_name
+from core.planning.candidate import candidate_of, vary
+from core.planning.memory import fits_memory, generation_fits
+from core.planning.oom import OutOfMemory, next_after_oom
+from core.planning.overheads import JobConditions
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task
+from core.runs.remedies import AttemptFailure, with_remedies
+from tests.core.planning.candidates import host, resolved
+
+LLAMA_8B, SEGMENTS = "meta-llama/Llama-3.1-8B", "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def plan_of(
+    model: str | ModelFacts = LLAMA_8B,
+    gpus: str = "1xH100",
+    *,
+    vllm: bool = True,
+    hours: float = 3,
+    rows: int = 20_000,
+    env: dict[str, str] | None = None,
+    **targets: Any,
+) -> TrainingPlan:
+    hardware = host(gpus)
+    profile = resolved(**{"grpo_vllm": None, "grpo_beta": 0.04, "effective_batch_size": 64, **targets})
+    return plan_task(
+        TaskSpec(task_type=TaskType.GRPO, hours=hours),
+        facts_from_name(model) if isinstance(model, str) else model,
+        assumed_facts(TaskType.GRPO, rows),
+        hardware,
+        profile.model_copy(update={"env": env or {}}),
+        conditions=JobConditions(hardware, vllm=vllm),
+    )
+
+
+def with_heads_of(width: int) -> ModelFacts:
+    return facts_from_name(LLAMA_8B).model_copy(update={"head_dim": width})
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "share"),
+    [
+        ("Qwen/Qwen2.5-1.5B", {}, 0.4),
+        ("Qwen/Qwen2.5-3B", {}, 0.35),
+        (LLAMA_8B, {}, 0.5),
+        ("Qwen/Qwen2.5-32B", {}, None),
+        ("Qwen/Qwen2.5-32B", {"grpo_vllm": True, "method": Method.LORA, "gpus": "4xH200"}, 0.8),
+        (LLAMA_8B, {"vllm": False}, None),
+        (LLAMA_8B, {"vllm": False, "grpo_vllm": True}, 0.5),
+        (LLAMA_8B, {"grpo_vllm": False}, None),
+        (with_heads_of(160), {}, None),
+        (LLAMA_8B, {"gpus": "4xH100", "fsdp_above": "1B", "gpu_strategy": GpuStrategy.ALL}, 0.5),
+        ("Qwen/Qwen2.5-0.5B", {"gpus": "cpu"}, None),
+        # 16 GB of weights and half of 24 GB for vLLM: nothing is given up for what nobody asked for.
+        (LLAMA_8B, {"gpus": "1xRTX-4090"}, None),
+    ],
+    ids=[
+        "small",
+        "3B",
+        "8B",
+        "too large",
+        "too large, asked for",
+        "not installed",
+        "asked for",
+        "not wanted",
+        "heads that its kernels lack",
+        "DDP in place of shards",
+        "no GPU",
+        "no room",
+    ],
+)
+def test_vllm_generates_where_it_is_installed_and_nothing_is_given_up_for_it(
+    model: str | ModelFacts, options: dict[str, Any], share: float | None
+) -> None:
+    plan = plan_of(model, **options)
+    assert plan.grpo.vllm is (share is not None)
+    assert plan.grpo.vllm_sleep is plan.grpo.vllm
+    if share is not None:
+        assert plan.grpo.vllm_memory_share == share
+        assert plan.memory.total_bytes <= plan.memory.budget_bytes or not plan.verdict.feasible
+    elif "RTX" in options.get("gpus", ""):
+        assert plan == plan_of(model, **{**options, "grpo_vllm": False}).model_copy(
+            update={"profile_digest": plan.profile_digest, "reasons": plan.reasons}
+        )
+
+
+def test_a_vllm_that_sleeps_goes_without_segments_that_it_refuses() -> None:
+    settings = {SEGMENTS: "expandable_segments:True,max_split_size_mb:128", "OTHER": "1"}
+    assert plan_of(env=settings).env == {SEGMENTS: "max_split_size_mb:128", "OTHER": "1"}
+    assert plan_of(env={SEGMENTS: "expandable_segments:True"}).env == {}
+    assert plan_of(env=settings, vllm=False).env == settings
+
+
+def test_vllm_makes_steps_shorter() -> None:
+    with_it, without = plan_of(), plan_of(vllm=False)
+    assert with_it.time.step_s < 0.7 * without.time.step_s
+    assert with_it.prompt_coverage > 1.3 * without.prompt_coverage
+
+
+def test_completions_wait_where_not_all_fit_and_the_step_stays_as_large() -> None:
+    plan = plan_of("Qwen/Qwen2.5-7B", "1xRTX-4090", vllm=False, effective_batch_size=512)
+    assert plan.batch.effective == 512
+    together, candidate, budget = plan.grpo.together, candidate_of(plan), plan.memory.budget_bytes
+    assert together is not None
+    assert together % plan.grpo.generations == 0
+    assert fits_memory(candidate, budget)
+    assert not generation_fits(vary(candidate, together=together + plan.grpo.generations), budget)
+    assert plan_of("Qwen/Qwen2.5-7B", vllm=False).grpo.together is None, "there is room for all"
+
+
+def test_out_of_memory_vllm_gets_less_and_at_last_nothing() -> None:
+    plans = [plan_of()]
+    for moment in ("load", "generation", "generation", "generation"):
+        plans.append(next_after_oom(plans[-1], OutOfMemory(moment=moment)))
+    assert [step.split()[0] for step in plans[-1].oom_steps] == ["grpo.vllm_memory_share"] * 4
+    shares = [plan.grpo.vllm_memory_share for plan in plans if plan.grpo.vllm]
+    assert shares == [0.5, 0.38, 0.29, 0.22]
+    assert not plans[-1].grpo.vllm
+    assert not plans[-1].grpo.vllm_sleep
+    assert len({plan.batch for plan in plans}) == 1
+    in_a_step = next_after_oom(plans[0], OutOfMemory(moment="train"))
+    assert in_a_step.grpo.vllm, "asleep it is not in the way"
+
+
+@pytest.mark.parametrize("reason", [EndReason.CRASHED, EndReason.HUNG])
+def test_after_a_failure_the_trainer_generates_itself(reason: EndReason) -> None:
+    plan = plan_of()
+    again = with_remedies(plan, [AttemptFailure(reason, "ImportError: vllm")])
+    assert (again.grpo.vllm, again.grpo.vllm_sleep) == (False, False)
+    assert "vLLM" in again.notes[-1]
+    assert with_remedies(again, [AttemptFailure(reason)]) == again
+
+
+def test_a_plan_says_how_many_of_the_prompts_it_sees() -> None:
+    few = plan_of(vllm=False, hours=1, rows=100_000)
+    assert few.prompt_coverage == few.steps.epochs < 0.3
+    assert any("of the" in note and "prompts are seen" in note for note in few.notes)
+    many = plan_of(hours=6, rows=1_000)
+    assert many.prompt_coverage == 1.0
+    assert not any("prompts are seen" in note for note in many.notes)
+    more = plan_of(vllm=False, hours=1, rows=100_000, grpo_generations=2)
+    assert more.prompt_coverage > 2 * few.prompt_coverage
