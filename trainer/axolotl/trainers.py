@@ -55,6 +55,8 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
 
     _rows: list[dict[str, Any]]
     _calls: RewardCalls | None = None
+    #: Of the current generation: one batch for each pass.
+    _buffered_inputs: Any
     _slow = False
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:

@@ -135,8 +135,8 @@ class _Rows:
 
     @classmethod
     def empty(cls, rows: int, device: torch.device) -> _Rows:
-        numbers = [torch.zeros(rows, dtype=torch.long, device=device) for _ in range(4)]
-        return cls(*numbers, torch.zeros(rows, dtype=torch.bool, device=device))
+        result, token, length, sampled = torch.zeros((4, rows), dtype=torch.long, device=device)
+        return cls(result, token, length, sampled, torch.zeros(rows, dtype=torch.bool, device=device))
 
     def move(self, places: torch.Tensor, to: torch.Tensor) -> None:
         for values in (self.result, self.token, self.length, self.sampled, self.alive):
