@@ -35,6 +35,8 @@ SHAPE = {"hidden": 128, "layers": 3}
 SCORED, SCORED_PROMPTS = 300, 128
 #: Steps of a base's own training, and of the tuning before a continuation.
 PRETRAIN, TUNING = 300, 300
+#: Part of the copies that ask the very same; in the others one word is changed.
+SAME = 0.7
 #: Part of the words whose replacement a continuation finds changed.
 CHANGED = 0.2
 
@@ -50,12 +52,12 @@ class DataKind:
     words: tuple[int, int] = (2, 8)
     #: Part of the words in answers that follow no rule, and of the pairs that are the wrong way round.
     noise: float = 0.1
-    #: Part of the rows that are another one with one word changed.
+    #: Part of the rows that ask nearly the same as another one. What is random in the answers differs.
     copies: float = 0.0
 
 
 KINDS = {
-    "easy": DataKind(rows=4000, prompts=2000, words=(1, 3), noise=0.0),
+    "easy": DataKind(rows=4000, prompts=2000, words=(4, 7), noise=0.0),
     "noisy": DataKind(rows=5000, prompts=2000, noise=0.35),
     "few": DataKind(rows=240, prompts=160),
     "long": DataKind(rows=1200, prompts=1500, words=(20, 36)),
@@ -137,7 +139,8 @@ class RowMaker:
         made: list[list[list[str]]] = []
         for _ in range(count):
             if made and self.chance.random() < copies:
-                made.append(self._changed(self.chance.choice(made)))
+                asked = self.chance.choice(made)
+                made.append(asked if self.chance.random() < SAME else self._changed(asked))
             else:
                 made.append([self._asked() for _ in range(self._turns())])
             yield made[-1]

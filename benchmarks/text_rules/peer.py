@@ -27,9 +27,8 @@ from benchmarks.text_rules.peer_losses import Answers, Loss, Preferences, add_no
 from benchmarks.text_rules.peer_search import RateSearch
 from core.domain.choices import Method
 from core.runs.run_files import RunSpec
-from trainer.inputs.files import read_rows
 from trainer.inputs.text import read_task
-from trainer.inputs.tokens import IGNORED, LabelledRow, load_tokenizer
+from trainer.inputs.tokens import IGNORED, LabelledRow, PairRow, load_tokenizer
 from trainer.scoring.held_out import HeldOut
 
 
@@ -56,8 +55,8 @@ class Peer:
     def _split(self) -> tuple[list[Any], list[Any]]:
         """Near-duplicates are on one side, and where there are many, only one of them is kept."""
         rows = list(read_task(self.spec, self.tokenizer).rows)
-        texts = [json.dumps(row) for row in read_rows(Path(self.spec.data_path))]
-        groups = groups_of(texts) if len(texts) == len(rows) else [[place] for place in range(len(rows))]
+        decode: Any = self.tokenizer
+        groups = groups_of([decode.decode(_ids(row), skip_special_tokens=True) for row in rows])
         if 1 - len(groups) / len(rows) > rules.DUPLICATES:
             groups = [group[:1] for group in groups]
         wanted = rules.dev_rows(sum(map(len, groups)))
@@ -132,6 +131,10 @@ class Peer:
                 self.set(before)
                 return
             steps.step(order[start : start + self.batch], rules.DEV_RATE * rate)
+
+
+def _ids(row: LabelledRow | PairRow) -> list[int]:
+    return list(row.ids) if isinstance(row, LabelledRow) else [*row.prompt, *row.chosen]
 
 
 class Steps:
