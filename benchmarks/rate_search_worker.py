@@ -146,10 +146,13 @@ class Lab:
         if self.case.pairs:
             net = nets.DpoLossModel(model, attention, 0.1)
             self.train, self.held_out = (
-                TokenRows(rows.tokens, rows.layout, base_preferences(net, rows, ALONE, 32))
+                rows if rows.reference is not None else self._with_reference(net, rows)
                 for rows in (self.train, self.held_out)
             )
         return Stepper(net, planned, ALONE)
+
+    def _with_reference(self, net: nets.DpoLossModel, rows: TokenRows) -> TokenRows:
+        return TokenRows(rows.tokens, rows.layout, base_preferences(net, rows, ALONE, 32))
 
     def _order(self, rows: TokenRows) -> SampleOrder:
         lengths = rows.tokens.lengths

@@ -301,8 +301,12 @@ def choose_rate(
         return max(factor for factor, gain in gains.items() if gain >= least - noise)
     if best < LITTLE * abs(base):
         return _highest_harmless(gains, HARMLESS * abs(base))
+    peak = _peak(gains)
+    if all(probe.factor <= peak for probe in probes):
+        # Nothing higher was tried: the candidates' own best rate may lie well above.
+        correction = math.sqrt(correction)
     # A single candidate is a planned rate that nothing speaks against.
-    return _peak(gains) * correction if len(probes) > 1 else probes[0].factor
+    return peak * correction if len(probes) > 1 else peak
 
 
 def _highest_harmless(gains: dict[float, float], most: float) -> float:

@@ -298,6 +298,8 @@ def test_the_longer_the_training_the_lower_the_rate() -> None:
         chosen.append(lr_search.run(2.0, 1000.0))
         assert lr_search.steps == MAX_STEPS
     assert chosen == pytest.approx([1.0, 10**-0.15, 10**-0.3], rel=0.01)
+    rising = choose_rate([Probe(1, 1.0), Probe(3, 0.5)], 2.0, lower_is_better=True, correction=0.25)
+    assert rising == 1.5, "the best may lie above what was tried"
     one = choose_rate([Probe(1, 0.5)], 2.0, lower_is_better=True, correction=0.5)
     assert one == 1, "of one there is no choice"
 
