@@ -21,7 +21,7 @@ import torch
 from benchmarks.training_rows import World, base_model
 from core.domain.choices import LrSchedule, Optimizer
 from core.domain.tasks import TaskType
-from core.planning.plan import AdapterPlan, LrSearchPlan, OptimizerPlan, TrainingPlan
+from core.planning.plan import AdapterPlan, LrSearchPlan, OptimizerPlan, TaskSpec, TrainingPlan
 from tests.trainer import tiny
 from tests.trainer.native.tiny import ALONE, CPU, plan
 from trainer.native import model as nets
@@ -31,7 +31,7 @@ from trainer.native.optimizer import Stepper
 from trainer.native.prober import NativeProber
 from trainer.native.token_file import write_rows
 from trainer.session.learning_rate import ScheduleProgress, rate_factor
-from trainer.session.rate_search import NEARLY, RUNG, LrSearch, gains_of, is_tuned
+from trainer.session.rate_search import NEARLY, RUNG, LrSearch, gains_of, is_tuned, shortening
 
 BATCH, LENGTH, HELD_OUT, EVALUATIONS = 8, 64, 96, 6
 #: Seconds of an evaluation, where a step takes one.
@@ -100,8 +100,7 @@ class Lab:
         self.base_score = self._score(self._stepper(RATES[0]))
 
     def _rows(self, folder: Path, count: int) -> TokenRows:
-        task = TaskType.DPO if self.case.pairs else TaskType.INSTRUCT
-        encoded = [part for row in self.world.rows(task, count) for part in self._encoded(row)]
+        encoded = [part for row in self.world.rows(self.task, count) for part in self._encoded(row)]
         tokens = write_rows(folder, len(self.tokenizer), encoded)
         return TokenRows(tokens, BatchLayout(by_row=not self.case.pairs, pairs=self.case.pairs))
 
@@ -127,7 +126,11 @@ class Lab:
         )
         adapter = AdapterPlan(rank=16, alpha=32, dropout=0.0, params=1) if self.case.adapter else None
         made = plan(full=adapter is None, micro=BATCH, optimizer=optimizer)
-        return made.model_copy(update={"adapter": adapter})
+        return made.model_copy(update={"adapter": adapter, "task": TaskSpec(task_type=self.task, hours=1)})
+
+    @property
+    def task(self) -> TaskType:
+        return TaskType.DPO if self.case.pairs else TaskType.INSTRUCT
 
     def _stepper(self, rate: float) -> Stepper:
         torch.manual_seed(self.seed)
@@ -143,10 +146,13 @@ class Lab:
         if self.case.pairs:
             net = nets.DpoLossModel(model, attention, 0.1)
             self.train, self.held_out = (
-                TokenRows(rows.tokens, rows.layout, base_preferences(net, rows, ALONE, 32))
+                rows if rows.reference is not None else self._with_reference(net, rows)
                 for rows in (self.train, self.held_out)
             )
         return Stepper(net, planned, ALONE)
+
+    def _with_reference(self, net: nets.DpoLossModel, rows: TokenRows) -> TokenRows:
+        return TokenRows(rows.tokens, rows.layout, base_preferences(net, rows, ALONE, 32))
 
     def _order(self, rows: TokenRows) -> SampleOrder:
         lengths = rows.tokens.lengths
@@ -186,7 +192,8 @@ class Lab:
             score=partial(clock.passing, EVAL_S, lambda: self._score(stepper)),
             lower_is_better=True,
             score_s=EVAL_S,
-            tuned=is_tuned(TaskType.DPO if self.case.pairs else TaskType.INSTRUCT, base),
+            tuned=is_tuned(self.task, base),
+            shorter=shortening(stepper.plan),
             whole_steps=lambda step_s: steps,
         )
         factor = search.run(base, SHARE / (1 - SHARE) * steps) or 1.0

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NamedTuple, Protocol
 
+from core.domain.choices import Method
 from core.domain.evaluation import RewardScore
 from core.domain.evaluation import gains_over_base as rewarded_gains
 from core.domain.tasks import TaskType
-from core.planning.plan import LrSearchPlan
+from core.planning.plan import LrSearchPlan, TrainingPlan
 from trainer.session.ranks import Communicator
 
 #: From one candidate to the next: two to a power of ten; then nearer to the best.
@@ -51,11 +52,13 @@ HOPELESS = 1.5
 NEARLY = 0.025
 #: Rewards of sampled completions differ by this much between equally good models.
 SAMPLED_NOISE = 0.05
-#: Of the base's score: candidates that gain less say nothing, and a rate that loses less does not hurt.
-LITTLE = 0.02
-#: Decades that the best rate falls for every decade that a training is longer. In the benchmark 0.0 to 0.35;
-#: 0.3 is published for pretraining.
-SHORTER = 0.15
+#: Of the base's score: candidates that gain less say nothing, and what a rate loses up to this is repaired in
+#: a longer training.
+LITTLE, HARMLESS = 0.02, 0.04
+#: Decades that the best rate falls for every decade that a training is longer: of all weights, on rows (0.0
+#: to 0.2 in the benchmark; 0.3 is published for pretraining); and where what is learned grows from nothing, a
+#: LoRA's product or a preference over the base's. Too low costs less than too high.
+SHORTER, SHORTER_FROM_NOTHING = 0.15, 0.3
 #: A masked loss below this (nats per token) is hardly an untouched model's: those begin at 1.2 and more, and
 #: only tasks whose answers follow from their prompts end lower. The search then begins at this part of the
 #: planned rate: in the benchmark a model wanted half of the rate it was trained with, a fully trained one a
@@ -67,6 +70,11 @@ def is_tuned(task_type: TaskType, base: float) -> bool:
     """Whether so low a score says that the base was trained for the task before. A loss on preferences says
     nothing: it begins at ln 2 with any model."""
     return task_type.is_supervised and base < TUNED_LOSS
+
+
+def shortening(plan: TrainingPlan) -> float:
+    grows = plan.method is not Method.FULL or plan.task.task_type.has_pairs
+    return SHORTER_FROM_NOTHING if grows else SHORTER
 
 
 class Prober(Protocol):
@@ -112,6 +120,8 @@ class LrSearch:
     noise: float = 0.0
     #: Whether the base knows the task already (`is_tuned`).
     tuned: bool = False
+    #: Decades that the rate falls for every decade that the training is longer (`shortening`).
+    shorter: float = SHORTER
     #: The steps of the training that follows, if one takes so many seconds.
     whole_steps: Callable[[float], float] = lambda step_s: 1.0
     #: Called with every candidate, while the model is still as it was scored.
@@ -138,7 +148,7 @@ class LrSearch:
         finally:
             self.prober.restore()
             self.prober.end()
-        chosen = choose_rate(self.probes, base, self.lower_is_better, self.noise, self.longer)
+        chosen = choose_rate(self.probes, base, self.lower_is_better, self.noise, self.longer**-self.shorter)
         return None if chosen is None else min(max(chosen, self._lowest), self._highest)
 
     @property
@@ -188,7 +198,7 @@ class LrSearch:
     def _says_little(self, base: float) -> bool:
         """Going down, the rates no longer hurt, nor do they bring anything in so few steps."""
         gain = gains_of(self.probes, base, self.lower_is_better).get(self.probes[-1].factor)
-        return gain is not None and abs(gain) < LITTLE * abs(base)
+        return gain is not None and -HARMLESS * abs(base) <= gain < LITTLE * abs(base)
 
     def _refine(self, base: float) -> None:
         """Nearer to the best candidate, on the side of its better neighbour first."""
@@ -278,9 +288,10 @@ def _neighbours(gains: dict[float, float], factor: float) -> tuple[float, float]
 
 
 def choose_rate(
-    probes: Sequence[Probe], base: float, lower_is_better: bool, noise: float = 0.0, longer: float = 1.0
+    probes: Sequence[Probe], base: float, lower_is_better: bool, noise: float = 0.0, correction: float = 1.0
 ) -> float | None:
-    """The factor that the candidates speak for, in a training so many times as long as they were."""
+    """The factor that the candidates speak for. `correction`: on the best candidate's, for a longer
+    training."""
     gains = gains_of(probes, base, lower_is_better)
     if not gains:
         return min((probe.factor for probe in probes), default=None)
@@ -289,21 +300,23 @@ def choose_rate(
         least = (1 - NEARLY) * best if best > 0 else best
         return max(factor for factor, gain in gains.items() if gain >= least - noise)
     if best < LITTLE * abs(base):
-        return _highest_harmless(gains, LITTLE * abs(base))
+        return _highest_harmless(gains, HARMLESS * abs(base))
     peak = _peak(gains)
-    # At the end of what could be tried the best rate lies there or above.
-    bounded = all(probe.factor <= max(gains, key=lambda factor: gains[factor]) for probe in probes)
-    return peak if bounded else float(peak * longer**-SHORTER)
+    if all(probe.factor <= peak for probe in probes):
+        # Nothing higher was tried: the candidates' own best rate may lie well above.
+        correction = math.sqrt(correction)
+    # A single candidate is a planned rate that nothing speaks against.
+    return peak * correction if len(probes) > 1 else peak
 
 
-def _highest_harmless(gains: dict[float, float], least: float) -> float:
+def _highest_harmless(gains: dict[float, float], most: float) -> float:
     """The highest rate that loses no more than this against the base, between two candidates if need be; the
     lowest one where all lose more."""
-    harmless = max((factor for factor, gain in gains.items() if gain >= -least), default=min(gains))
+    harmless = max((factor for factor, gain in gains.items() if gain >= -most), default=min(gains))
     _, above = _neighbours(gains, harmless)
-    if math.isnan(above) or gains[harmless] < -least:
+    if math.isnan(above) or gains[harmless] < -most:
         return harmless
-    part = (gains[harmless] + least) / (gains[harmless] - gains[above])
+    part = (gains[harmless] + most) / (gains[harmless] - gains[above])
     return float(harmless * (above / harmless) ** part)
 
 
