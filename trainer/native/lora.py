@@ -10,7 +10,7 @@ from peft.tuners.lora import Linear
 from torch import Tensor
 
 
-class LeanLoraLinear(Linear):  # type: ignore[misc]
+class LeanLoraLinear(Linear):
     """PEFT's layer with another forward pass: one product adds the adapter's share, scaled, to the output.
 
     It is computed in the input's numbers, as autocast would. PEFT by itself copies each input and output of a

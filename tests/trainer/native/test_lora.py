@@ -87,7 +87,8 @@ def kept_bytes(found: list[int]) -> Iterator[None]:
 
 
 def test_beside_bf16_an_fp32_adapter_learns_in_fp32_and_copies_nothing_to_it() -> None:
-    given, bytes_kept = torch.randn(64, 24, dtype=torch.bfloat16), []
+    bytes_kept: list[int] = []
+    given = torch.randn(64, 24, dtype=torch.bfloat16)
     lean, peft = adapted(True, torch.bfloat16), adapted(False, torch.bfloat16)
     for model in (lean, peft):
         with kept_bytes(bytes_kept):
