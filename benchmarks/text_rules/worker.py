@@ -23,6 +23,7 @@ import yaml
 from benchmarks import upstream
 from benchmarks.text_rules import scale
 from benchmarks.text_rules.cells import Cell, Records, digest_of
+from benchmarks.text_rules.clock import USED
 from benchmarks.text_rules.data import World, model_of, rows_of
 from benchmarks.text_rules.scores import CellScores, as_json, compared, losses_of, run_spec
 from core.runs.progress import parse_events
@@ -183,10 +184,12 @@ class Trainings:
         result = runner.execute()
         if not result.submission:
             raise RuntimeError(f"{self.cell.name} {side}: {result.end}: {result.detail}\n{_tail(work)}")
-        plan = json.loads(sorted(work.glob("launch-*"))[-1].joinpath("plan.json").read_text("utf-8"))
+        launch = sorted(work.glob("launch-*"))[-1]
+        plan = json.loads((launch / "plan.json").read_text("utf-8"))
         return {
             "steps": result.steps,
             "end": result.end.value,
+            "cpu_s": float((launch / USED).read_text("utf-8")),
             "best": result.best and [result.best.value, result.best.step],
             "base": result.base and result.base.value,
             "plan": _shown(plan),
