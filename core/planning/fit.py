@@ -159,7 +159,9 @@ class _Search:
         if winner is None:
             return None
         more = [timed for timed in pool if timed.candidate.world > winner.candidate.world]
-        return _most_trained([winner, *(self._in_passes_of(winner, timed) for timed in more)])
+        smaller = [self._in_passes_of(winner, timed) for timed in more]
+        fitting = (timed for timed in smaller if peak_bytes(timed.candidate) <= self.budget)
+        return _most_trained([winner, *fitting])
 
     def _in_passes_of(self, winner: TimedCandidate, timed: TimedCandidate) -> TimedCandidate:
         candidate = timed.candidate

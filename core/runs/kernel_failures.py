@@ -96,8 +96,9 @@ def without_kernel(plan: TrainingPlan, detail: str) -> tuple[TrainingPlan, str] 
 def _without_flash(precision: PrecisionPlan) -> tuple[PrecisionPlan, str]:
     if precision.attention in (Attention.SDPA, Attention.EAGER):
         return precision, ""
-    change = f"attention {precision.attention} → {Attention.SDPA}"
-    return precision.model_copy(update={"attention": Attention.SDPA}), change
+    following = Attention.FLASH_2 if precision.attention is Attention.FLASH_3 else Attention.SDPA
+    change = f"attention {precision.attention} → {following}"
+    return precision.model_copy(update={"attention": following}), change
 
 
 def _without(*names: str) -> Callable[[PrecisionPlan], tuple[PrecisionPlan, str]]:

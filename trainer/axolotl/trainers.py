@@ -87,7 +87,7 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
         return SamplingRules(self.temperature, self.top_k or 0, longest, () if end is None else (end,), pad)
 
     def _complete(self, prompt_ids: list[list[int]], rules: SamplingRules) -> list[list[int]]:
-        prompts, each = _grouped(prompt_ids)
+        prompts, each = _grouped(prompt_ids, self.num_generations)
 
         def finished(prompt: int, completions: list[list[int]]) -> None:
             self._score(range(prompt * each, (prompt + 1) * each), completions)
@@ -134,15 +134,16 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
         """One generation is one step, so any order of its completions gives the same gradients. TRL shuffles
         them, and pads all passes to the longest prompt and the longest completion."""
         parts = self.args.steps_per_generation
-        if not self.model.training or self.num_iterations != 1 or parts != self._accumulated():
+        if not self._cuts_by_length():
             return super()._prepare_inputs(generation_batch)
         if self._step % parts == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
             self._buffered_inputs = by_length(batch, parts)
         return self._buffered_inputs[self._step % parts]
 
-    def _accumulated(self) -> int:
-        return int(self.args.gradient_accumulation_steps)
+    def _cuts_by_length(self) -> bool:
+        one_step = self.args.steps_per_generation == self.args.gradient_accumulation_steps
+        return bool(self.model.training and self.num_iterations == 1 and one_step)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -159,12 +160,13 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
         entropy = compute_entropy and (self.top_entropy_quantile < 1.0 or self._entropy_bonus_enabled)
         compute = super()._get_per_token_logps_and_entropies
         pictures = any(value is not None for key, value in more.items() if key != "compute_aux_loss")
-        if pictures or batch_size is None or compute_entropy:
+        # The policy's are compared with the reference's at every position: both are cut alike, or none is.
+        if pictures or batch_size is None or compute_entropy or not self._cuts_by_length():
             named = {"batch_size": batch_size, "compute_entropy": entropy, **more}
             log_probs, entropies, loss = compute(model, input_ids, attention_mask, logits_to_keep, **named)
             return log_probs, entropies if entropy else -log_probs.detach(), loss
         found = input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32)
-        for rows in attention_mask.sum(dim=1).argsort(descending=True).split(batch_size):
+        for rows in attention_mask.sum(dim=1).argsort(descending=True, stable=True).split(batch_size):
             ids, mask, kept = _narrow(input_ids[rows], attention_mask[rows], logits_to_keep)
             found[rows, :kept] = compute(model, ids, mask, kept)[0].float()
         return found, None, None
@@ -188,10 +190,11 @@ def _is_plain_function(reward: Any) -> bool:
     return inspect.isfunction(reward) and not inspect.iscoroutinefunction(reward)
 
 
-def _grouped(prompt_ids: list[list[int]]) -> tuple[list[list[int]], int]:
-    """Prompts that follow each other as often as all others, each once, and how often."""
+def _grouped(prompt_ids: list[list[int]], most: int) -> tuple[list[list[int]], int]:
+    """Prompts that follow each other as often as all others, each once, and how often, at `most`: two equal
+    prompts of the data are two."""
     runs = [len(list(run)) for _, run in groupby(prompt_ids)]
-    each = math.gcd(*runs)
+    each = math.gcd(*runs, most)
     return prompt_ids[::each], each
 
 

@@ -54,7 +54,7 @@ def requested_rows(folders: Sequence[str], dataset: DatasetType, wanted: int) ->
         rows, problems = list[RawRow](), list[str]()
         try:
             files = files_in(folder)
-        except BadData as error:
+        except (BadData, OSError) as error:
             files = []
             problems.append(str(error))
         files = files[:: -(-len(files) // MOST_FILES) or 1]

@@ -290,8 +290,8 @@ def _mixed(
     records, notes = requested_rows(task.spec.requested_data, dataset, 2 * wanted)
     try:
         more = encode_task(task.spec, records, task.tokenizer)
-    except BadData as error:
-        return [], (*notes, f"mix_datasets: {error}")
+    except Exception as error:  # noqa: BLE001 - rows that are not the task's own never end it
+        return [], (*notes, f"mix_datasets: {str(error)[:200] or type(error).__name__}")
     together = [*(task.rows[place] for place in held), *more.rows]
     prints = [*(task.fingerprints[place] for place in held), *more.fingerprints]
     clusters = near_duplicates([_tokens(row) for row in together], prints)

@@ -19,7 +19,7 @@ from core.domain.choices import Attention
 from core.engines.native import settings_of
 from core.planning.plan import TrainingPlan
 from trainer.errors import BadModel
-from trainer.inputs.model_loading import block_gpu_kernels, forbid_remote_code, with_attention
+from trainer.inputs.model_loading import NEXT_ATTENTION, block_gpu_kernels, forbid_remote_code, with_attention
 from trainer.inputs.tokens import IGNORED
 from trainer.native.batches import TokenBatch
 
@@ -375,7 +375,7 @@ def compute_dtype(plan: TrainingPlan) -> torch.dtype:
 
 
 def available_attention(wanted: Attention, device: torch.device) -> Attention:
-    """The wish, or torch's own kernels, which hold a flash attention too."""
+    """The wish, or what comes after it: torch's own kernels in the end, which hold a flash attention too."""
     if wanted in (Attention.FLASH_2, Attention.FLASH_3):
         from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
@@ -383,8 +383,9 @@ def available_attention(wanted: Attention, device: torch.device) -> Attention:
             is_flash_attn_2_available() if wanted is Attention.FLASH_2 else is_flash_attn_3_available()
         )
         if not installed:
-            log.warning("%s is not installed: torch's own attention takes its place", wanted)
-            return Attention.SDPA
+            following = NEXT_ATTENTION[wanted]
+            log.warning("%s is not installed: %s takes its place", wanted, following)
+            return available_attention(following, device)
     if wanted is Attention.FLEX and device.type != "cuda":
         log.warning("flex attention cannot train on %s: torch's own takes its place", device.type)
         return Attention.SDPA

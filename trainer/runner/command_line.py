@@ -180,7 +180,8 @@ def _requested(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The folders of the datasets that arrived, of those that the entry asked for."""
     folder = Path(environment.get("MINER_DATASETS_DIR") or CACHE / "miner_datasets")
     names = [name.strip() for name in environment.get("MINER_DATASETS", "").split(",")]
-    return tuple(str(folder / name) for name in names if _plain(name))
+    # What is not ASCII may be a byte of no encoding, which no JSON can carry.
+    return tuple(str(folder / name) for name in names if _plain(name) and str(folder / name).isascii())
 
 
 def _stats_path(environment: Mapping[str, str]) -> str | None:

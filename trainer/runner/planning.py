@@ -275,8 +275,9 @@ def _by_baseline_stats(run: RunSpec, planned: Callable[[float], TrainingPlan]) -
 
 def _on_all_gpus(profile: ResolvedProfile, run: RunSpec) -> ResolvedProfile:
     """The container's idle GPUs serve nobody. Pictures are trained on one; with prompts a step of all GPUs is
-    many times as large, so the profile's own strategy decides."""
-    if not run.task_type.is_text or run.task_type.generates:
+    many times as large, so the profile's own strategy decides, as wherever it names one."""
+    own_choice = profile.targets.gpu_strategy is not GpuStrategy.AUTO
+    if own_choice or not run.task_type.is_text or run.task_type.generates:
         return profile
     targets = profile.targets.model_copy(update={"gpu_strategy": GpuStrategy.ALL})
     return profile.model_copy(update={"targets": targets})

@@ -68,10 +68,13 @@ class LastStretch:
     def run(self) -> StretchResult:
         """Train; the weights are then those to submit, if accepted. Without time or rows for it no steps."""
         every = self.stretcher.begin()
+        if not every:
+            return StretchResult(0, why="they are too few")
+        # Scored first: the steps are to fit into what is left afterwards.
+        before = self.stretcher.score() if self.seconds_left() > 0 else math.nan
         steps = min(every, int(self.seconds_left() / max(self.step_s, 1e-6)))
         if steps < max(LEAST_PART * every, 1):
-            return StretchResult(0, why="there is no time for it" if every else "they are too few")
-        before = self.stretcher.score()
+            return StretchResult(0, why="there is no time for it")
         for place in range(steps):
             factor = self.peak * self.plan.rate * (1 - place / steps)
             loss = self.ranks.from_first([self.stretcher.step(factor, place)])[0]

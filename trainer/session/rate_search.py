@@ -143,7 +143,7 @@ class LrSearch:
             self.steps = self._affordable()
             if self.steps < MIN_STEPS:
                 return None
-            self._walk_from((self.plan.first or 1.0) * (TUNED_FIRST if self.tuned else 1.0), base)
+            self._walk_from(TUNED_FIRST if self.tuned else self.plan.first or 1.0, base)
             self._refine(base)
         finally:
             self.prober.restore()

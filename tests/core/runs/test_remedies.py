@@ -15,7 +15,13 @@ from core.planning.oom import OutOfMemory
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import LoadedProfile, load_profile
-from core.runs.remedies import REASON_OF_RUN_END, AttemptFailure, can_resume, forced_feasible
+from core.runs.remedies import (
+    REASON_OF_RUN_END,
+    AttemptFailure,
+    can_resume,
+    forced_feasible,
+    with_remedies,
+)
 from core.runs.run_files import RunEnd
 from miner.inputs.fetch import FetchedInputs
 from miner.jobs import plans
@@ -147,3 +153,12 @@ def test_the_remedies_reach_the_next_plan(profile: LoadedProfile) -> None:
     assert third.precision.attention is Attention.SDPA
     assert third.optimizer.learning_rate == pytest.approx(0.3 * first.optimizer.learning_rate)
     assert not resumed_after_nan
+
+
+def test_a_failing_flash_attention_3_is_followed_by_2_and_then_by_torchs_own(profile: LoadedProfile) -> None:
+    planned = first_plan(profile, None)
+    newest = planned.precision.model_copy(update={"attention": Attention.FLASH_3})
+    crash = AttemptFailure(EndReason.CRASHED, "flash_fwd: no kernel image is available for execution")
+    once = with_remedies(planned.model_copy(update={"precision": newest}), [crash])
+    assert once.precision.attention is Attention.FLASH_2
+    assert with_remedies(once, [crash]).precision.attention is Attention.SDPA

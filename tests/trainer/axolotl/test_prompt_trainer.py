@@ -138,9 +138,10 @@ def test_the_parts_of_a_step_are_no_wider_than_what_is_in_them() -> None:
 
 
 def test_repeated_prompts_are_read_once() -> None:
-    assert _grouped([[1], [1], [2], [2]]) == ([[1], [2]], 2)
-    assert _grouped([[1], [1], [1], [1], [2], [2]]) == ([[1], [1], [2]], 2)
-    assert _grouped([[1], [2], [2]]) == ([[1], [2], [2]], 1)
+    assert _grouped([[1], [1], [2], [2]], 2) == ([[1], [2]], 2)
+    assert _grouped([[1], [1], [1], [1], [2], [2]], 2) == ([[1], [1], [2]], 2)
+    assert _grouped([[1], [1], [1], [1]], 2) == ([[1], [1]], 2)
+    assert _grouped([[1], [2], [2]], 2) == ([[1], [2], [2]], 1)
 
 
 def test_rewards_get_completions_with_what_their_rows_know_and_all_of_a_step_at_once(folder: Path) -> None:

@@ -112,11 +112,11 @@ def test_what_cannot_be_read_is_said_and_costs_nothing_else(tmp_path: Path) -> N
     (tmp_path / "pictures").mkdir()
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "train.parquet").write_bytes(b"PAR1 not really")
-    folders = [good, *(str(tmp_path / name) for name in ("missing", "pictures", "table"))]
+    folders = [good, *(str(tmp_path / name) for name in ("missing", "pictures", "table", "n" * 300))]
     found = requested_rows([*folders, write(tmp_path / "other", [{"label": 1}] * 9)], INSTRUCT, 100)
     assert len(found.rows) == 5
-    starts = ["good: 5", "missing: 0", "pictures: 0", "table: 0", "other: 0"]
-    assert [note.startswith(start) for note, start in zip(found.notes, starts, strict=True)] == [True] * 5
+    starts = ["good: 5", "missing: 0", "pictures: 0", "table: 0", "nnn", "other: 0"]
+    assert [note.startswith(start) for note, start in zip(found.notes, starts, strict=True)] == [True] * 6
     assert "2.jsonl" in found.notes[0]
     assert "no file and no folder with" in found.notes[1]
 

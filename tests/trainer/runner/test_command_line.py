@@ -65,6 +65,8 @@ def test_requested_datasets_are_where_validators_mount_them(monkeypatch: pytest.
     assert text_run(TEXT).requested_data == folders
     monkeypatch.delenv("MINER_DATASETS_DIR")
     assert text_run(TEXT).requested_data == folders
+    monkeypatch.setenv("MINER_DATASETS", "org--one,\udcff--two")
+    assert text_run(TEXT).requested_data == folders[:1]
 
 
 @pytest.mark.parametrize(("value", "path"), [("/a.json", "/a.json"), ("", None), ("\udcff", None)])
