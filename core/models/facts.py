@@ -153,8 +153,8 @@ class ModelFacts(Record):
 
     @property
     def packing_problem(self) -> str:
-        """Why rows may not share a sequence; empty: they may. `tests/trainer/native/test_packing.py` compares
-        the losses of packed rows with those of each row alone."""
+        """Why rows may not share a sequence; empty: they may. `tests/trainer/native/test_model_packing.py`
+        compares the losses of packed rows with those of each row alone."""
         if self.attention is not Attention.FLASH_2:
             return f"{self.architecture} has no flash attention"
         if self.architecture in _CARRIES_STATE:

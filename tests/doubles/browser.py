@@ -74,6 +74,13 @@ class Browser:
         except TimeoutException:
             raise AssertionError(f"{what} did not come; the page shows:\n{self.text()[:3000]}") from None
 
+    def shows(self, selector: str) -> bool:
+        """Whether such an element is there and drawn. The page itself is asked: no element can be stale."""
+        script = (
+            "return [...document.querySelectorAll(arguments[0])].some(e => e.getClientRects().length > 0)"
+        )
+        return bool(self.run(script, selector))
+
     def sees(self, words: str, selector: str = "body") -> None:
         self.until(lambda: words in self.text(selector), f"{words!r} in {selector}")
 

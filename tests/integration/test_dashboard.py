@@ -181,7 +181,7 @@ def test_nothing_is_changed_without_the_token(browser: Browser, page: Page) -> N
     # The token is known to the page's process now, and to nobody else.
     browser.press("Cancel job")
     browser.sees("Cancel job 1?", ".q-dialog")
-    assert not any(one.is_displayed() for one in browser.all('input[aria-label="Operator token"]'))
+    assert not browser.shows('input[aria-label="Operator token"]')
     whole = "return document.documentElement.outerHTML"
     browser.until(lambda: page.token not in browser.run(whole), "a page without the token")
 
@@ -191,7 +191,7 @@ def test_an_alert_is_silenced_until_the_silence_is_ended(browser: Browser, page:
     browser.press("Silence", ".alert-row")
     browser.press("8 h", ".q-dialog")
     browser.sees("Silence disk-full of host for 8 h?", ".q-dialog")
-    if any(one.is_displayed() for one in browser.all('input[aria-label="Operator token"]')):
+    if browser.shows('input[aria-label="Operator token"]'):
         browser.type_into("Operator token", page.token)
     browser.press("Silence", ".q-dialog:last-of-type .row:last-child")
     browser.sees(", silenced", "main")
