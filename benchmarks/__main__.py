@@ -33,6 +33,7 @@ NAMES = (
     "deadlines",
     "end_to_end",
     "generation",
+    "grpo_step",
     "sharded_step",
     "sampling",
     "dashboard",

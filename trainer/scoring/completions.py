@@ -45,9 +45,7 @@ def complete(
     model.eval()
     try:
         if prompts and may_sample(model, max(map(len, prompts)) + rules.longest):
-            # What FSDP gathers here is trained with afterwards, which inference mode forbids.
-            inference = torch.no_grad() if is_sharded(model) else torch.inference_mode()
-            with prepared(), inference:
+            with prepared(), _without_gradients(model):
                 if _agrees(model, prompts, rules):
                     return sample(
                         model, prompts, each, rules, seed, places=places, together=together, finished=finished
@@ -56,6 +54,13 @@ def complete(
             return _by_engine(model, prompts, each, rules, seed, together)
     finally:
         model.train(was_training)
+
+
+def _without_gradients(model: Any) -> AbstractContextManager[Any]:
+    """Inference mode forbids to train later with what is made in it, as FSDP gathers weights and quantised
+    layers may keep what they unpack."""
+    kept = is_sharded(model) or getattr(model.config, "quantization_config", None) is not None
+    return torch.no_grad() if kept else torch.inference_mode()
 
 
 def may_sample(model: Any, places: int) -> bool:

@@ -145,11 +145,11 @@ class _Rows:
 
 @dataclass
 class _Slot:
-    """The same on the host: which prompt, which of its completions, and the step of its first token less the
-    tokens before it."""
+    """The same on the host."""
 
     prompt: int
     result: int
+    #: The step at which it would have been empty: what it holds is the current step less this.
     since: int
     alive: bool = True
 

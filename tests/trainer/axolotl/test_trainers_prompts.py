@@ -168,6 +168,7 @@ def test_slow_rewards_are_computed_while_others_are_still_generated(
 
     def complete(*arguments: Any, **named: Any) -> Any:
         generating.set()
+        called.clear()
         finished = named.get("finished")
 
         def watched(prompt: int, found: Any) -> None:
