@@ -1,9 +1,9 @@
 """Prompts per second of a GRPO step: TRL as Axolotl runs it, and our trainer, on the same prompts.
 
-Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. Random Llamas on the CPU answer prompts of
-5 to 200 tokens; at every token a completion ends with a chance of about 1 in 75, at 256 tokens anyway. Tests show
-that both sample the same tokens from the same random numbers, and that the same completions give the same
-gradients (`tests/trainer/scoring/test_sampling.py`, `tests/trainer/axolotl/test_trainers_prompts.py`).
+Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. Random Llamas on the CPU answer prompts
+of 5 to 200 tokens; at every token a completion ends with a chance of about 1 in 75, at 256 tokens anyway.
+Tests show that both sample the same tokens from the same random numbers, and that the same completions give
+the same gradients (`test_sampling.py`, `test_trainers_prompts.py`).
 """
 
 from __future__ import annotations
