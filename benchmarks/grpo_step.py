@@ -66,7 +66,7 @@ def _slow_rewards(found: dict[str, Any]) -> str:
     alone = 2 * found["slow"] * COMPLETIONS
     return (
         f"Two rewards of {1000 * found['slow']:.0f} ms for a completion, {alone:.1f} s a step one after the "
-        f"other: a step takes {theirs:.1f} s with TRL, {ours:.1f} s with ours (0.13 M, adapter, 2 of a prompt)."
+        f"other: a step takes {theirs:.1f} s with TRL, {ours:.1f} s with ours (0.13 M, adapter, 2 each)."
     )
 
 
