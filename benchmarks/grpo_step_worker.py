@@ -15,7 +15,7 @@ import torch
 from axolotl.core.trainers.grpo.args import AxolotlGRPOConfig
 from axolotl.core.trainers.grpo.trainer import AxolotlGRPOTrainer
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
 
 from core.domain.tasks import GrpoDataset, RewardFunction
 from tests.trainer import tiny
@@ -149,6 +149,7 @@ def measured(kind: Any, model: Any, rewards: list[Any], case: dict[str, Any], as
             processing_class=tiny.tokenizer(),
             callbacks=[watch],
         )
+        trainer.remove_callback(PrinterCallback)  # its lines are no results
         watch.around(trainer)
         trainer.train()
     return {"step": watch.cpu, "generation": watch.generation, "wall": watch.wall}
