@@ -31,7 +31,7 @@ from trainer.session.last_stretch import Stretcher
 from trainer.session.learning_rate import PlateauFactor, ScheduleProgress, rate_factor
 from trainer.session.progress_log import ProgressLog, SpeedReading
 from trainer.session.ranks import Communicator
-from trainer.session.rate_search import SAMPLED_NOISE, LrSearch, Probe, Prober, is_tuned, shortening
+from trainer.session.rate_search import SAMPLED_NOISE, LrSearch, Probe, Prober, is_tuned
 from trainer.session.soup import StateStore
 from trainer.session.submission import Submission
 from trainer.session.watchdog import StopFile
@@ -226,7 +226,6 @@ class Session:
             score_s=self.clock.eval_s,
             noise=0.0 if scorer.lower_is_better else SAMPLED_NOISE,
             tuned=tuned,
-            shorter=shortening(self.plan),
             whole_steps=lambda step_s: min(self.clock.wanted, (self.clock.left - seconds) / step_s),
             on_probe=self._on_probe,
         )
