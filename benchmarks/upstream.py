@@ -47,12 +47,14 @@ GRPO: dict[str, Any] = {
     "micro_batch_size": 4,
     "trl": {"beta": 0.04, "max_completion_length": 256, "use_vllm": False, "num_generations": 4},
 }
-#: bf16 "auto" would silently be fp16, and Triton kernels and pinned loaders have no GPU. Two courtesies: its
-#: padding of every row to 512 tokens makes a step ten times as slow here, and its evaluations decide nothing.
+#: bf16 "auto" would silently be fp16, and Triton kernels and pinned loaders have no GPU. Three courtesies:
+#: its padding of every row to 512 tokens makes a step ten times as slow here, its evaluations decide nothing,
+#: and checkpointing saves memory that is not scarce.
 CPU: dict[str, Any] = {
     "val_set_size": 0,
     "evals_per_epoch": None,
     "pad_to_sequence_len": False,
+    "gradient_checkpointing": False,
     "bf16": False,
     "fp16": False,
     "tf32": False,

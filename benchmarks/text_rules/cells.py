@@ -30,6 +30,8 @@ TYPES: dict[str, TaskType] = {
 #: The method is part of the design, and the same for every side: models so small would all be trained full.
 FAMILIES: dict[str, Method] = {"llama": Method.FULL, "qwen": Method.LORA}
 SEEDS = (1, 2, 3)
+#: Techniques are chosen on cells of these, which are not in the table.
+CHOOSING_SEEDS = (4, 5, 6)
 #: Each type meets each kind of data once.
 KINDS = ("easy", "noisy", "few", "long", "copies", "altered")
 #: How validators alter a base, by the type's place.
@@ -79,15 +81,15 @@ class Cell:
         return cls(kind, family, int(seed))
 
 
-def all_cells() -> list[Cell]:
-    return [Cell(kind, family, seed) for seed in SEEDS for kind in TYPES for family in FAMILIES]
+def all_cells(seeds: Sequence[int] = SEEDS) -> list[Cell]:
+    return [Cell(kind, family, seed) for seed in seeds for kind in TYPES for family in FAMILIES]
 
 
-def chosen_cells(patterns: Sequence[str]) -> list[Cell]:
+def chosen_cells(patterns: Sequence[str], seeds: Sequence[int] = SEEDS) -> list[Cell]:
     """Those whose name matches one of the patterns (`dpo-*`, `*-1`); all without patterns."""
     return [
         cell
-        for cell in all_cells()
+        for cell in all_cells(seeds)
         if not patterns or any(fnmatch.fnmatch(cell.name, pattern) for pattern in patterns)
     ]
 

@@ -7,7 +7,7 @@ ask for something new that can be learned bit by bit: the words of the prompt, e
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,12 @@ class DataKind:
     prompts: int
     #: Words that are asked for, at least and at most.
     words: tuple[int, int] = (2, 8)
+    #: Words before them in the prompt, which nothing asks for.
+    before: tuple[int, int] = (0, 0)
     #: Part of the words in answers that follow no rule, and of the pairs that are the wrong way round.
     noise: float = 0.1
-    #: Part of the rows that ask nearly the same as another one. What is random in the answers differs.
+    #: Part of the rows that ask nearly the same as another one, which may be a row to train on for those to
+    #: score on. What is random in the answers differs.
     copies: float = 0.0
 
 
@@ -60,7 +63,7 @@ KINDS = {
     "easy": DataKind(rows=4000, prompts=2000, words=(4, 7), noise=0.0),
     "noisy": DataKind(rows=5000, prompts=2000, noise=0.35),
     "few": DataKind(rows=240, prompts=160),
-    "long": DataKind(rows=1200, prompts=1500, words=(20, 36)),
+    "long": DataKind(rows=1500, prompts=1500, words=(3, 6), before=(24, 48)),
     "copies": DataKind(rows=5000, prompts=2000, copies=0.3),
     "altered": DataKind(rows=5000, prompts=2000),
 }
@@ -124,22 +127,30 @@ def short(completions, **kwargs):
 """
 
 
+#: What a row asks: one sentence, or one for each turn of a talk.
+Question = list[list[str]]
+
+
 class RowMaker:
     """Rows of one task and kind, in the order of a random stream."""
 
     def __init__(self, world: World, task: TaskType, kind: DataKind, stream: str) -> None:
         self.world, self.task, self.kind = world, task, kind
         self.chance = random.Random(f"{stream} {world.seed} {task}")
+        self.made: list[Question] = []
 
-    def make(self, count: int, *, copies: float = 0.0) -> list[dict[str, Any]]:
-        return [self._row(asked) for asked in self._questions(count, copies)]
+    def make(
+        self, count: int, *, copies: float = 0.0, of: Sequence[Question] | None = None
+    ) -> list[dict[str, Any]]:
+        """Rows, some of which are copies of what is in `of`, or of each other."""
+        return [self._row(asked) for asked in self._questions(count, copies, of)]
 
-    def _questions(self, count: int, copies: float) -> Iterator[list[list[str]]]:
-        """What each row asks: one sentence, or one for each turn of a talk."""
-        made: list[list[list[str]]] = []
+    def _questions(self, count: int, copies: float, of: Sequence[Question] | None) -> Iterator[Question]:
+        made = self.made
+        copied = made if of is None else of
         for _ in range(count):
-            if made and self.chance.random() < copies:
-                asked = self.chance.choice(made)
+            if copied and self.chance.random() < copies:
+                asked = self.chance.choice(copied)
                 made.append(asked if self.chance.random() < SAME else self._changed(asked))
             else:
                 made.append([self._asked() for _ in range(self._turns())])
@@ -151,7 +162,12 @@ class RowMaker:
     def _asked(self) -> list[str]:
         return self.world.sentence(self.chance, self.chance.randint(*self.kind.words))
 
-    def _changed(self, asked: list[list[str]]) -> list[list[str]]:
+    def _prompt(self, asked: list[str]) -> str:
+        """The words that are asked for come last."""
+        before = self.chance.randint(*self.kind.before)
+        return " ".join([*(self.world.sentence(self.chance, before) if before else ()), *asked])
+
+    def _changed(self, asked: Question) -> Question:
         other = [list(words) for words in asked]
         words = self.chance.choice(other)
         words[self.chance.randrange(len(words))] = self.chance.choice(tiny.WORDS)
@@ -164,15 +180,16 @@ class RowMaker:
             ["answer is", *(chance.choice(tiny.WORDS) if chance.random() < noise else word for word in said)]
         )
 
-    def _row(self, asked: list[list[str]]) -> dict[str, Any]:
-        question = " ".join(asked[0])
+    def _row(self, asked: Question) -> dict[str, Any]:
+        question = self._prompt(asked[0])
         match self.task:
             case TaskType.INSTRUCT:
                 return {"instruct": "sum of", "input": question, "output": self._answer(asked[0])}
             case TaskType.CHAT:
                 talk = []
-                for words in asked:
-                    talk.append({"from": "human", "value": " ".join(words)})
+                for place, words in enumerate(asked):
+                    said = question if place == 0 else self._prompt(words)
+                    talk.append({"from": "human", "value": said})
                     talk.append({"from": "gpt", "value": self._answer(words)})
                 return {"conversations": talk}
             case TaskType.DPO:
@@ -192,11 +209,14 @@ class RowMaker:
 
 
 def rows_of(cell: Cell) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows to train on and those to score on, which are like them but never copies of each other."""
+    """The rows to train on and those to score on, which are like them. Where the first have copies, these are
+    copies of them, too, but never of each other."""
     world, kind = World(cell.seed), KINDS[cell.kind]
     count, scored = (kind.prompts, SCORED_PROMPTS) if cell.task.generates else (kind.rows, SCORED)
-    train = RowMaker(world, cell.task, kind, f"train {cell.name}").make(count, copies=kind.copies)
-    return train, RowMaker(world, cell.task, kind, f"test {cell.name}").make(scored)
+    maker = RowMaker(world, cell.task, kind, f"train {cell.name}")
+    train = maker.make(count, copies=kind.copies)
+    test = RowMaker(world, cell.task, kind, f"test {cell.name}")
+    return train, test.make(scored, copies=kind.copies, of=maker.made)
 
 
 # — bases

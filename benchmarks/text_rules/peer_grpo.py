@@ -1,6 +1,7 @@
 """GRPO by the winner's rules: TRL's own trainer, with its schedule and its choice of a checkpoint.
 
-No search and no soup: the winner has neither for rewards.
+No search and no soup: the winner has neither for rewards. It samples with vLLM, which needs a GPU; here
+our sampler takes its place, so that completions cost both sides the same.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from trainer.inputs.text import read_task
 from trainer.inputs.tokens import load_tokenizer
 from trainer.rewards.sandbox import Rewards
 from trainer.rewards.source import REWARD_TABLE, write_rewards
+from trainer.scoring.completions import complete
 from trainer.scoring.held_out import HeldOut
+from trainer.scoring.sampling import SamplingRules
 
 #: Prompts of an evaluation at most: each is answered twice.
 MOST_PROMPTS = 64
@@ -75,6 +78,23 @@ class GrpoCallback(TrainerCallback):  # type: ignore[misc]
         self._spent += self._eval_s
 
 
+class SampledTrainer(GRPOTrainer):  # type: ignore[misc]
+    """TRL's trainer with our sampler."""
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any) -> Any:
+        tokenizer = self.processing_class
+        sampling = SamplingRules(
+            self.temperature,
+            0,
+            self.max_completion_length,
+            (tokenizer.eos_token_id,),
+            tokenizer.pad_token_id or 0,
+        )
+        prompts, seed = prompt_ids[:: rules.GENERATIONS], int(torch.randint(1 << 62, (1,)))
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        return complete(model, prompts, rules.GENERATIONS, sampling, seed), None
+
+
 def train(ask: dict[str, Any], spec: RunSpec) -> tuple[Any, dict[str, Any]]:
     torch.manual_seed(ask["seed"])
     tokenizer, method = load_tokenizer(spec.model_path), Method(ask["method"])
@@ -96,7 +116,7 @@ def train(ask: dict[str, Any], spec: RunSpec) -> tuple[Any, dict[str, Any]]:
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
     arguments = common_arguments(ask, spec, batch, rate, callback.total)
-    GRPOTrainer(
+    SampledTrainer(
         model=model,
         reward_funcs=[_function(rewards, place) for place in range(len(rewards))],
         # What the winner's TRL had as defaults is named where today's has others.

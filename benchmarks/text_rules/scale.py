@@ -6,7 +6,6 @@ AdamW, multiplies upstream's, the winner's and our rates alike.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,8 @@ def resolved_for(profile: Path, task: TaskType, method: Method) -> tuple[Resolve
 
 
 def cell_profile(cell: Cell, profile: Path, changes: str = "") -> dict[str, Any]:
-    """The profile as it is for a model of the method's size, scaled; `changes` are laid over it."""
+    """The profile as it is for a model of the method's size, scaled; `changes` are laid over it. A rate
+    of `x2` is twice the cell's."""
     resolved, planned = resolved_for(profile, cell.task, cell.method)
     tiny = resolve_profile(load_profile(str(profile)), cell.task, facts_from_name("org/tiny-llama", 130_000))
     factor = rate_factor(cell)
@@ -109,7 +109,11 @@ def cell_profile(cell: Cell, profile: Path, changes: str = "") -> dict[str, Any]
         "sections": {"cell": {"targets": targets, "limits": limits}},
     }
     if changes:
-        written["sections"]["variant"] = copy.deepcopy(yaml.safe_load(changes))
+        varied = yaml.safe_load(changes)
+        named = varied.get("targets", {})
+        if str(named.get("learning_rate", "")).startswith("x"):
+            named["learning_rate"] = float(f"{rate * float(named['learning_rate'][1:]):.6g}")
+        written["sections"]["variant"] = varied
     return written
 
 

@@ -37,7 +37,10 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 RIVALS = ("winner", "uncapped", "upstream", "base")
 OURS = "ours"
 #: What each side runs: a record counts until some of it changes.
-_COMMON = ("data.py", "scores.py", "scale.py")
+_COMMON = (
+    *("data.py", "scores.py", "scale.py", "cells.py", "../../tests/trainer/tiny.py"),
+    *(f"../../trainer/{package}/**/*.py" for package in ("scoring", "inputs", "rewards")),
+)
 _RUNS = {
     "base": (),
     "winner": ("winner_rules.py", "minhash.py", "peer*.py"),

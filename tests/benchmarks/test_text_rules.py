@@ -12,6 +12,7 @@ import yaml
 
 from benchmarks.text_rules import scale
 from benchmarks.text_rules.cells import (
+    CHOOSING_SEEDS,
     KINDS,
     SEEDS,
     TYPES,
@@ -22,7 +23,15 @@ from benchmarks.text_rules.cells import (
     digest_of,
     shares,
 )
-from benchmarks.text_rules.report import VARIANTS, Verdict, gap_of, report_of, variants_report, verdicts
+from benchmarks.text_rules.report import (
+    VARIANTS,
+    Verdict,
+    asked_cells,
+    gap_of,
+    report_of,
+    variants_report,
+    verdicts,
+)
 from core.domain.choices import Method
 from core.domain.tasks import TaskType
 from core.models.identify import facts_from_name
@@ -173,10 +182,11 @@ def test_only_sure_cells_are_better_or_worse() -> None:
 
 def test_the_bars_hold_where_enough_cells_are_better_and_few_worse() -> None:
     held = verdicts({"dpo": [(0.95, 2.0)] * 6 + [(0.5, 0.1)] * 3 + [(0.05, -1.0)]}, [(1.0, 9.0)] * 10)
-    assert held[-1].count("yes") == 4
+    assert held[-2].count("yes") == 4
+    assert held[-1].startswith("26 cells are missing")
     missed = verdicts({"dpo": [(0.95, 2.0)] * 5 + [(0.05, -9.0)] * 5}, [(1.0, 9.0)] * 9 + [(0.5, 0.0)])
-    assert missed[-1].count("NO") == 4
-    assert "every type ahead: NO (dpo)" in missed[-1]
+    assert missed[-2].count("NO") == 4
+    assert "every type ahead: NO (dpo)" in missed[-2]
 
 
 def test_the_table_has_a_row_for_each_cell() -> None:
@@ -186,6 +196,19 @@ def test_the_table_has_a_row_for_each_cell() -> None:
     assert [row[-1] for row in report.rows] == ["better", "worse"]
     assert len(report.rows[0]) == len(report.columns)
     json.dumps(report.data)
+
+
+def test_a_cell_that_failed_counts_as_worse() -> None:
+    cells = [result("dpo-qwen-1", 0.97, 0.1), result("dpo-llama-1", 0.97, 0.1)]
+    report = report_of(cells, 40, [{"cell": "dpo-llama-2", "error": "killed"}])
+    assert any("better in 2, worse in 1 of 3" in note for note in report.notes)
+
+
+def test_techniques_are_chosen_on_cells_that_are_not_in_the_table() -> None:
+    assert {cell.seed for cell in asked_cells(False, ["dpo-*"], ["soup"])} == set(CHOOSING_SEEDS)
+    assert {cell.seed for cell in asked_cells(False, [], ["soup"])} == {CHOOSING_SEEDS[0]}
+    assert {cell.seed for cell in asked_cells(False, [], [])} == set(SEEDS)
+    assert not set(SEEDS) & set(CHOOSING_SEEDS)
 
 
 def test_a_variants_row_is_its_mean_and_where_it_is_surely_better() -> None:
