@@ -98,6 +98,19 @@ def gradients_of(trainer: Any) -> dict[str, torch.Tensor]:
     return kept.gradients
 
 
+def trls_own(folder: Path, rewards: list[Rewards], **options: Any) -> Any:
+    """TRL's trainer with our completions."""
+    plain = made(AxolotlGRPOTrainer, folder, rewards, **options)
+    rules = PromptTrainer._sampling_rules(plain)
+    plain.together, plain._calls = None, None
+
+    def single_turn(prompt_ids: Any, images: Any, more: Any) -> Any:
+        return PromptTrainer._complete(plain, prompt_ids, rules), None
+
+    plain._generate_single_turn = single_turn
+    return plain
+
+
 #: The last two depend on what is beside a completion in its pass: there the passes are TRL's.
 LOSSES: list[dict[str, Any]] = [
     {"loss_type": "dapo"},
@@ -111,16 +124,8 @@ LOSSES: list[dict[str, Any]] = [
 def test_a_step_has_the_gradients_of_trls_own_on_the_same_completions(
     folder: Path, adapter: bool, loss: dict[str, Any]
 ) -> None:
-    plain = made(AxolotlGRPOTrainer, folder, [words], adapter=adapter, **loss)
-    rules = PromptTrainer._sampling_rules(plain)
-    plain.together, plain._calls = None, None
-
-    def single_turn(prompt_ids: Any, images: Any, more: Any) -> Any:
-        return PromptTrainer._complete(plain, prompt_ids, rules), None
-
-    plain._generate_single_turn = single_turn
     expected, gradients = (
-        gradients_of(plain),
+        gradients_of(trls_own(folder, [words], adapter=adapter, **loss)),
         gradients_of(made(PromptTrainer, folder, [words], adapter=adapter, **loss)),
     )
     assert gradients.keys() == expected.keys()
