@@ -212,6 +212,18 @@ def next_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan | N
     return _replanned(plan, candidate, step, failure) if step else None
 
 
+def without_vllm(plan: TrainingPlan) -> TrainingPlan:
+    """The same training whose engine generates itself, with the memory and the time that this takes."""
+    old = candidate_of(plan)
+    own = with_generation(vary(old, vllm_share=0.0), plan.memory.budget_bytes)
+    step = OomStep(own, "grpo_vllm", True, False)
+    refitted = _replanned(plan, old, step, OutOfMemory(moment="generation"))
+    if not refitted.verdict.feasible:  # an estimate: the clock ends the training
+        grpo = plan.grpo and plan.grpo.model_copy(update=grpo_changes(own))
+        return plan.model_copy(update={"grpo": grpo})
+    return refitted.model_copy(update={"concessions": plan.concessions, "oom_steps": plan.oom_steps})
+
+
 def _next_step(plan: TrainingPlan, candidate: RunCandidate, failure: OutOfMemory) -> OomStep | None:
     if failure.moment == "evaluation" and candidate.eval_micro > 1:
         half = candidate.eval_micro // 2

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +20,7 @@ from accelerate.utils import gather
 from axolotl.core.trainers.dpo.trainer import AxolotlDPOTrainer
 from axolotl.core.trainers.grpo.trainer import AxolotlGRPOTrainer
 
+from trainer.axolotl.vllm_weights import fresh_weights
 from trainer.inputs.tables import PAIR_COLUMNS
 from trainer.rewards.calls import RewardCalls
 from trainer.rewards.source import REWARD_MODULE
@@ -50,6 +52,9 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
     #: Notices rewards that teach nothing.
     watch: RewardWatch | None = None
 
+    #: While it is open, a failure is the generation's. Where the model generates itself it opens its own.
+    generating: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
+
     _rows: list[dict[str, Any]]
     _calls: RewardCalls | None = None
     #: Of the current generation: one batch for each pass.
@@ -66,7 +71,10 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
     def _generate_single_turn(self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any) -> Any:
         began = time.monotonic()
         rules = self._sampling_rules()
-        if rules is None or images is not None:
+        if self.use_vllm:
+            with self.generating():
+                completions, log_probs = self._by_vllm(prompt_ids, images, multimodal_fields)
+        elif rules is None or images is not None:
             completions, log_probs = super()._generate_single_turn(prompt_ids, images, multimodal_fields)
         else:
             completions, log_probs = self._complete(prompt_ids, rules), None
@@ -75,6 +83,13 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
             self._calls.hand_in(*self._scored(range(len(completions)), completions))
             self._handed_in = True
         return completions, log_probs
+
+    def _by_vllm(self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any) -> Any:
+        """With the weights as they are. TRL hands them over once for each number of a step, which neither a
+        vLLM that has slept nor steps that were taken back have."""
+        self._last_loaded_step = None
+        with fresh_weights(self.vllm_generation):
+            return super()._generate_single_turn(prompt_ids, images, multimodal_fields)
 
     def _sampling_rules(self) -> SamplingRules | None:
         """None where something is asked for that ours does not do."""

@@ -188,6 +188,10 @@ def test_after_a_failure_the_trainer_generates_itself(reason: EndReason) -> None
     again = with_remedies(plan, [AttemptFailure(reason, "ImportError: vllm")])
     assert (again.grpo.vllm, again.grpo.vllm_sleep) == (False, False)
     assert "vLLM" in again.notes[-1]
+    assert again.time.step_s > 1.4 * plan.time.step_s, "its steps take longer"
+    assert again.steps.total <= plan.steps.total
+    assert {term.name for term in again.memory.terms}.isdisjoint({"vllm", "vllm awake"})
+    assert (again.oom_steps, again.concessions) == (plan.oom_steps, plan.concessions)
     assert with_remedies(again, [AttemptFailure(reason)]) == again
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,34 @@ def test_rewards_that_teach_nothing_are_noticed(folder: Path, monkeypatch: pytes
     first, second = said
     assert first == "reward 0 gave 1 to every completion of 4 prompts: it teaches nothing"
     assert second.startswith("100% of 4 prompts had completions of equal reward")
+
+
+class EndlessVllm:
+    """In the place of TRL's, with a vLLM elsewhere: counts how often weights come."""
+
+    llm, synced = None, 0
+
+    def sync_weights(self) -> None:
+        self.synced += 1
+
+    def generate(self, prompts: list[list[int]], **named: Any) -> Any:
+        return None, [[5, 6] for _ in prompts], [[[0.0], [0.0]] for _ in prompts], None
+
+
+def test_vllm_gets_the_weights_for_every_generation_and_fails_as_a_generation(folder: Path) -> None:
+    """Steps that a search for a rate takes back do not count: the number of the step is as before."""
+    moments: list[str] = []
+
+    @contextmanager
+    def generating() -> Iterator[None]:
+        moments.append("begun")
+        yield
+        moments.append("over")
+
+    trainer = made(PromptTrainer, folder, [words])
+    trainer.use_vllm, trainer.vllm_generation, trainer.generating = True, EndlessVllm(), generating
+    for _ in range(2):
+        completions, log_probs = trainer._generate_single_turn([[7], [7]], None, {})
+        assert (completions, log_probs) == ([[5, 6]] * 2, [[0.0, 0.0]] * 2)
+    assert trainer.vllm_generation.synced == 2
+    assert moments == ["begun", "over"] * 2
