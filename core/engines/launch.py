@@ -76,11 +76,13 @@ def launch_command(plan: TrainingPlan, inputs: RunInputs, config_file: str) -> t
 def launch_environment(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
     """The environment of the training process; the profile's own variables win."""
     processes = plan.launch.processes
+    # One growing segment instead of many fixed ones: the difference between fitting and not at the edge.
+    # vLLM's own allocator, by which it sleeps, refuses that.
+    segments = f"expandable_segments:{plan.grpo is None or not plan.grpo.vllm_sleep}"
     env = {
-        # One growing segment instead of many fixed ones: the difference between fitting and not at the edge.
         # The second name is torch 2.10's; older releases know only the first.
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": segments,
+        "PYTORCH_ALLOC_CONF": segments,
         "OMP_NUM_THREADS": str(_threads(plan)),
         # Loader processes are forked after the tokenizer was used, which its threads would not survive.
         "TOKENIZERS_PARALLELISM": "false",

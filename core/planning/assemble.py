@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from core.domain.choices import Engine, Method, Parallelism
+from core.domain.evaluation import evaluation_rules
 from core.domain.hardware import Hardware
 from core.domain.units import show_bytes
 from core.models.shapes import linear_shapes, matches, module_names
@@ -338,9 +339,12 @@ def _dpo(needs: Requirements, candidate: RunCandidate) -> DpoPlan | None:
 def _grpo(needs: Requirements, candidate: RunCandidate) -> GrpoPlan | None:
     if not needs.task.task_type.generates:
         return None
-    targets = needs.targets
+    targets, rules = needs.targets, evaluation_rules(needs.era)
     plan = GrpoPlan(
-        beta=targets.grpo_beta, generations=targets.grpo_generations, temperature=targets.grpo_temperature
+        beta=targets.grpo_beta,
+        generations=targets.grpo_generations,
+        temperature=targets.grpo_temperature or rules.grpo_temperature,
+        top_k=rules.grpo_top_k,
     )
     return plan.model_copy(update=grpo_changes(candidate))
 

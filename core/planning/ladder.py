@@ -33,6 +33,7 @@ from core.planning.requirements import (
     shards_within_nodes,
 )
 from core.planning.sequences import natural_length, shorter_lengths
+from core.planning.speed import generate_seconds
 
 #: Below this many tokens per pass an H100 waits for Python; above twice as many nothing is gained.
 BUSY_TOKENS = 4096
@@ -58,7 +59,7 @@ def fit_memory(
         candidate, cost = _by_variation(needs, required, fits)
     if candidate is None:
         return None, cost
-    candidate = with_gathered_layers(with_together(candidate, budget), budget)
+    candidate = with_generation(candidate, budget)
     return _with_average(required, candidate, fits), cost
 
 
@@ -79,10 +80,24 @@ def _fits(candidate: RunCandidate, budget: float) -> bool:
     return memory.fits_memory(candidate, budget)
 
 
-def with_together(candidate: RunCandidate, budget: float) -> RunCandidate:
-    """Generate as many completions at once as fit, all of a prompt together."""
+def with_generation(candidate: RunCandidate, budget: float) -> RunCandidate:
+    """Completions at once and layers gathered for a whole generation share the memory: the fastest choice
+    that fits. Nothing else changes with them."""
     if not candidate.task.generates or candidate.vllm_share:
         return candidate
+    if not candidate.gathers_to_generate:
+        return _with_most_together(candidate, budget)
+    each, prompts = candidate.generations, candidate.per_gpu // candidate.generations
+    # Of each number of rounds the fewest at once, which leave the most room for layers.
+    counts = sorted({math.ceil(prompts / rounds) for rounds in range(1, prompts + 1)}, reverse=True)
+    ways = [vary(candidate, together=each * n if n < prompts else 0) for n in counts]
+    ways = [with_gathered_layers(way, budget) for way in ways]
+    fitting = [way for way in ways if memory.generation_fits(way, budget)]
+    return min(fitting, key=generate_seconds) if fitting else ways[-1]
+
+
+def _with_most_together(candidate: RunCandidate, budget: float) -> RunCandidate:
+    """As many completions at once as fit, all of a prompt together."""
     each = candidate.generations
     counts = [vary(candidate, together=0)]
     counts += [vary(candidate, together=each * n) for n in range(candidate.per_gpu // each - 1, 0, -1)]
@@ -126,11 +141,14 @@ def _first(falling: Sequence[T], fits: Callable[[T], bool]) -> int | None:
 
 
 def with_gathered_layers(candidate: RunCandidate, budget: float) -> RunCandidate:
-    """Gather as many layers for a whole generation as fit, if the candidate gathers none yet. Nothing else
-    changes with them."""
-    if not candidate.gathers_to_generate or candidate.gathered_layers:
+    """Gather as many layers for a whole generation as fit."""
+    if not candidate.gathers_to_generate:
         return candidate
-    low, high = 0, candidate.shape.layers
+    # With all of them our sampling generates, which may need less than the engine's own with fewer.
+    whole = vary(candidate, gathered_layers=candidate.shape.layers)
+    if memory.generation_fits(whole, budget):
+        return whole
+    low, high = 0, candidate.shape.layers - 1
     while low < high:
         middle = (low + high + 1) // 2
         if memory.generation_fits(vary(candidate, gathered_layers=middle), budget):

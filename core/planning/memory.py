@@ -106,8 +106,12 @@ def evaluation_fits(s: RunCandidate, budget: float) -> bool:
     return _held(s).total + _FRAGMENTED * sum(_evaluation(s).values()) <= budget
 
 
+def generation_bytes(s: RunCandidate) -> float:
+    return _held(s).total + _FRAGMENTED * sum(_generation(s).values())
+
+
 def generation_fits(s: RunCandidate, budget: float) -> bool:
-    return _held(s).total + _FRAGMENTED * sum(_generation(s).values()) <= budget
+    return generation_bytes(s) <= budget
 
 
 def _training_peak(s: RunCandidate) -> float:

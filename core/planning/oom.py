@@ -1,7 +1,8 @@
 """After an attempt that ran out of memory: the next plan, one step further down.
 
-The steps, in order. In an evaluation: fewer rows at once. In a generation: half as many layers gathered at
-once, none, then fewer completions in a step. Otherwise: half the micro batch and twice the accumulation,
+The steps, in order. In an evaluation: fewer rows at once. In a generation: half as many completions at once,
+or half as many layers gathered for all of it, whichever costs less time for what it saves; then fewer
+completions in a step. Otherwise: half the micro batch and twice the accumulation,
 checkpointing. Then for all: shorter sequences (images: fewer pixels), the GPUs to itself, more GPUs, a 4-bit
 base. Where a rule had made the passes of a running training larger, those of the plan come first again.
 The effective batch stays, except for completions. Sequences stay where the memory model says that cutting
@@ -29,11 +30,11 @@ from core.planning.ladder import (
     may_quantise,
     smaller_resolutions,
     with_gathered_layers,
+    with_generation,
     with_length,
     with_micro,
-    with_together,
 )
-from core.planning.memory import memory_of, peak_bytes
+from core.planning.memory import generation_bytes, memory_of, peak_bytes
 from core.planning.plan import FsdpPlan, SequencePlan, TrainingPlan
 from core.planning.requirements import SHARDABLE, largest_divisor
 from core.planning.schedule import Cadence, most_steps, repeat_count
@@ -44,7 +45,7 @@ from core.planning.sequences import (
     shorter_lengths,
     text_sequences,
 )
-from core.planning.speed import step_time
+from core.planning.speed import generate_seconds, step_time
 
 #: Starting and loading again, where the plan no longer says what they take.
 RESTART_S = 120.0
@@ -211,6 +212,18 @@ def next_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan | N
     return _replanned(plan, candidate, step, failure) if step else None
 
 
+def without_vllm(plan: TrainingPlan) -> TrainingPlan:
+    """The same training whose engine generates itself, with the memory and the time that this takes."""
+    old = candidate_of(plan)
+    own = with_generation(vary(old, vllm_share=0.0), plan.memory.budget_bytes)
+    step = OomStep(own, "grpo_vllm", True, False)
+    refitted = _replanned(plan, old, step, OutOfMemory(moment="generation"))
+    if not refitted.verdict.feasible:  # an estimate: the clock ends the training
+        grpo = plan.grpo and plan.grpo.model_copy(update=grpo_changes(own))
+        return plan.model_copy(update={"grpo": grpo})
+    return refitted.model_copy(update={"concessions": plan.concessions, "oom_steps": plan.oom_steps})
+
+
 def _next_step(plan: TrainingPlan, candidate: RunCandidate, failure: OutOfMemory) -> OomStep | None:
     if failure.moment == "evaluation" and candidate.eval_micro > 1:
         half = candidate.eval_micro // 2
@@ -221,8 +234,7 @@ def _next_step(plan: TrainingPlan, candidate: RunCandidate, failure: OutOfMemory
         # A generation has no micro batches, and saves nothing for a backward pass.
         step = (
             _less_vllm(plan, candidate, VLLM_LESS)
-            or _fewer_gathered_layers(plan, candidate)
-            or _fewer_together(candidate)
+            or _smaller_generation(plan, candidate)
             or _fewer_completions(candidate)
         )
     elif failure.moment == "load":  # where vLLM takes its share
@@ -243,6 +255,17 @@ def _next_step(plan: TrainingPlan, candidate: RunCandidate, failure: OutOfMemory
     return _more_gpus(plan, candidate, failure.available or candidate.world) or _four_bit_base(candidate)
 
 
+def _smaller_generation(plan: TrainingPlan, candidate: RunCandidate) -> OomStep | None:
+    """The same completions from less memory, by the way that costs the least time for each byte."""
+    steps = [step for step in (_fewer_gathered_layers(plan, candidate), _fewer_together(candidate)) if step]
+
+    def cost(step: OomStep) -> float:
+        saved = generation_bytes(candidate) - generation_bytes(step.candidate)
+        return (generate_seconds(step.candidate) - generate_seconds(candidate)) / max(saved, 1.0)
+
+    return min(steps, key=cost, default=None)
+
+
 def _fewer_gathered_layers(plan: TrainingPlan, candidate: RunCandidate) -> OomStep | None:
     """The gathered layers did not leave enough for the generation: half of them, then none."""
     if not (candidate.gathered_layers and candidate.reshard):
@@ -260,7 +283,7 @@ def _less_vllm(plan: TrainingPlan, candidate: RunCandidate, factor: float) -> Oo
         return None
     less = round(factor * share, 2)
     less = less if less >= VLLM_LEAST else 0.0
-    smaller = with_together(vary(candidate, vllm_share=less), plan.memory.budget_bytes)
+    smaller = with_generation(vary(candidate, vllm_share=less), plan.memory.budget_bytes)
     return OomStep(smaller, "grpo.vllm_memory_share", share, less)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from core.data.facts import DatasetFacts
 from core.domain.choices import CompileMode, Engine, Parallelism
+from core.domain.evaluation import Era
 from core.domain.hardware import Device, Hardware
 from core.domain.units import show_bytes
 from core.models.facts import ModelFacts
@@ -54,6 +55,8 @@ class JobConditions:
     slowness: float = 1.0
     #: vLLM is installed where the training will run.
     vllm: bool = False
+    #: Whose evaluation the training samples like.
+    era: Era = Era.OFFERS
 
 
 class PhaseEstimate(NamedTuple):

@@ -262,6 +262,7 @@ class GrpoPlan(Record):
     beta: float = Field(default=0.0, ge=0)
     generations: int = Field(default=8, ge=2)
     temperature: float = Field(default=0.9, gt=0)
+    #: 0: all tokens.
     top_k: int | None = 50
     vllm: bool = False
     #: vLLM gives its memory back while the training has the GPU.

@@ -174,8 +174,9 @@ def _search(
     stated_params: int | None,
 ) -> tuple[Requirements, SearchResult]:
     gpus = conditions.hardware.gpus
-    kind, node_gpus, vllm = gpus.kind, gpus.per_node, conditions.vllm
-    needs = requirements_for(task, model, data, profile, kind, node_gpus, vllm_installed=vllm)
+    needs = requirements_for(
+        task, model, data, profile, gpus.kind, gpus.per_node, conditions.vllm, conditions.era
+    )
     refused = task_refusal(task, model, data, conditions.hardware, profile.limits, stated_params)
     if refused is not None:
         return needs, refused_as_required(needs, conditions, *refused)

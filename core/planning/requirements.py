@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from core.data.facts import DatasetFacts
 from core.domain.choices import Attention, CompileMode, Engine, EvalMetric, Method, Optimizer, Parallelism
+from core.domain.evaluation import Era
 from core.domain.hardware import MOST_GPUS, GpuKind
 from core.models.facts import ModelFacts
 from core.models.kernels import LigerPart
@@ -68,6 +69,7 @@ class Requirements(NamedTuple):
     asked_batch: int | None = None
     #: vLLM is installed where the training will run.
     vllm_installed: bool = False
+    era: Era = Era.OFFERS
 
     @property
     def targets(self) -> Targets:
@@ -133,6 +135,7 @@ def requirements_for(
     kind: GpuKind,
     node_gpus: int = MOST_GPUS,
     vllm_installed: bool = False,
+    era: Era = Era.OFFERS,
 ) -> Requirements:
     """Make the targets concrete, and concede what no amount of memory could give."""
     if model.is_image:
@@ -181,6 +184,7 @@ def requirements_for(
         concessions=tuple(given),
         node_gpus=node_gpus,
         vllm_installed=vllm_installed,
+        era=era,
     )
 
 

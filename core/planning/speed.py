@@ -140,7 +140,7 @@ def step_time(s: RunCandidate, work: PassWork) -> StepTime:
         compute_s=s.accumulation * one_pass,
         exchange_s=exchange,
         optimizer_s=_optimizer_seconds(s),
-        generate_s=_generate_seconds(s),
+        generate_s=generate_seconds(s),
         flops=s.accumulation * flops,
     )
 
@@ -238,7 +238,7 @@ def _optimizer_seconds(s: RunCandidate) -> float:
     return 0.01 + moved / (s.kind.bandwidth * 0.6)
 
 
-def _generate_seconds(s: RunCandidate) -> float:
+def generate_seconds(s: RunCandidate) -> float:
     """GRPO: one token after the other, as many completions together as fit; bound by memory and launches.
     Nobody knows how soon completions end: all are taken to be as long as they may be."""
     if not s.task.generates:
@@ -279,4 +279,4 @@ def evaluation_seconds(s: RunCandidate, rows: int, work: PassWork, row_tokens: f
     per_batch = passes * max((products + moved) / DERATE, launch)
     if s.sharded:
         per_batch += passes * s.shape.params * 2 / link_rate(s)
-    return 2.0 + batches * per_batch + batches * _generate_seconds(s)
+    return 2.0 + batches * per_batch + batches * generate_seconds(s)

@@ -389,8 +389,11 @@ class Targets(Record):
     grpo_max_completion: int = Field(
         default=256, ge=1, description="GRPO: tokens per completion; validators generate 256."
     )
-    grpo_temperature: float = Field(
-        default=0.9, gt=0, description="GRPO: sampling temperature; validators use 0.9."
+    grpo_temperature: float | None = Field(
+        default=None,
+        gt=0,
+        description="GRPO: sampling temperature. Unset: the evaluation's, 0.9 for offers and 1.0 in "
+        "tournaments.",
     )
     grpo_vllm: bool | None = Field(
         default=False,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.planning.budget import PlanVerdict
-from core.planning.oom import OutOfMemory, next_after_oom
+from core.planning.oom import OutOfMemory, next_after_oom, without_vllm
 from core.planning.plan import TrainingPlan
 from core.planning.schedule import LEAST_SAVES
 from core.runs.kernel_failures import KernelKind, kernel_failure, without_kernel
@@ -192,8 +192,7 @@ def _without_vllm(plan: TrainingPlan, _detail: str) -> TrainingPlan:
     """It is not part of the engine and may not suit its version, the model, or the driver."""
     if plan.grpo is None or not plan.grpo.vllm:
         return plan
-    grpo = plan.grpo.model_copy(update={"vllm": False, "vllm_sleep": False})
-    return _noted(plan, "grpo_vllm: the trainer generates after the failure with vLLM", grpo=grpo)
+    return _noted(without_vllm(plan), "grpo_vllm: the trainer generates after the failure with vLLM")
 
 
 #: After every other reason the same plan is tried again.

@@ -139,6 +139,8 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         if not hasattr(trainer, "together"):
             return
         trainer.together = plan.together
+        if self.session is not None:
+            trainer.generating = self.session.generating
         if self.rank == 0:
             weights = trainer.reward_weights.tolist()
             trainer.watch = RewardWatch(weights, lambda text: self.progress.note("reward", text))

@@ -8,10 +8,10 @@ makes steps cheaper.
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from typing import Any
 
@@ -20,8 +20,10 @@ from accelerate.utils import gather
 from axolotl.core.trainers.dpo.trainer import AxolotlDPOTrainer
 from axolotl.core.trainers.grpo.trainer import AxolotlGRPOTrainer
 
+from trainer.axolotl.vllm_weights import fresh_weights
 from trainer.inputs.tables import PAIR_COLUMNS
 from trainer.rewards.calls import RewardCalls
+from trainer.rewards.source import REWARD_MODULE
 from trainer.rewards.watch import RewardWatch
 from trainer.scoring.completions import complete
 from trainer.scoring.sampling import SamplingRules
@@ -42,39 +44,52 @@ class PairTrainer(AxolotlDPOTrainer):  # type: ignore[misc]
 
 
 class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
-    """GRPO with what a step costs cut, and the same gradients: our sampling, rewards beside other work, and
-    passes no wider than the completions in them."""
+    """GRPO with what a step costs cut, and the same gradients: our sampling, the task's rewards beside other
+    work, and passes no wider than the completions in them."""
 
     #: Completions that are generated at once; None: all of a step.
     together: int | None = None
     #: Notices rewards that teach nothing.
     watch: RewardWatch | None = None
-    #: Rewards that take longer than this part of the generation are computed as soon as a prompt's
-    #: completions are there. Others see all completions of a step at once, as a function may want to.
-    SLOW = 0.1
+
+    #: While it is open, a failure is the generation's. Where the model generates itself it opens its own.
+    generating: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
 
     _rows: list[dict[str, Any]]
     _calls: RewardCalls | None = None
     #: Of the current generation: one batch for each pass.
     _buffered_inputs: Any
-    _slow = False
+    #: Whether its completions were handed to `_calls`.
+    _handed_in = False
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
-        self._rows = inputs
-        if self._calls is None and all(map(_is_plain_function, self.reward_funcs)):
+        self._rows, self._handed_in = inputs, False
+        if self._calls is None and all(map(_is_tasks, self.reward_funcs)):
             self._calls = RewardCalls(self.reward_funcs)
         return super()._generate_and_score_completions(inputs)
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any) -> Any:
         began = time.monotonic()
         rules = self._sampling_rules()
-        if rules is None or images is not None:
+        if self.use_vllm:
+            with self.generating():
+                completions, log_probs = self._by_vllm(prompt_ids, images, multimodal_fields)
+        elif rules is None or images is not None:
             completions, log_probs = super()._generate_single_turn(prompt_ids, images, multimodal_fields)
         else:
             completions, log_probs = self._complete(prompt_ids, rules), None
         self._generated_s = time.monotonic() - began
-        self._score(range(len(completions)), completions)
+        if self._calls is not None and self._takes_texts:
+            self._calls.hand_in(*self._scored(range(len(completions)), completions))
+            self._handed_in = True
         return completions, log_probs
+
+    def _by_vllm(self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any) -> Any:
+        """With the weights as they are. TRL hands them over once for each number of a step, which neither a
+        vLLM that has slept nor steps that were taken back have."""
+        self._last_loaded_step = None
+        with fresh_weights(self.vllm_generation):
+            return super()._generate_single_turn(prompt_ids, images, multimodal_fields)
 
     def _sampling_rules(self) -> SamplingRules | None:
         """None where something is asked for that ours does not do."""
@@ -88,9 +103,11 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
 
     def _complete(self, prompt_ids: list[list[int]], rules: SamplingRules) -> list[list[int]]:
         prompts, each = _grouped(prompt_ids, self.num_generations)
+        calls = self._calls if self._calls is not None and self._calls.any_slow else None
 
         def finished(prompt: int, completions: list[list[int]]) -> None:
-            self._score(range(prompt * each, (prompt + 1) * each), completions)
+            assert calls is not None
+            calls.hand_in_early(*self._scored(range(prompt * each, (prompt + 1) * each), completions))
 
         # From torch's own generator: it is restored with a checkpoint, and after a search for a rate.
         seed = int(torch.randint(1 << 62, (1,)))
@@ -103,27 +120,29 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
                 rules,
                 seed,
                 together=self.together,
-                finished=finished if self._slow else None,
+                finished=finished if calls is not None and self._takes_texts else None,
             )
 
-    def _score(self, rows: Sequence[int], completions: list[list[int]]) -> None:
-        """Hand in what is not handed in yet. Conversations and the like are left to TRL."""
-        new = [at for at, row in enumerate(rows) if self._calls is None or row not in self._calls.rows]
-        if self._calls is None or not new or not isinstance(self._rows[0]["prompt"], str):
-            return
-        texts = self.processing_class.batch_decode([completions[at] for at in new], skip_special_tokens=True)
-        asked = [self._rows[rows[at]] for at in new]
+    @property
+    def _takes_texts(self) -> bool:
+        """Conversations and the like are left to TRL."""
+        return isinstance(self._rows[0]["prompt"], str)
+
+    def _scored(
+        self, rows: Sequence[int], completions: list[list[int]]
+    ) -> tuple[Sequence[int], list[str], dict[str, list[Any]]]:
+        """The rows, their completions as texts, and the columns that reward functions get."""
+        texts = self.processing_class.batch_decode(completions, skip_special_tokens=True)
+        asked = [self._rows[row] for row in rows]
         columns = {name: [row[name] for row in asked] for name in asked[0] if name not in _OWN_COLUMNS}
-        columns |= {"prompts": [row["prompt"] for row in asked]}
-        columns |= {"completion_ids": [completions[at] for at in new]}
-        self._calls.hand_in([rows[at] for at in new], texts, columns)
+        columns |= {"prompts": [row["prompt"] for row in asked], "completion_ids": completions}
+        return rows, texts, columns
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
-        if self._calls is None or not self._calls.rows:
+        if self._calls is None or not self._handed_in:
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids)
         else:
-            numbers = self._calls.collect()
-            self._slow = self._calls.seconds > self.SLOW * self._generated_s
+            numbers = self._calls.collect(self._generated_s)
             own = torch.tensor(numbers, dtype=torch.float32, device=self.accelerator.device).T
             rewards = gather(own.contiguous())
         if self.watch is not None and self.model.training:
@@ -131,8 +150,8 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
         return rewards
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """One generation is one step, so any order of its completions gives the same gradients. TRL shuffles
-        them, and pads all passes to the longest prompt and the longest completion."""
+        """Where one generation is one step and each completion counts by itself, any order gives the same
+        gradients. TRL shuffles them, and pads all passes to the longest prompt and the longest completion."""
         parts = self.args.steps_per_generation
         if not self._cuts_by_length():
             return super()._prepare_inputs(generation_batch)
@@ -143,7 +162,9 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
 
     def _cuts_by_length(self) -> bool:
         one_step = self.args.steps_per_generation == self.args.gradient_accumulation_steps
-        return bool(self.model.training and self.num_iterations == 1 and one_step)
+        means = self.top_entropy_quantile < 1.0 or self._entropy_bonus_enabled or self.aux_loss_enabled
+        neutral = self.loss_type in ORDERLESS_LOSSES and not means
+        return bool(self.model.training and self.num_iterations == 1 and one_step and neutral)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -182,12 +203,17 @@ class RawPromptTrainer(PromptTrainer):
         return ids, None, {}
 
 
+#: TRL's losses to which a completion adds the same whatever else is in its pass. The others divide by the
+#: tokens of a pass (bnpo) or by its width (luspo).
+ORDERLESS_LOSSES = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")
 #: Columns that TRL gives to rewards under another name.
 _OWN_COLUMNS = ("prompt", "completion", "completion_ids")
 
 
-def _is_plain_function(reward: Any) -> bool:
-    return inspect.isfunction(reward) and not inspect.iscoroutinefunction(reward)
+def _is_tasks(reward: Any) -> bool:
+    """Whether it calls the task's own code in its process. A function of the operator's may be a coroutine or
+    a model, and may want all that TRL hands to one (`trainer_state`, `log_metric`), in TRL's thread."""
+    return getattr(reward, "__module__", None) == REWARD_MODULE
 
 
 def _grouped(prompt_ids: list[list[int]], most: int) -> tuple[list[list[int]], int]:

@@ -27,7 +27,7 @@ from trainer.rewards.worker import MAX_REPLY_BYTES, PASSED_VARIABLES
 log = logging.getLogger(__name__)
 
 #: Seconds for a call: the first of a function loads what it imports.
-FIRST_CALL, CALL, EACH = 90.0, 10.0, 0.05
+FIRST_CALL, CALL, EACH = 90.0, 10.0, 0.3
 #: Times in a row after which a function that never comes back is not called again.
 PATIENCE = 3
 #: Reasons that are reported at most: a message may differ at every call.

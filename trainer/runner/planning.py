@@ -233,7 +233,7 @@ def make_own_plan(
     free = {"reserve": run.deadline_at - run.end_by, "reserve_share": 0.0, "min_epochs": 0.0}
     own = _on_all_gpus(profile.model_copy(update={"limits": profile.limits.model_copy(update=free)}), run)
     vllm = importlib.util.find_spec("vllm") is not None
-    conditions = JobConditions(hardware, model_cached=True, publishes=False, vllm=vllm)
+    conditions = JobConditions(hardware, model_cached=True, publishes=False, vllm=vllm, era=run.era)
 
     def planned(slowness: float) -> TrainingPlan:
         return make_plan(spec, model, data, hardware, own, conditions=replace(conditions, slowness=slowness))

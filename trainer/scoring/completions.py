@@ -21,10 +21,12 @@ log = logging.getLogger(__name__)
 
 #: On a model: whether ours agrees with a plain pass.
 AGREES = "_god_miner_agrees"
-#: Tokens of a prompt in that comparison, and tokens that are sampled.
-_PROMPT_TOKENS, _NEW_TOKENS = 24, 4
-#: A token that is nearly as likely as the likeliest is one too: in bf16 equal numbers differ by so much.
-_AS_LIKELY = 0.8
+#: Prompts of that comparison, completions of each, and tokens of both.
+_PROMPTS, _EACH, _PROMPT_TOKENS, _NEW_TOKENS = 4, 2, 256, 8
+#: How far the log probabilities of a completion's tokens may be apart, in the mean: in bf16, and in fp32. In
+#: bf16 products in another order differ by so much, more where an expert is chosen otherwise; a position or a
+#: mask that is wrong by far more.
+_MOST_APART = (0.15, 1e-3)
 
 
 def complete(
@@ -44,7 +46,8 @@ def complete(
     was_training = model.training
     model.eval()
     try:
-        if prompts and may_sample(model, max(map(len, prompts)) + rules.longest):
+        ours = bool(prompts) and may_sample(model, max(map(len, prompts)) + rules.longest)
+        if _on_all_ranks(model, ours):
             with prepared(), _without_gradients(model):
                 if _agrees(model, prompts, rules):
                     return sample(
@@ -72,35 +75,64 @@ def may_sample(model: Any, places: int) -> bool:
 
 
 def _agrees(model: Any, prompts: Sequence[Sequence[int]], rules: SamplingRules) -> bool:
-    """Once for each model: whether tokens that ours finds the likeliest are so in a plain pass. An unknown
+    """Once for each model: whether our sampling finds the probabilities of a plain pass. An unknown
     architecture may do something else with positions or masks."""
     known: bool | None = getattr(model, AGREES, None)
     if known is None:
-        known = _compare(model, prompts, rules)
+        known = _on_all_ranks(model, _compare(model, prompts, rules))
         setattr(model, AGREES, known)
         if not known:
             log.warning("the engine's own generate is used: our sampling does not suit %s", type(model))
     return known
 
 
+def _on_all_ranks(model: Any, ours: bool) -> bool:
+    """Ranks of a sharded model gather its weights together, each way at another moment: all go the same."""
+    if not getattr(model, WHOLE, False) or not torch.distributed.is_initialized() or not is_sharded(model):
+        return ours
+    lowest = torch.tensor(int(ours), device=next(model.parameters()).device)
+    torch.distributed.all_reduce(lowest, torch.distributed.ReduceOp.MIN)
+    return bool(lowest)
+
+
 def _compare(model: Any, prompts: Sequence[Sequence[int]], rules: SamplingRules) -> bool:
+    """Some of the prompts, from the shortest to the longest, as they will be sampled: of unlike length in one
+    pass, with rows that end early and make room for others."""
     by_length = sorted(prompts, key=len)
-    chosen = [by_length[place] for place in (0, len(by_length) // 2, -1)]
-    ids = [list(prompt)[-_PROMPT_TOKENS:] or [rules.pad] for prompt in chosen]
-    likeliest = rules._replace(temperature=0.0, longest=_NEW_TOKENS, ends=())
+    places = sorted({(len(prompts) - 1) * part // (_PROMPTS - 1) for part in range(_PROMPTS)})
+    ids = [list(by_length[place])[-_PROMPT_TOKENS:] or [rules.pad] for place in places]
     try:
-        sampled = sample(model, ids, 1, likeliest, 0)
+        # Sampled even where the likeliest are wanted: the completions of a prompt are to differ.
+        all_long = rules._replace(temperature=rules.temperature or 1.0, longest=_NEW_TOKENS, ends=())
+        some_short = all_long._replace(ends=_second_tokens(sample(model, ids, _EACH, all_long, 0)))
+        return all(_same_probabilities(model, ids, one) for one in (all_long, some_short))
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         log.warning("our sampling failed: %s", error)
         return False
-    device = next(model.parameters()).device
-    for prompt, tokens in zip(ids, sampled, strict=True):
-        passed = model(input_ids=torch.tensor([prompt + tokens], device=device), use_cache=False)
-        probabilities = passed.logits[0, len(prompt) - 1 : -1].float().softmax(dim=-1)
-        found = probabilities.gather(1, torch.tensor(tokens, device=device)[:, None]).squeeze(1)
-        if bool((found < _AS_LIKELY * probabilities.max(dim=-1).values).any()):
+
+
+def _second_tokens(completions: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Of every prompt's first completion: as ends they let those end early, and the others go on."""
+    return tuple(tokens[1] for tokens in completions[::_EACH])
+
+
+def _same_probabilities(model: Any, ids: list[list[int]], rules: SamplingRules) -> bool:
+    ours: list[list[float]] = []
+    together = _EACH * max(len(ids) - 1, 1)  # one prompt waits
+    completions = sample(model, ids, _EACH, rules, 0, together=together, log_probs=ours)
+    weight = next(model.parameters())
+    most = _MOST_APART[weight.dtype is torch.float32]
+    for row, (tokens, found) in enumerate(zip(completions, ours, strict=True)):
+        prompt = ids[row // _EACH]
+        whole = torch.tensor([prompt + tokens], device=weight.device)
+        logits = model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        plain = logits.float().log_softmax(dim=-1).gather(1, whole[0, len(prompt) :, None]).squeeze(1)
+        apart = (plain - torch.tensor(found, device=plain.device)).abs().mean()
+        if not float(apart) <= most:
+            return False
+        if any(token in rules.ends for token in tokens[:-1]):
             return False
     return True
 

@@ -59,7 +59,8 @@ def sample_completions(
 ) -> SampledCompletions:
     """Sample for the rows rank, rank + world, …; `together` prompts are answered at once."""
     model = unwrapped(model)
-    calls = RewardCalls([partial(rewards.call, place) for place in range(len(rewards))])
+    answered: list[int] = []
+    answers: list[str] = []
     for places, counts in _rounds(len(rows), rank, world, together):
 
         def answer(places: list[int]) -> list[str]:
@@ -67,16 +68,19 @@ def sample_completions(
             return generate_completions(model, prompts, tokenizer, rules, completion, places=places)
 
         parts = in_halves(model, places, answer)
-        answers = [answer for _, part in parts for answer in part]
         if counts:
-            _hand_in(calls, rows, places, answers)
+            answered += places
+            answers += [answer for _, part in parts for answer in part]
+    calls = RewardCalls([partial(rewards.call, place) for place in range(len(rewards))])
+    _hand_in(calls, rows, answered, answers)
     prompts = [row.prompt for row in rows]
     kl = list(prompt_kl(model, reference, prompts, tokenizer, window, rank, world))
     return SampledCompletions(calls.collect(), math.fsum(kl), len(kl))
 
 
 def _hand_in(calls: RewardCalls, rows: Sequence[PromptRow], places: list[int], answers: list[str]) -> None:
-    """The rewards of one round are computed while the next one generates."""
+    """Each function is called once, with all completions in the order of their rows: its rewards may depend
+    on what is beside. It works beside the KL."""
     repeated = [rows[place] for place in places for _ in range(GRPO_GENERATIONS)]
     columns: dict[str, Any] = {"prompts": [row.prompt for row in repeated]}
     if any(row.extra is not None for row in rows):

@@ -60,17 +60,26 @@ def sample(
     places: Sequence[int] | None = None,
     together: int | None = None,
     finished: Finished | None = None,
+    log_probs: list[list[float]] | None = None,
 ) -> list[list[int]]:
     """Complete every prompt `each` times; the completions are in the prompts' order.
 
     `places`: of the prompts in the data, for their random numbers. `together`: completions at once.
-    `finished` is called with a prompt's index as soon as all of its completions are there.
+    `finished` is called with a prompt's index as soon as all of its completions are there. `log_probs` gets
+    those of each completion's tokens, before temperature and top-k.
     """
     if not prompts:
         return []
     direct = contextlib.nullcontext() if is_sharded(model) else direct_adapters(model)
     with grouped_attention(attention_of(model)), direct:
-        return _Sampler(model, prompts, each, rules, seed, places, together, finished).run()
+        sampler = _Sampler(model, prompts, each, rules, seed, places, together, finished)
+        if log_probs is not None:
+            sampler.log_probs = torch.zeros(sampler.results.shape, device=sampler.device)
+        completions = sampler.run()
+    if log_probs is not None and sampler.log_probs is not None:
+        found = sampler.log_probs[:-1].tolist()
+        log_probs += [own[: len(tokens)] for own, tokens in zip(found, completions, strict=True)]
+    return completions
 
 
 _GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -164,6 +173,8 @@ class _Sampler:
     places: Sequence[int] | None
     together: int | None
     finished: Finished | None
+    #: Of each result's tokens; None: not asked for.
+    log_probs: torch.Tensor | None = None
     slots: list[_Slot] = field(default_factory=list)
     step: int = 0
     dead: int = 0
@@ -247,6 +258,9 @@ class _Sampler:
         sampled, result, alive = rows.sampled[:used], rows.result[:used], rows.alive[:used]
         token = choose(logits, self.numbers[result, sampled], self.rules)
         self.results[result, sampled] = token
+        if self.log_probs is not None:
+            every = logits.float().log_softmax(dim=-1)
+            self.log_probs[result, sampled] = every.gather(1, token[:, None]).squeeze(1)
         rows.token[:used] = token
         over = torch.isin(token, self.ends) | (sampled + 1 >= self.rules.longest)
         ended = (over & alive).nonzero().squeeze(1)

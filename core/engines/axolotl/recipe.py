@@ -364,7 +364,8 @@ def _groups(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineCo
     engine = {
         "gpu_memory_utilization": grpo.vllm_memory_share,
         "tensor_parallel_size": 1,
-        "max_model_len": plan.sequence.length + SPARE_TOKENS,
+        # vLLM refuses more than the model's window.
+        "max_model_len": min(plan.sequence.length + SPARE_TOKENS, plan.model.max_position),
     }
     return {"trl": keys, "vllm": engine}
 

@@ -7,11 +7,11 @@ from core.domain.hardware import parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
 from core.engines.launch import accelerate_command, launch_command, launch_environment
 from core.engines.render import render
-from core.planning.plan import ContainerPlan, FsdpPlan
+from core.planning.plan import ContainerPlan, FsdpPlan, GrpoPlan
 from tests.core.engines.cases import image_inputs, image_plan, inputs, text_plan
 from tests.doubles.each import each
 
-SFT = TaskType.INSTRUCT
+SFT, GRPO = TaskType.INSTRUCT, TaskType.GRPO
 SEVERAL = text_plan(SFT)
 ALONE = text_plan(SFT, gpus=1, parallelism=Parallelism.SINGLE)
 
@@ -97,6 +97,8 @@ def test_the_environment_is_the_attempts_own_and_the_profiles_variables_win() ->
     assert (env["NCCL_NTHREADS"], env["OMP_NUM_THREADS"]) == ("8", "3")
     assert env["HF_HOME"].startswith("/run/work/")
     assert env["PYTORCH_CUDA_ALLOC_CONF"] == env["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    asleep = launch_environment(text_plan(GRPO, grpo=GrpoPlan(vllm=True, vllm_sleep=True)), inputs())
+    assert asleep["PYTORCH_CUDA_ALLOC_CONF"] == asleep["PYTORCH_ALLOC_CONF"] == "expandable_segments:False"
     assert "GOD_MINER_PLAN" not in env
     assert launch_environment(SEVERAL, inputs(plan_path="/run/p.json"))["GOD_MINER_PLAN"] == "/run/p.json"
 

@@ -8,6 +8,7 @@ import pytest
 
 from core.data.facts import assumed_facts
 from core.domain.choices import GpuStrategy, Method
+from core.domain.evaluation import Era
 from core.domain.job_states import EndReason
 from core.domain.tasks import TaskType
 from core.models.facts import ModelFacts
@@ -18,6 +19,7 @@ from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
+from core.planning.speed import generate_seconds
 from core.runs.remedies import AttemptFailure, with_remedies
 from tests.core.planning.candidates import host, resolved
 
@@ -32,6 +34,7 @@ def plan_of(
     hours: float = 3,
     rows: int = 20_000,
     env: dict[str, str] | None = None,
+    era: Era = Era.OFFERS,
     **targets: Any,
 ) -> TrainingPlan:
     hardware = host(gpus)
@@ -42,7 +45,7 @@ def plan_of(
         assumed_facts(TaskType.GRPO, rows),
         hardware,
         profile.model_copy(update={"env": env or {}}),
-        conditions=JobConditions(hardware, vllm=vllm),
+        conditions=JobConditions(hardware, vllm=vllm, era=era),
     )
 
 
@@ -104,6 +107,14 @@ def test_a_vllm_that_sleeps_goes_without_segments_that_it_refuses() -> None:
     assert plan_of(env=settings, vllm=False).env == settings
 
 
+def test_training_samples_as_its_evaluation_does() -> None:
+    offers, tournament = plan_of(vllm=False), plan_of(vllm=False, era=Era.TOURNAMENTS)
+    assert (offers.grpo.temperature, offers.grpo.top_k) == (0.9, 50)
+    assert (tournament.grpo.temperature, tournament.grpo.top_k) == (1.0, 0)
+    own = plan_of(vllm=False, era=Era.TOURNAMENTS, grpo_temperature=0.7)
+    assert own.grpo.temperature == 0.7, "what the profile says holds"
+
+
 def test_vllm_makes_steps_shorter() -> None:
     with_it, without = plan_of(), plan_of(vllm=False)
     assert with_it.time.step_s < 0.7 * without.time.step_s
@@ -119,6 +130,42 @@ def test_completions_wait_where_not_all_fit_and_the_step_stays_as_large() -> Non
     assert fits_memory(candidate, budget)
     assert not generation_fits(vary(candidate, together=together + plan.grpo.generations), budget)
     assert plan_of("Qwen/Qwen2.5-7B", vllm=False).grpo.together is None, "there is room for all"
+
+
+def sharded_14b(gpus: str, batch: int) -> TrainingPlan:
+    sharded = {"fsdp_above": "1B", "gpu_strategy": GpuStrategy.ALL, "method": Method.LORA}
+    return plan_of("Qwen/Qwen2.5-14B", gpus, vllm=False, effective_batch_size=batch, hours=8, **sharded)
+
+
+def test_out_of_memory_in_a_generation_what_costs_the_least_time_goes_first() -> None:
+    """On fast links that is layers: see `test_oom`."""
+    slow_links = next_after_oom(sharded_14b("4xRTX-4090", 64), OutOfMemory(moment="generation"))
+    assert slow_links.oom_steps == ("grpo.together 16 → 8",)
+    assert slow_links.grpo.whole_layers == 48
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "together", "layers"),
+    [
+        # All 32 at once would leave room for 22 of 48 layers, nine times as slow.
+        ("4xRTX-4090", 64, 16, 48),
+        ("4xA100-40", 512, 64, 14),
+    ],
+)
+def test_completions_at_once_and_gathered_layers_share_the_memory_as_is_fastest(
+    gpus: str, batch: int, together: int, layers: int
+) -> None:
+    plan = sharded_14b(gpus, batch)
+    candidate, budget = candidate_of(plan), plan.memory.budget_bytes
+    assert (plan.grpo.together, plan.grpo.whole_layers) == (together, layers)
+    assert generation_fits(candidate, budget)
+    others = [
+        vary(candidate, together=each, gathered_layers=gathered)
+        for each in range(8, candidate.per_gpu + 1, 8)
+        for gathered in range(plan.model.layers + 1)
+    ]
+    fastest = min(generate_seconds(other) for other in others if generation_fits(other, budget))
+    assert generate_seconds(candidate) == pytest.approx(fastest)
 
 
 def test_out_of_memory_vllm_gets_less_and_at_last_nothing() -> None:
@@ -141,6 +188,10 @@ def test_after_a_failure_the_trainer_generates_itself(reason: EndReason) -> None
     again = with_remedies(plan, [AttemptFailure(reason, "ImportError: vllm")])
     assert (again.grpo.vllm, again.grpo.vllm_sleep) == (False, False)
     assert "vLLM" in again.notes[-1]
+    assert again.time.step_s > 1.4 * plan.time.step_s, "its steps take longer"
+    assert again.steps.total <= plan.steps.total
+    assert {term.name for term in again.memory.terms}.isdisjoint({"vllm", "vllm awake"})
+    assert (again.oom_steps, again.concessions) == (plan.oom_steps, plan.concessions)
     assert with_remedies(again, [AttemptFailure(reason)]) == again
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from core.data.facts import facts_from_rows
+from core.data.facts import assumed_facts, facts_from_rows
 from core.domain.choices import Attention
 from core.domain.evaluation import Era
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import InstructDataset, TaskType
 from core.models.facts import ModelFacts
 from core.runs.run_files import RunSpec
+from tests.trainer.rewards.test_source import task
 from tests.trainer.run_specs import run_spec
 from trainer.errors import BadModel, UnusableGpu
 from trainer.runner import planning
@@ -120,6 +121,17 @@ def test_it_fits_into_the_time_that_is_left(on: Any, llama: ModelFacts, tmp_path
     assert short.steps.total < long.steps.total
     assert short.time.total_s <= 0.5 * 3600
     assert short.time.reserve_s == pytest.approx(300, abs=1)
+
+
+def test_completions_are_sampled_as_the_tournament_will(on: Any, llama: ModelFacts, tmp_path: Path) -> None:
+    on("1xH100")
+    dataset, rows = task("def f(completions): return [0.0]"), assumed_facts(TaskType.GRPO, 2000)
+    for era, sampling in ((Era.TOURNAMENTS, (1.0, 0)), (Era.OFFERS, (0.9, 50))):
+        plan = make_own_plan(
+            run_of(tmp_path, 2, task_type=TaskType.GRPO, dataset=dataset, era=era), llama, rows
+        )
+        assert plan.grpo is not None
+        assert (plan.grpo.temperature, plan.grpo.top_k) == sampling
 
 
 def test_what_looks_infeasible_is_tried_all_the_same(on: Any, llama: ModelFacts, tmp_path: Path) -> None:

@@ -77,6 +77,19 @@ def test_rewards_are_called_with_every_completion_and_its_rows_data(tmp_path: Pa
     assert math.isclose(sampled.kl_total, 0.0, abs_tol=1e-4)
 
 
+def test_each_function_is_called_once_with_all_completions_in_the_order_of_their_rows(tmp_path: Path) -> None:
+    """What it gives may depend on what is beside, and must not on how soon it is asked."""
+    source = "def f(completions): return [float(place) for place, _ in enumerate(completions)]"
+    rewards = Rewards.open(write_rewards(task(source), tmp_path) / REWARD_TABLE)
+    model, rows = tiny.model(), [PromptRow(prompt, None) for prompt in PROMPTS]
+    for together in (1, 2, 3):
+        sampled = sample_completions(
+            model, rows, tiny.tokenizer(), rewards, OFFERS, reference=model, completion=4, together=together
+        )
+        assert sampled.rewards == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]
+    rewards.close()
+
+
 def test_an_evaluation_goes_on_in_halves_where_memory_does_not_hold_all_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from tests.trainer import odd_models, tiny
 from tests.trainer.sharding import adapted
+from trainer.scoring import slots
 from trainer.scoring.completions import AGREES, complete, may_sample
 from trainer.scoring.sampling import SamplingRules, random_numbers, sample
 
@@ -165,6 +166,42 @@ def test_a_model_that_takes_masks_in_another_way_is_left_to_the_engine() -> None
     sampled = complete(model, PROMPTS, EACH, GREEDY, SEED)
     assert getattr(model, AGREES) is False
     assert sampled == by_transformers(model, GREEDY)
+
+
+def test_a_model_whose_positions_depend_on_the_whole_mask_is_left_to_the_engine() -> None:
+    """The likeliest token stays the likeliest, its probability does not."""
+    model = tiny.model()
+    plain = model.model.forward
+
+    def beside(*arguments: Any, **named: Any) -> Any:
+        mask = named.get("attention_mask")
+        found = plain(*arguments, **named)
+        if mask is not None and mask.ndim == 4 and not bool(mask.all()):
+            found.last_hidden_state.mul_(1.3)
+        return found
+
+    model.model.forward = beside
+    assert complete(model, PROMPTS, EACH, GREEDY, SEED) == by_transformers(model, GREEDY)
+    assert getattr(model, AGREES) is False
+
+
+def test_a_model_that_goes_wrong_once_rows_have_ended_is_left_to_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows from the end take the places of those that ended: the comparison has some that do."""
+    model = tiny.model()
+    monkeypatch.setattr(slots.SlotLayer, "move", lambda *_: None)
+    sampled = complete(model, PROMPTS, EACH, GREEDY, SEED)
+    assert getattr(model, AGREES) is False
+    assert sampled == by_transformers(model, GREEDY)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_model_in_bf16_agrees(attention: str) -> None:
+    model = tiny.model().to(torch.bfloat16)
+    model.set_attn_implementation(attention)
+    complete(model, PROMPTS, EACH, RULES, SEED)
+    assert getattr(model, AGREES)
 
 
 def test_a_model_trains_after_it_has_sampled() -> None:

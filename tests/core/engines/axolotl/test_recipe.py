@@ -144,6 +144,8 @@ def test_vllm_shares_the_gpu_and_has_its_parallel_size_set() -> None:
     length = plan.sequence.length + SPARE_TOKENS
     engine = {"gpu_memory_utilization": 0.4, "tensor_parallel_size": 1, "max_model_len": length}
     assert config["vllm"] == engine
+    window = plan.model.model_copy(update={"max_position": plan.sequence.length + 1})
+    assert config_of(plan.model_copy(update={"model": window}))["vllm"]["max_model_len"] == length - 63
     awake = config_of(text_plan(GRPO, grpo=GrpoPlan(vllm=True)))
     assert "vllm_enable_sleep_mode" not in awake["trl"]
 
