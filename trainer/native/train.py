@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -136,7 +136,7 @@ def train(
         position=TrainingPosition(0, setup.shape),
     )
     host.average = moving_average(net, plan)
-    prepare_finish(trainer, Path(spec.run.work_dir) / "snapshots")
+    prepare_finish(trainer, Path(spec.run.work_dir) / "snapshots", spec.prepared.eval_clusters)
 
     # Resume
     if spec.resume_from and not resume(trainer, Path(spec.resume_from)):  # all ranks
@@ -382,15 +382,16 @@ def moving_average(net: LossModel, plan: TrainingPlan) -> MovingAverage | None:
     return MovingAverage(trained_parameters(net), plan.ema.decay, plan.ema.every, drop)
 
 
-def prepare_finish(trainer: Trainer, folder: Path) -> None:
-    """What is done after the last step needs, if the plan has it. `folder` is for states of the weights."""
+def prepare_finish(trainer: Trainer, folder: Path, clusters: Sequence[int] = ()) -> None:
+    """What is done after the last step needs, if the plan has it. `folder` is for states of the weights;
+    `clusters` are the held-out rows'."""
     setup, host, plan = trainer.setup, trainer.host, trainer.setup.plan
     if plan.soup is not None or plan.last_stretch is not None:
         per_machine = plan.launch.processes // plan.launch.machines
         drop = partial(drop_gathered, setup.net)
         host.snapshots = Snapshots(trained_parameters(setup.net), folder, trainer.ranks, per_machine, drop)
     if plan.last_stretch is not None and setup.held_out is not None and isinstance(host.scorer, HeldOutLoss):
-        host.stretcher = NativeStretcher(trainer, setup.held_out, host.scorer)
+        host.stretcher = NativeStretcher(trainer, setup.held_out, host.scorer, clusters)
 
 
 def resume(trainer: Trainer, folder: Path) -> Path | None:

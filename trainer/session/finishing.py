@@ -108,7 +108,9 @@ class Finishing:
         assert plan is not None
         assert stretcher is not None
         if not still_fell or not self.numbers:
-            why = "its best state came earlier" if self.numbers else "the best model is an earlier launch's"
+            why = (
+                "its best state came earlier" if self.numbers else "the best model is from an earlier launch"
+            )
             session.progress.note("last-stretch", f"held-out rows are not trained on: {why}")
             return
         session.progress.stage("last-stretch", "held-out rows are trained on")
@@ -120,11 +122,14 @@ class Finishing:
             stops = session.ranks.rank == 0 and session.stop_requested()
             return session.ranks.from_first([-1.0 if stops else left])[0]
 
+        if seconds_left() <= 0:
+            session.progress.note("last-stretch", "held-out rows are not trained on: there is no time for it")
+            return
         self.kept.store.load(self.numbers)
         session.phase = "train"
         step_s = session.ranks.from_first([clock.step_s])[0]
         result = LastStretch(plan, stretcher, session.ranks, session.peak, step_s, seconds_left).run()
-        submits = result.accepted and self._agree(self._may_submit)
+        submits = self._agree(lambda: result.accepted and self._may_submit())
         if submits:
             session.write(session.best.score)
         session.progress.note("last-stretch", _text(result, submits))

@@ -350,7 +350,8 @@ class Session:
         if shown:
             self.progress.stage("evaluate")
         began = self.clock.now()
-        value = score()
+        # Ranks that compare other numbers would part ways.
+        value = self.ranks.from_first([score()])[0]
         seconds = self.clock.now() - began
         self.clock.evaluated(later() if later else seconds)
         self.phase = before

@@ -14,6 +14,7 @@ from core.runs.progress import EvalEvent, NoteEvent, StageEvent
 from core.runs.run_files import RunEnd
 from tests.doubles.each import each
 from tests.trainer.session.simulated import FakeStore, FakeStretcher, Simulation, plan_of, scored
+from trainer.session.last_stretch import divided
 from trainer.session.soup import BestStates, Soup, greedy_soup
 
 SOUP, STRETCH = SoupPlan(members=4, share=0.05), LastStretchPlan(rate=0.25, share=0.1)
@@ -93,6 +94,29 @@ def test_of_a_mean_that_scores_nothing_and_of_those_without_time_nothing_is_take
     assert soup_of(best_of([1.0, 1.1, 1.2]), {(1, 2): 0.9, (1, 2, 3): 0.5}, candidates=1).numbers == (1, 2)
 
 
+def test_every_few_rows_one_stays_out_with_its_near_duplicates() -> None:
+    alone = divided(range(200), range(200))
+    assert alone is not None
+    assert alone.judges == list(range(0, 200, 5))
+    doubled = [place // 2 for place in range(400)]
+    read = range(0, 400, 2)  # an evaluation reads one of each two
+    parts = divided(read, doubled)
+    assert parts is not None
+    assert len(parts.judges) == 40
+    assert not {doubled[place] for place in parts.judges} & {doubled[place] for place in parts.trained}
+    assert len(parts.trained) == 400 - 2 * 40
+
+
+def test_a_cluster_too_large_to_stay_out_is_trained_on() -> None:
+    parts = divided(range(300), [0] * 100 + list(range(100, 300)))
+    assert parts is not None
+    assert set(range(100)) <= set(parts.trained)
+    assert len(parts.judges) == pytest.approx(60, abs=1), "the others make up for it"
+    assert divided(range(300), [0] * 250 + list(range(250, 300))) is not None
+    assert divided(range(300), [0] * 280 + list(range(280, 300))) is None, "twenty rows are no judges"
+    assert divided(range(63), range(63)) is None
+
+
 # — in a session
 
 
@@ -154,7 +178,7 @@ def test_a_mean_is_no_match_for_a_better_submission_of_an_earlier_attempt(tmp_pa
     assert outcome.best.value == 0.0001
     assert run.submitted == []
     assert notes(run, "last-stretch") == [
-        "held-out rows are not trained on: the best model is an earlier launch's"
+        "held-out rows are not trained on: the best model is from an earlier launch"
     ]
 
 
@@ -226,6 +250,14 @@ def test_the_last_stretch_begins_at_the_best_weights_and_is_submitted_with_their
     assert said == (
         "5 steps on held-out rows; the rows that stayed out 1 → 0.99: submitted with the score from before"
     )
+
+
+def test_asked_to_stop_after_the_last_evaluation_no_held_out_rows_are_trained_on(tmp_path: Path) -> None:
+    run = simulation(tmp_path, soup=False)
+    run.session.stop_requested = lambda: bool(run.recorded)
+    assert run.run().end is RunEnd.FINISHED
+    assert run.store is not None
+    assert run.store.loaded == (), "not even the weights are read again"
 
 
 def test_without_a_soup_it_begins_at_the_best_state_and_no_other_is_kept(tmp_path: Path) -> None:
