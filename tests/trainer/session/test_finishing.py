@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from core.planning.plan import LastStretchPlan, SoupPlan
-from core.runs.progress import EvalEvent, NoteEvent, StageEvent
+from core.runs.progress import EvalEvent, NoteEvent, StageEvent, SubmissionEvent
 from core.runs.run_files import RunEnd
 from tests.doubles.each import each
 from tests.trainer.session.simulated import FakeStore, FakeStretcher, Simulation, plan_of, scored
@@ -22,11 +22,10 @@ SOUP, STRETCH = SoupPlan(members=4, share=0.05), LastStretchPlan(rate=0.25, shar
 
 @dataclass
 class Kept:
-    """Where states are put aside; says which are there and which were loaded together."""
+    """Where states are put aside; says which are there."""
 
     room: int = 100
     there: list[int] = field(default_factory=list)
-    loaded: list[tuple[int, ...]] = field(default_factory=list)
 
     def keep(self, number: int) -> bool:
         if len(self.there) >= self.room:
@@ -38,7 +37,10 @@ class Kept:
         self.there.remove(number)
 
     def load(self, numbers: Sequence[int]) -> None:
-        self.loaded.append(tuple(numbers))
+        """Only a session loads."""
+
+    def clear(self) -> None:
+        self.there.clear()
 
 
 def best_of(values: Sequence[float], most: int = 3, room: int = 100) -> BestStates:
@@ -68,10 +70,11 @@ def test_where_there_is_no_room_for_more_a_better_state_takes_the_place_of_the_w
 
 
 def soup_of(best: BestStates, scores: dict[tuple[int, ...], float], candidates: int = 100) -> Soup:
-    assert isinstance(best.store, Kept)
-    store, left = best.store, iter(range(candidates))
+    left = iter(range(candidates))
     return greedy_soup(
-        best, lambda: scored(scores[store.loaded[-1]]), goes_on=lambda: next(left, None) is not None
+        best.states,
+        lambda numbers: scored(scores[numbers]),
+        goes_on=lambda states: next(left, None) is not None,
     )
 
 
@@ -87,10 +90,8 @@ def test_the_best_state_stays_where_no_mean_is_better_by_more_than_rounding() ->
 
 
 def test_of_a_mean_that_scores_nothing_and_of_those_without_time_nothing_is_taken() -> None:
-    best = best_of([1.0, 1.1, 1.2])
-    assert isinstance(best.store, Kept)
-    answers = iter([None, scored(0.5)])
-    assert greedy_soup(best, lambda: next(answers), goes_on=lambda: True).numbers == (1, 3)
+    states, answers = best_of([1.0, 1.1, 1.2]).states, iter([None, scored(0.5)])
+    assert greedy_soup(states, lambda numbers: next(answers), goes_on=lambda states: True).numbers == (1, 3)
     assert soup_of(best_of([1.0, 1.1, 1.2]), {(1, 2): 0.9, (1, 2, 3): 0.5}, candidates=1).numbers == (1, 2)
 
 
@@ -152,12 +153,17 @@ def test_a_better_mean_is_submitted_and_is_what_the_outcome_says(tmp_path: Path)
     assert run.store is not None
     assert run.written == run.store.loaded == last_two(run)
     assert len(run.store.kept) == SOUP.members
-    [before] = run.recorded
+    before, after = run.recorded
+    assert after == outcome
     assert before.best is not None
     assert before.best.step == 100
     assert before.best.value == pytest.approx(1 / 101)
-    last = [event for event in run.events if isinstance(event, EvalEvent)][-1]
+    kinds = [event for event in run.events if isinstance(event, EvalEvent | SubmissionEvent)]
+    written, last = kinds[-2:]
+    assert isinstance(written, SubmissionEvent), "nobody hears of a model that is not there"
+    assert isinstance(last, EvalEvent)
     assert (last.score, last.best) == (outcome.best, True)
+    assert run.store.cleared
     assert len(notes(run, "soup")) == 3
     assert "soup" in [event.stage for event in run.events if isinstance(event, StageEvent)]
 
@@ -220,6 +226,27 @@ def test_the_time_for_means_and_held_out_rows_is_kept_free_by_the_clock(tmp_path
     assert len(notes(run, "soup")) == SOUP.members - 1
     assert run.stretcher is not None
     assert len(run.stretcher.factors) == run.stretcher.pass_steps
+
+
+@each(("load_s", "writes"), [(3.0, True), (8.0, False)])
+def test_states_that_load_slowly_make_the_end_no_later(tmp_path: Path, load_s: float, writes: bool) -> None:
+    """What they take is only known when the first mean is there; then there may be no time to write it."""
+    plan = plan_of(5000, 5000, 0.5).model_copy(update={"soup": SOUP})
+    run = simulation(tmp_path / str(load_s), stretch=False, plan=plan, seconds=400.0, step_s=lambda step: 0.5)
+    assert run.store is not None
+    run.store.load_s, run.submit_s, run.mean_score = load_s, 4.0, last_two_are_better
+    outcome = run.run()
+    assert run.left >= 0
+    assert bool(run.written) is writes
+    assert run.session.submission.score == outcome.best
+
+
+def test_evaluations_that_keep_nothing_leave_what_a_copy_takes_as_it_is(tmp_path: Path) -> None:
+    run = simulation(tmp_path, soup=False, curve=lambda step: 1 + step / 100)
+    assert run.store is not None
+    run.store.keep_s = 5.0
+    run.run()
+    assert run.session.clock.load_s(1) == 5.0
 
 
 def test_no_time_is_kept_for_what_there_is_no_room_for(tmp_path: Path) -> None:
