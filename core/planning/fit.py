@@ -277,7 +277,7 @@ def _timed(
 def _dropped(
     needs: Requirements, finishing: tuple[PhaseEstimate, ...], eval_rows: int
 ) -> PhaseEstimate | None:
-    """The last stretch, where the time leaves fewer held-out rows than it needs: the steps get its seconds."""
+    """The last stretch, where a short training holds out too few rows for it: the steps get its seconds."""
     if last_stretch_plan(needs, eval_rows) is not None:
         return None
     return next((phase for phase in finishing if phase.name == STRETCH_PHASE), None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.native.batches import MicroBatch, TokenRows, collate
+from trainer.native.batches import MicroBatch, TokenRows
 from trainer.native.evaluation import HeldOutLoss, held_out_loss
 from trainer.native.loader import regrouped
 from trainer.session.last_stretch import Stretcher, divided
@@ -59,8 +59,7 @@ class NativeStretcher(Stretcher):
         return held_out_loss(self._trainer.setup.net, self._out, ranks, self._scorer.micro)
 
     def step(self, factor: float, place: int) -> float:
-        rows, micros = self._rows, regrouped(self._steps[place], self._trainer.session.controls.micro)
-        batches = [collate(rows.tokens, micro, rows.layout, rows.reference) for micro in micros]
-        loss = self._trainer.stepper.step(batches, factor).loss
+        micros = regrouped(self._steps[place], self._trainer.session.controls.micro)
+        loss = self._trainer.stepper.step(self._rows.batches(micros), factor).loss
         self._trainer.ranks.heartbeat()
         return loss

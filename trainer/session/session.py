@@ -231,7 +231,7 @@ class Session:
         )
         factor = search.run(base.value, seconds)
         if factor is None:
-            self.progress.note("lr-search", "there is no time for it: the planned rate is kept")
+            self.progress.note("lr-search", "there is no time or no memory for it: the planned rate is kept")
             return
         self.peak = factor
         if self.ranks.rank == 0:
