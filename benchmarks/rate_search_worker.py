@@ -88,7 +88,7 @@ class Lab:
     """One case: its rows, its base, and trainings at any rate."""
 
     def __init__(self, folder: Path, case: RateCase, base: Path, seed: int) -> None:
-        self.case, self.base, self.seed = case, base, seed
+        self.case, self.base, self.seed, self.folder = case, base, seed, folder
         self.world, self.tokenizer = NoisyWorld(seed), tiny.tokenizer(adds_begin=True)
         self.world.noise = case.noise
         if case.tuned:
@@ -183,7 +183,7 @@ class Lab:
 
     def searched(self, kind: type[LrSearch], rate: float, steps: int) -> dict[str, Any]:
         stepper, clock = self._stepper(rate), CountedClock()
-        states = Snapshots(trained_parameters(stepper.net), Path(), ALONE)
+        states = Snapshots(trained_parameters(stepper.net), self.folder / "states", ALONE)
         prober = CountedProber(clock, stepper, self.train, self._order(self.train), ALONE, states)
         base = self._score(stepper)
         search = kind(

@@ -84,7 +84,7 @@ def _optimizer(name: str, trained: list[Any]) -> Any:
 
 def prober_of(trainer: Trainer) -> HfProber:
     named = dict(trainer.model_wrapped.named_parameters())
-    return HfProber(trainer, Snapshots(named, Path("nowhere"), Communicator()))
+    return HfProber(trainer, Snapshots(named, Path(__file__).parent / "nowhere", Communicator()))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "AdamW8bit", "Lion8bit"])
