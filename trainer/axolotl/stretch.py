@@ -57,6 +57,7 @@ class HfStretcher:
 
     def _batches(self, table: Any) -> list[Any]:
         """The engine's own micro-batches of this rank; as many on each, or some would wait for ever."""
+        from accelerate.utils import send_to_device
         from transformers import set_seed
 
         trainer, args = self._trainer, self._trainer.args
@@ -66,7 +67,8 @@ class HfStretcher:
         try:
             # There may be fewer rows than make one batch.
             trainer.train_dataset, args.dataloader_drop_last = table, False
-            batches = list(trainer.get_train_dataloader())
+            # A GPU that training fills has no room for all of them; a step moves its own there.
+            batches = [send_to_device(batch, "cpu") for batch in trainer.get_train_dataloader()]
         finally:
             trainer.train_dataset, args.dataloader_drop_last = before
         return batches[: int(min(self._ranks.gather([len(batches)])))]

@@ -181,7 +181,8 @@ class Session:
         if self.host.scorer is not None:
             scorer = self.host.scorer
             # A tenth of the share for evaluations: about ten are to follow.
-            budget = max(EVAL_SHARE / EVALUATIONS * max(self.clock.left, 0.0), 1.0)
+            share = EVAL_SHARE / EVALUATIONS * max(self.clock.left, 0.0)
+            budget = self.ranks.from_first([max(share, 1.0)])[0]
             value, seconds = self._score_now(
                 lambda: scorer.score_base(budget, self.step == 0), lambda: scorer.pass_seconds
             )
