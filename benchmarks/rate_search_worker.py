@@ -25,13 +25,15 @@ from core.planning.plan import AdapterPlan, LrSearchPlan, OptimizerPlan, TaskSpe
 from tests.trainer import tiny
 from tests.trainer.native.tiny import ALONE, CPU, plan
 from trainer.native import model as nets
-from trainer.native.batches import BatchLayout, SampleOrder, TokenRows, collate
+from trainer.native.batches import BatchLayout, SampleOrder, TokenRows
 from trainer.native.evaluation import base_preferences, held_out_loss
 from trainer.native.optimizer import Stepper
 from trainer.native.prober import NativeProber
 from trainer.native.token_file import write_rows
+from trainer.native.train import trained_parameters
 from trainer.session.learning_rate import ScheduleProgress, rate_factor
-from trainer.session.rate_search import NEARLY, RUNG, LrSearch, gains_of, is_tuned, shortening
+from trainer.session.rate_search import NEARLY, RUNG, LrSearch, gains_of, is_tuned
+from trainer.session.snapshots import Snapshots
 
 BATCH, LENGTH, HELD_OUT, EVALUATIONS = 8, 64, 96, 6
 #: Seconds of an evaluation, where a step takes one.
@@ -86,7 +88,7 @@ class Lab:
     """One case: its rows, its base, and trainings at any rate."""
 
     def __init__(self, folder: Path, case: RateCase, base: Path, seed: int) -> None:
-        self.case, self.base, self.seed = case, base, seed
+        self.case, self.base, self.seed, self.folder = case, base, seed, folder
         self.world, self.tokenizer = NoisyWorld(seed), tiny.tokenizer(adds_begin=True)
         self.world.noise = case.noise
         if case.tuned:
@@ -166,8 +168,7 @@ class Lab:
         schedule = ScheduleProgress(total=steps, asked_warmup=stepper.plan.optimizer.warmup_steps)
         order = self._order(rows).for_rank(0)
         for step in range(1, steps + 1):
-            batches = [collate(rows.tokens, micro, rows.layout, rows.reference) for micro in next(order)]
-            stepper.step(batches, factor * rate_factor(stepper.plan.optimizer, schedule))
+            stepper.step(rows.batches(next(order)), factor * rate_factor(stepper.plan.optimizer, schedule))
             schedule.advance()
             yield step
 
@@ -182,7 +183,8 @@ class Lab:
 
     def searched(self, kind: type[LrSearch], rate: float, steps: int) -> dict[str, Any]:
         stepper, clock = self._stepper(rate), CountedClock()
-        prober = CountedProber(clock, stepper, self.train, self._order(self.train), ALONE)
+        states = Snapshots(trained_parameters(stepper.net), self.folder / "states", ALONE)
+        prober = CountedProber(clock, stepper, self.train, self._order(self.train), ALONE, states)
         base = self._score(stepper)
         search = kind(
             LrSearchPlan(share=SHARE),
@@ -193,7 +195,6 @@ class Lab:
             lower_is_better=True,
             score_s=EVAL_S,
             tuned=is_tuned(self.task, base),
-            shorter=shortening(stepper.plan),
             whole_steps=lambda step_s: steps,
         )
         factor = search.run(base, SHARE / (1 - SHARE) * steps) or 1.0

@@ -254,8 +254,9 @@ def _timed(
     schedule, choice = fitted(seconds), None
     if (asked := needs.targets.checkpoint_choice) is not None and can_score(candidate):
         schedule, choice = with_choice(candidate, asked, before, rate, fitted, seconds)
-    if last_stretch_plan(needs, schedule.eval_rows) is None:
-        finishing = tuple(phase for phase in finishing if phase.name != STRETCH_PHASE)
+    if (dropped := _dropped(needs, finishing, schedule.eval_rows)) is not None:
+        finishing = tuple(phase for phase in finishing if phase is not dropped)
+        schedule = fitted(seconds + dropped.seconds)
     return TimedCandidate(
         required=required,
         candidate=candidate,
@@ -271,6 +272,15 @@ def _timed(
         choice=choice,
         finishing=finishing,
     )
+
+
+def _dropped(
+    needs: Requirements, finishing: tuple[PhaseEstimate, ...], eval_rows: int
+) -> PhaseEstimate | None:
+    """The last stretch, where a short training holds out too few rows for it: the steps get its seconds."""
+    if last_stretch_plan(needs, eval_rows) is not None:
+        return None
+    return next((phase for phase in finishing if phase.name == STRETCH_PHASE), None)
 
 
 def _lr_search_phase(needs: Requirements, seconds: float) -> PhaseEstimate | None:

@@ -26,7 +26,10 @@ _STAGES = {
     "gpus": "waits for GPUs",
     "data": "reads the rows",
     "load": "loads the model",
+    "search": "tries learning rates",
     "eval": "evaluates",
+    "soup": "averages its best states",
+    "last-stretch": "trains on held-out rows",
     "save": "saves",
 }
 _SEVERITIES: dict[str, Tone] = {"critical": "bad", "warning": "warn", "info": "live"}

@@ -40,7 +40,7 @@ class HfHost:
     def __init__(self, trainer: Any, scorer: Scorer | None, splitter: MicroBatchSplitter) -> None:
         self.trainer, self.scorer, self._splitter = trainer, scorer, splitter
         self.average: MovingAverage | None = None
-        self.prober: Prober | None = HfProber(trainer)
+        self.prober: Prober | None = None
         self.snapshots: StateStore | None = None
         self.stretcher: Stretcher | None = None
 
@@ -103,13 +103,11 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
         return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
     def _begin_snapshots(self) -> None:
-        plan, session = self.session.plan, self.session
-        if plan.soup is None and plan.last_stretch is None:
-            return
-        per_machine = plan.launch.processes // plan.launch.machines
-        drop = partial(drop_gathered, self.host.trainer.model)
-        folder = Path(self.spec.run.work_dir) / "snapshots"
-        self.host.snapshots = Snapshots(self._trained(), folder, session.ranks, per_machine, drop)
+        host, launch = self.host, self.session.plan.launch
+        drop = partial(drop_gathered, host.trainer.model)
+        folder, per_machine = Path(self.spec.run.work_dir) / "snapshots", launch.processes // launch.machines
+        states = Snapshots(self._trained(), folder, self.session.ranks, per_machine, drop)
+        host.snapshots, host.prober = states, HfProber(host.trainer, states)
 
     def _begin_average(self) -> None:
         plan, model = self.session.plan.ema, self.host.trainer.model
@@ -274,21 +272,24 @@ class HfProber:
     none of its counters moves.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, states: StateStore) -> None:
+        self._trainer, self._states = trainer, states
         self._loader: Any = None
         self._rows: Iterator[Any] = iter(())
         self._batches: list[tuple[list[Any], Any]] = []
         self._before: StepUndo | None = None
         self._orders: list[tuple[Any, Any]] = []
 
-    def begin(self) -> None:
-        self._before = StepUndo(self._model, [self._trainer.optimizer])
+    def begin(self) -> bool:
+        self._before = StepUndo.of(self._states, [self._trainer.optimizer])
+        if self._before is None:
+            return False
         # The training's own: another one would have to be packed, which takes as long as a search.
         self._loader = self._trainer.callback_handler.train_dataloader
         # Its order may come from a generator of its own, which goes on where the probes left it.
         self._orders = [(item, item.get_state()) for item in _generators(self._loader)]
         self._rows = iter(self._loader)
+        return True
 
     @property
     def _model(self) -> Any:
@@ -327,6 +328,8 @@ class HfProber:
             metrics.clear()
 
     def end(self) -> None:
+        assert self._before is not None
+        self._before.end()
         self._model.zero_grad()
         for generator, state in self._orders:
             generator.set_state(state)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from core.domain.evaluation import RewardScore
-from core.planning.finishing import out_every
 from trainer.handoff import LaunchSpec
 from trainer.scoring.generation import PROMPTS
 from trainer.scoring.held_out import HeldOut, HeldOutSums, LogProbs
+from trainer.session.last_stretch import divided
 from trainer.session.ranks import Communicator
 
 #: Rows that each rank reads at least: fewer are no sample. They also show how long a row takes.
@@ -94,19 +94,24 @@ class HeldOutScorer:
         self.rewarded = self._held.rewarded(measured)
         return measured.value
 
-    def keep_out(self) -> set[int]:
-        """From now on read only every so-manieth of the rows that an evaluation reads; return their places.
-        None where those are too few."""
-        world, every = self._ranks.world, out_every(math.ceil(self._rows / self._stride))
-        if not every:
-            return set()
-        self._stride *= every
-        return {place for place in range(self._rows) if place % self._world < world}
+    def keep_out(self, clusters: Sequence[int], base: Mapping[int, LogProbs]) -> list[int]:
+        """From now on read only rows that stay out of a training on the others; return the places of these,
+        none where too few could stay out. `clusters` of near-duplicates, by row; `base`: `base_log_probs`."""
+        scored = [place for place in range(self._rows) if place % self._world < self._ranks.world]
+        parts = divided(scored, clusters or range(self._rows))
+        if parts is None:
+            return []
+        self._held, self._stride = self._held.part(parts.judges, base), 1
+        self._rows = len(parts.judges)
+        return parts.trained
 
-    @property
-    def base_log_probs(self) -> Mapping[int, LogProbs]:
-        """DPO: what the base gives to the pairs that this rank reads, by their places."""
-        return self._held.base_log_probs
+    def base_log_probs(self) -> dict[int, LogProbs]:
+        """DPO: what the base gives to the pairs that an evaluation reads, by their places. All ranks call
+        it."""
+        own = self._held.base_log_probs
+        numbers = self._ranks.gather([number for place, pair in own.items() for number in (place, *pair)])
+        triples = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+        return {int(place): LogProbs(chosen, rejected) for place, chosen, rejected in triples}
 
     @property
     def _world(self) -> int:

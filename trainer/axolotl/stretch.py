@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from core.planning.plan import TrainingPlan
 from trainer.axolotl.host import step_of_engine
 from trainer.axolotl.scorers import HeldOutScorer
 from trainer.handoff import LaunchSpec
+from trainer.scoring.held_out import LogProbs
 from trainer.session.ranks import Communicator
 
 #: Columns that TRL computes before the training where the reference is not computed in every step.
@@ -26,9 +27,10 @@ class HfStretcher:
         self._steps: list[tuple[list[Any], Any]] = []
 
     def begin(self) -> int:
-        out = self._scorer.keep_out()
-        table = self._table(out) if out else None
-        if table is None or not len(table):
+        base = self._scorer.base_log_probs()
+        trained = self._scorer.keep_out(self._spec.prepared.eval_clusters, base)
+        table = self._table(trained, base) if trained else ()
+        if not len(table):
             return 0
         trainer = self._trainer
         batches, together = self._batches(table), trainer.args.gradient_accumulation_steps
@@ -38,36 +40,24 @@ class HfStretcher:
         ]
         return len(self._steps)
 
-    def _table(self, out: set[int]) -> Any:
+    def _table(self, trained: Sequence[int], base: Mapping[int, LogProbs]) -> Any:
         """The held-out rows that are trained on, with the columns of those before. They are as long as
         validators take them, whatever the training has room for."""
         held = importlib.import_module("datasets").load_from_disk(str(self._spec.prepared.eval_path))
-        most, reference = self._plan.sequence.length, self._reference()
-        places = [
-            place
-            for place, row in enumerate(held)
-            if place not in out and _tokens(row) <= most and (reference is None or place in reference)
-        ]
+        most, own = self._plan.sequence.length, getattr(self._trainer, "precompute_ref_logps", False)
+        places = [place for place in trained if _tokens(held[place]) <= most and (not own or place in base)]
         table = held.select(places)
         if "position_ids" in self._trainer.train_dataset.column_names:  # for packing
-            table = table.map(lambda row: {"position_ids": list(range(len(row["input_ids"])))})
-        for at, name in enumerate(REFERENCE_COLUMNS if reference is not None else ()):
-            assert reference is not None
-            table = table.add_column(name, [reference[place][at] for place in places])
+            add = lambda row: {"position_ids": list(range(len(row["input_ids"])))}  # noqa: E731
+            table = table.map(add, keep_in_memory=True)
+        # A full fine-tune has no base any more, but the scorer knows what it gave.
+        for at, name in enumerate(REFERENCE_COLUMNS if own else ()):
+            table = table.add_column(name, [base[place][at] for place in places])
         return table
-
-    def _reference(self) -> Mapping[int, tuple[float, float]] | None:
-        """DPO: what the base gives to both answers of a pair, where the engine does not compute it itself. A
-        full fine-tune has no base any more, but the scorer knows."""
-        if not getattr(self._trainer, "precompute_ref_logps", False):
-            return None
-        own = self._scorer.base_log_probs
-        numbers = self._ranks.gather([number for place, pair in own.items() for number in (place, *pair)])
-        triples = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
-        return {int(place): (chosen, rejected) for place, chosen, rejected in triples}
 
     def _batches(self, table: Any) -> list[Any]:
         """The engine's own micro-batches of this rank; as many on each, or some would wait for ever."""
+        from accelerate.utils import send_to_device
         from transformers import set_seed
 
         trainer, args = self._trainer, self._trainer.args
@@ -77,7 +67,8 @@ class HfStretcher:
         try:
             # There may be fewer rows than make one batch.
             trainer.train_dataset, args.dataloader_drop_last = table, False
-            batches = list(trainer.get_train_dataloader())
+            # A GPU that training fills has no room for all of them; a step moves its own there.
+            batches = [send_to_device(batch, "cpu") for batch in trainer.get_train_dataloader()]
         finally:
             trainer.train_dataset, args.dataloader_drop_last = before
         return batches[: int(min(self._ranks.gather([len(batches)])))]

@@ -232,6 +232,9 @@ class TokenRows:
         lengths = self.tokens.lengths
         return lengths.reshape(-1, 2).max(axis=1) if self.layout.pairs else lengths
 
+    def batches(self, micros: Sequence[MicroBatch]) -> list[TokenBatch]:
+        return [collate(self.tokens, micro, self.layout, self.reference) for micro in micros]
+
     def part(self, places: NDArray[np.int64]) -> TokenRows:
         """Some of the rows, or pairs, in this order."""
         if not self.layout.pairs:

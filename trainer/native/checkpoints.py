@@ -13,7 +13,7 @@ import pickle
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Saver:
     ) -> None:
         """Copy now, write later, then call `on_written` with the folder, in the thread; on every rank."""
         self.wait()
-        weights = trained_weights(stepper.net)
+        weights = trained_weights(stepper.net, keep=self._ranks.rank == 0)
         # Each rank's own shards of the optimizer, and its own random numbers.
         rank_state = {"masters": _on_host(stepper.masters.state()), "random": _random_state(self._ranks)}
         if average is not None:
@@ -209,24 +209,34 @@ def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in named if match)
 
 
-def trained_weights(net: nn.Module) -> dict[str, Tensor]:
-    """What is trained, whole and on the host. Every rank must call this, for shards to be gathered."""
-    return {
-        name: full_tensor(weight.detach()).to("cpu", copy=True).contiguous()
-        for name, weight in net.named_parameters()
-        if weight.requires_grad
-    }
+def trained_weights(net: nn.Module, keep: bool = True) -> dict[str, Tensor]:
+    """What is trained, whole and on the host. Every rank must call this, for shards to be gathered; those
+    that do not `keep` it copy nothing: a machine has less memory than a model for each GPU."""
+    named = ((name, weight.detach()) for name, weight in net.named_parameters() if weight.requires_grad)
+    return _whole(named, keep)
+
+
+def _whole(named: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Tensor]:
+    weights = {}
+    for name, weight in named:
+        whole = full_tensor(weight)
+        if keep:
+            weights[name] = whole.to("cpu", copy=True).contiguous()
+    return weights
 
 
 def export_model(net: nn.Module, folder: Path | None, ranks: NativeCommunicator) -> None:
     """The model as transformers and PEFT load it: an adapter, or the whole. Every rank calls this."""
-    trained = {name.removeprefix("model."): value for name, value in trained_weights(net).items()}
-    model: Any = net.model
+    model, writes = net.model, ranks.rank == 0 and folder is not None
+    trained = {name.removeprefix("model."): value for name, value in trained_weights(net, writes).items()}
     if not hasattr(model, "peft_config"):
         # Frozen weights and tied ones, which are listed twice here, come from the model itself.
-        for name, value in without_adapters(model).state_dict().items():
-            trained.setdefault(name, full_tensor(value).cpu())
-    if ranks.rank or folder is None:
+        known = {
+            name.removeprefix("model.") for name, weight in net.named_parameters() if weight.requires_grad
+        }
+        others = without_adapters(model).state_dict().items()
+        trained |= _whole(((name, value) for name, value in others if name not in known), writes)
+    if folder is None or ranks.rank:
         return
     folder.mkdir(parents=True, exist_ok=True)
     dtype = without_adapters(model).dtype

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from core.runs.control import even_micro
-from trainer.native.batches import MicroBatch, SampleOrder, TokenBatch, TokenRows, collate
+from trainer.native.batches import MicroBatch, SampleOrder, TokenBatch, TokenRows
 from trainer.session.control import MicroChange
 
 
@@ -111,11 +111,8 @@ class BatchLoader:
             self._put(error)
 
     def _batches(self, micros: Sequence[MicroBatch], most: int) -> list[TokenBatch]:
-        return [self._batch(micro) for micro in regrouped(micros, most)]
-
-    def _batch(self, micro: MicroBatch) -> TokenBatch:
-        batch = collate(self._rows.tokens, micro, self._rows.layout, self._rows.reference)
-        return batch.pinned() if self._pin else batch
+        batches = self._rows.batches(regrouped(micros, most))
+        return [batch.pinned() for batch in batches] if self._pin else batches
 
     def _put(self, item: _LoadedStep | BaseException) -> bool:
         while not self._closed.is_set():

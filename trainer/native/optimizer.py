@@ -23,6 +23,7 @@ from trainer.native.batches import TokenBatch
 from trainer.native.distributed import NativeCommunicator
 from trainer.native.model import LossModel
 from trainer.session.control import release_memory
+from trainer.session.ema import own_part
 from trainer.session.failures import is_oom
 
 #: Muon orthogonalises matrices; these are tables.
@@ -82,12 +83,6 @@ class MasterWeights:
         """The optimizers that hold state."""
         return self.optimizer.parts if isinstance(self.optimizer, MuonAndAdam) else [self.optimizer]
 
-    @torch.no_grad()
-    def copy_weights(self) -> None:
-        """Take over weights that were changed from outside."""
-        if self._weights:
-            torch._foreach_copy_(self._copies, self._weights)
-
     def set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             own = rate * group.get("rate_factor", 1.0)
@@ -99,10 +94,10 @@ class MasterWeights:
     def state(self) -> dict[str, Any]:
         """This rank's part, as plain tensors: moments in the order of the weights, and the copies."""
         moments = [
-            {key: local_shard(value) for key, value in part.state[weight].items()}
+            {key: own_part(value) for key, value in part.state[weight].items()}
             for part, weight in self._weights_by_part()
         ]
-        return {"moments": moments, "copies": [local_shard(copy.detach()) for copy in self._copies]}
+        return {"moments": moments, "copies": list(map(own_part, self._copies))}
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
@@ -110,17 +105,12 @@ class MasterWeights:
         for (part, weight), saved in zip(self._weights_by_part(), state["moments"], strict=True):
             part.state[weight] = {key: _like(value, weight) for key, value in saved.items()}
         for copy, saved in zip(self._copies, state["copies"], strict=True):
-            local_shard(copy).copy_(saved)
+            own_part(copy).copy_(saved)
 
     def _weights_by_part(self) -> list[tuple[Optimizer, Tensor]]:
         return [
             (part, weight) for part in self.parts for group in part.param_groups for weight in group["params"]
         ]
-
-
-def local_shard(value: Any) -> Any:
-    """The part of a sharded tensor that lies here."""
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _like(value: Any, weight: Tensor) -> Any:

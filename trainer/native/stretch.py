@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from core.planning.finishing import out_every
-from trainer.native.batches import MicroBatch, TokenRows, collate
+from trainer.native.batches import MicroBatch, TokenRows
 from trainer.native.evaluation import HeldOutLoss, held_out_loss
 from trainer.native.loader import regrouped
-from trainer.session.last_stretch import Stretcher
+from trainer.session.last_stretch import Stretcher, divided
 
 if TYPE_CHECKING:
     from trainer.native.train import Trainer
 
 
 class NativeStretcher(Stretcher):
-    def __init__(self, trainer: Trainer, held_out: TokenRows, scorer: HeldOutLoss) -> None:
+    def __init__(
+        self, trainer: Trainer, held_out: TokenRows, scorer: HeldOutLoss, clusters: Sequence[int]
+    ) -> None:
+        """`clusters` of near-duplicates, by held-out row; empty: there are none."""
         self._trainer, self._held, self._scorer = trainer, held_out, scorer
+        self._clusters = clusters or range(len(held_out.lengths))
         self._out = self._rows = held_out
         self._steps: list[list[MicroBatch]] = []
 
     def begin(self) -> int:
-        scored, held = self._scorer.places, self._held
-        every = out_every(len(scored))
-        if not every:
+        held, parts = self._held, divided(self._scorer.places.tolist(), self._clusters)
+        if parts is None:
             return 0
-        out = scored[::every]
-        stays_out = np.zeros(len(held.lengths), np.bool_)
-        stays_out[out] = True
         # Held-out rows are as long as validators take them, whatever the training has room for.
         fits = (held.lengths > 0) & (held.lengths <= self._trainer.setup.order.capacity)
-        others = np.flatnonzero(fits & ~stays_out)
-        if not len(others):
+        trained = np.array(parts.trained)
+        trained = trained[fits[trained]]
+        if not len(trained):
             return 0
         layout = self._trainer.setup.train.layout
-        self._out, self._rows = held.part(out), replace(held.part(others), layout=layout)
+        self._out = held.part(np.array(parts.judges))
+        self._rows = replace(held.part(trained), layout=layout)
         self._steps = self._one_pass(self._rows.lengths)
         self._trainer.stepper.masters.reread()
         return len(self._steps)
@@ -57,8 +59,7 @@ class NativeStretcher(Stretcher):
         return held_out_loss(self._trainer.setup.net, self._out, ranks, self._scorer.micro)
 
     def step(self, factor: float, place: int) -> float:
-        rows, micros = self._rows, regrouped(self._steps[place], self._trainer.session.controls.micro)
-        batches = [collate(rows.tokens, micro, rows.layout, rows.reference) for micro in micros]
-        loss = self._trainer.stepper.step(batches, factor).loss
+        micros = regrouped(self._steps[place], self._trainer.session.controls.micro)
+        loss = self._trainer.stepper.step(self._rows.batches(micros), factor).loss
         self._trainer.ranks.heartbeat()
         return loss

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -136,7 +136,7 @@ def train(
         position=TrainingPosition(0, setup.shape),
     )
     host.average = moving_average(net, plan)
-    prepare_finish(trainer, Path(spec.run.work_dir) / "snapshots")
+    prepare_states(trainer, Path(spec.run.work_dir) / "snapshots", spec.prepared.eval_clusters)
 
     # Resume
     if spec.resume_from and not resume(trainer, Path(spec.resume_from)):  # all ranks
@@ -179,7 +179,8 @@ def run_loop(trainer: Trainer, on_first_step: Callable[[], None] = lambda: None)
     """Until the last step or a reason to stop; the best model has been submitted by then."""
     setup, ranks, session, host = trainer.setup, trainer.ranks, trainer.session, trainer.host
     loading, meter = setup.plan.loader, SpeedMeter(setup.plan)
-    host.prober = NativeProber(trainer.stepper, setup.train, setup.order, ranks)
+    if host.snapshots is not None:
+        host.prober = NativeProber(trainer.stepper, setup.train, setup.order, ranks, host.snapshots)
     session.begin()  # all ranks: score the untouched model, search for a rate
     on_first_step()
     loader = BatchLoader(
@@ -382,15 +383,15 @@ def moving_average(net: LossModel, plan: TrainingPlan) -> MovingAverage | None:
     return MovingAverage(trained_parameters(net), plan.ema.decay, plan.ema.every, drop)
 
 
-def prepare_finish(trainer: Trainer, folder: Path) -> None:
-    """What is done after the last step needs, if the plan has it. `folder` is for states of the weights."""
+def prepare_states(trainer: Trainer, folder: Path, clusters: Sequence[int] = ()) -> None:
+    """Where states of the weights are put aside, and what trains on held-out rows if the plan has it.
+    `clusters` are these rows'."""
     setup, host, plan = trainer.setup, trainer.host, trainer.setup.plan
-    if plan.soup is not None or plan.last_stretch is not None:
-        per_machine = plan.launch.processes // plan.launch.machines
-        drop = partial(drop_gathered, setup.net)
-        host.snapshots = Snapshots(trained_parameters(setup.net), folder, trainer.ranks, per_machine, drop)
+    per_machine = plan.launch.processes // plan.launch.machines
+    drop = partial(drop_gathered, setup.net)
+    host.snapshots = Snapshots(trained_parameters(setup.net), folder, trainer.ranks, per_machine, drop)
     if plan.last_stretch is not None and setup.held_out is not None and isinstance(host.scorer, HeldOutLoss):
-        host.stretcher = NativeStretcher(trainer, setup.held_out, host.scorer)
+        host.stretcher = NativeStretcher(trainer, setup.held_out, host.scorer, clusters)
 
 
 def resume(trainer: Trainer, folder: Path) -> Path | None:

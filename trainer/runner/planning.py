@@ -47,19 +47,13 @@ from core.runs.remedies import (
     with_remedies,
 )
 from core.runs.run_files import RunEnd, RunSpec
+from core.system.memory import usable_memory
 from trainer.errors import BadModel, UnusableGpu
 from trainer.runner.command_line import STATS_VARIABLE
 
 log = logging.getLogger(__name__)
 
 DEVICES = Path("/dev")
-_CGROUP_MEMORY = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-#: Beside each limit: what is taken, and the name of what of it is a cache of files that gives way.
-_CGROUP_TAKEN = (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file"))
-_MEMINFO = Path("/proc/meminfo")
 _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
@@ -154,41 +148,6 @@ def _quota() -> float | None:
     except (OSError, ValueError):
         return None
     return quota_us / period_us if quota_us > 0 else None
-
-
-def usable_memory() -> int:
-    """The machine's, or the container's limit."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in _CGROUP_MEMORY:
-        try:
-            text = path.read_text("ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) > 0:
-            total = min(total, int(text))
-    return total
-
-
-def free_memory() -> int:
-    """What of `usable_memory` is not taken."""
-    free = _number_of(_MEMINFO, "MemAvailable:") * 1024
-    limit = usable_memory()
-    for path, (taken, cache) in zip(_CGROUP_MEMORY, _CGROUP_TAKEN, strict=True):
-        try:
-            used = int(path.with_name(taken).read_text("ascii"))
-        except (OSError, ValueError):
-            continue
-        free = min(free, limit - used + _number_of(path.with_name("memory.stat"), cache))
-    return max(free, 0)
-
-
-def _number_of(path: Path, name: str) -> int:
-    """The number behind this word, in a file of one such pair on each line; 0 without one."""
-    try:
-        lines = path.read_text("ascii", "replace").splitlines()
-    except OSError:
-        return 0
-    return next((int(words[1]) for line in lines if (words := line.split())[:1] == [name]), 0)
 
 
 #: Which profile a run that plans for itself follows, by name or path.

@@ -73,6 +73,8 @@ class RunClock:
     _submissions: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _saves: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _keeps: deque[float] = field(default_factory=lambda: deque(maxlen=4))
+    #: For each state.
+    _loads: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _probed: bool = False
     _evaluated: int = -1
     _saved: int = -1
@@ -126,6 +128,10 @@ class RunClock:
         """A copy of the weights was put aside."""
         self._keeps.append(seconds)
 
+    def loaded(self, seconds: float, states: int) -> None:
+        """The weights were given the mean of so many copies."""
+        self._loads.append(seconds / states)
+
     def saved(self, seconds: float) -> None:
         self._saves.append(seconds)
         self._saved = self.done
@@ -169,12 +175,20 @@ class RunClock:
         saves = repeat_count(self.plan.steps.total, self.plan.steps.save_every)
         return _latest(self._saves, self.plan.time["save"] / max(saves, 1))
 
+    def load_s(self, states: int) -> float:
+        """Reading back so many copies and averaging them. Until that was done, each as long as to put it
+        aside."""
+        return states * _latest(self._loads, _latest(self._keeps, 0.0))
+
     @property
     def soup_s(self) -> float:
-        """The longest that averaging the best states may take: of the best alone the score is known."""
-        if self.plan.soup is None or self.soup_members < 2:
+        """The longest that averaging the best states may take: of the best alone the score is known. The best
+        mean may have to be loaded again."""
+        most = self.soup_members
+        if self.plan.soup is None or most < 2:
             return 0.0
-        longest = (self.soup_members - 1) * self.eval_s + self.submission_s
+        loads = sum(map(self.load_s, range(2, most + 1))) + self.load_s(most)
+        longest = (most - 1) * self.eval_s + loads + self.submission_s
         return min(longest, self.plan.soup.share * self.whole)
 
     @property
@@ -184,7 +198,8 @@ class RunClock:
         steps = stretch_steps_of(self.plan)
         if self.plan.last_stretch is None or not self.stretches or not steps:
             return 0.0
-        longest = steps * self.step_s + self.eval_s + self.submission_s
+        loading = self.load_s(max(self.soup_members, 1))
+        longest = loading + steps * self.step_s + self.eval_s + self.submission_s
         return min(longest, self.plan.last_stretch.share * self.whole)
 
     @property

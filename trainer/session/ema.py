@@ -67,8 +67,10 @@ class MovingAverage:
 
 
 def own_part(weight: Any) -> Any:
-    """What this rank has of a weight, sharing its memory: all of it unless it is split."""
-    weight = weight.detach()
+    """What this rank has of a tensor, sharing its memory: all of it unless it is split. Numbers stay as they
+    are."""
+    if getattr(weight, "requires_grad", False):
+        weight = weight.detach()
     return weight.to_local() if hasattr(weight, "to_local") else weight
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from core.planning.plan import LastStretchPlan, SoupPlan
 from core.runs.progress import EvalEvent
 from core.runs.run_files import HeldOutScore, RunEnd
 from trainer.handoff import TrainingOutcome
@@ -32,6 +33,8 @@ class Finishing:
     kept: BestStates
     #: The states whose mean has the best score of all; empty where an earlier process had it.
     numbers: tuple[int, ...] = ()
+    #: The states whose mean the weights are.
+    _loaded: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, session: Session) -> Finishing | None:
@@ -50,7 +53,8 @@ class Finishing:
         """After an evaluation: keep the weights as they were scored, if they are among the best."""
         clock, began = self.session.clock, self.session.clock.now()
         kept = self.kept.offer(score)
-        clock.kept(clock.now() - began)
+        if kept:
+            clock.kept(clock.now() - began)
         if better:
             self.numbers = (self.kept.states[0].number,) if kept else ()
         if kept is None and clock.soup_members > len(self.kept.states):
@@ -61,57 +65,82 @@ class Finishing:
 
     def run(self, outcome: TrainingOutcome) -> None:
         """`outcome`: as it would be without all this."""
-        if outcome.end not in _ENDS or not self.kept.states:
-            return
-        self.session.record(outcome)
-        best = self.session.best
+        try:
+            if outcome.end in _ENDS and self.kept.states:
+                self._improve(outcome)
+        finally:
+            self.kept.store.clear()
+
+    def _improve(self, outcome: TrainingOutcome) -> None:
+        session, best = self.session, self.session.best
+        session.record(outcome)
         still_fell = best.waited <= MOST_WAITED and not best.exhausted
-        self._average()
-        if self.session.clock.stretches and self.session.plan.last_stretch is not None:
-            self._stretch(still_fell)
+        if session.plan.soup is not None and len(self.kept.states) > 1:
+            self._average(session.plan.soup, outcome)
+        if session.clock.stretches and session.plan.last_stretch is not None:
+            self._stretch(session.plan.last_stretch, still_fell)
 
-    def _average(self) -> None:
-        session, clock, soup_plan = self.session, self.session.clock, self.session.plan.soup
-        if soup_plan is None or len(self.kept.states) < 2:
-            return
-        session.progress.stage("soup", f"means of up to {len(self.kept.states)} states are scored")
-        last = clock.now()
-        until = last + soup_plan.share * clock.whole
+    def _average(self, plan: SoupPlan, outcome: TrainingOutcome) -> None:
+        session, clock = self.session, self.session.clock
+        until = clock.now() + plan.share * clock.whole
 
-        def has_time() -> bool:
-            nonlocal last
-            now = clock.now()
-            candidate, last = max(clock.eval_s, now - last), now
-            fits = clock.fits(candidate + clock.submission_s + clock.stretch_s)
-            return fits and now + candidate <= until and not session.stop_requested()
+        def has_time(states: int) -> bool:
+            seconds = clock.eval_s + 2 * clock.load_s(states) + clock.submission_s
+            in_share = clock.now() + seconds <= until
+            return in_share and clock.fits(seconds + clock.stretch_s) and not session.stop_requested()
 
         soup = greedy_soup(
-            self.kept, session.scored_now, goes_on=lambda: self._agree(has_time), on_candidate=self._note
+            self.kept.states,
+            self._scored,
+            goes_on=lambda states: self._agree(lambda: has_time(states)),
+            on_candidate=self._note,
         )
         if len(soup.numbers) < 2 or not soup.score.beats(session.best.score):
             return
-        if self._agree(self._may_submit):
-            self.kept.store.load(soup.numbers)
-            session.best.update(soup.score)
-            session.progress.write(EvalEvent(t=clock.now(), score=soup.score, best=True))
-            session.write(soup.score)
-            self.numbers = soup.numbers
+        loading = self._load_s(soup.numbers)
+        if not self._agree(lambda: self._may_submit(loading)):
+            return
+        self._load(soup.numbers)
+        if not self._agree(self._may_submit):
+            return
+        # What says that it is the best comes after it: whoever is killed between has said nothing wrong.
+        session.write(soup.score)
+        session.best.update(soup.score)
+        session.progress.write(EvalEvent(t=clock.now(), score=soup.score, best=True))
+        session.record(outcome.model_copy(update={"best": soup.score}))
+        self.numbers = soup.numbers
+
+    def _scored(self, numbers: tuple[int, ...]) -> HeldOutScore | None:
+        self.session.progress.stage("soup", f"the mean of {len(numbers)} states is scored")
+        self._load(numbers)
+        return self.session.scored_now()
+
+    def _load_s(self, numbers: tuple[int, ...]) -> float:
+        return 0.0 if numbers == self._loaded else self.session.clock.load_s(len(numbers))
+
+    def _load(self, numbers: tuple[int, ...]) -> None:
+        """Give the weights the mean of these states, unless they are that already."""
+        if numbers == self._loaded:
+            return
+        clock, began = self.session.clock, self.session.clock.now()
+        self.kept.store.load(numbers)
+        self._loaded = numbers
+        clock.loaded(clock.now() - began, len(numbers))
 
     def _note(self, candidate: Soup, better: bool) -> None:
         count, value = len(candidate.numbers), candidate.score.value
         text = f"the mean of {count} states: {value:.5g}, {'better' if better else 'no better'}"
         self.session.progress.note("soup", text)
 
-    def _stretch(self, still_fell: bool) -> None:
-        session, clock, plan = self.session, self.session.clock, self.session.plan.last_stretch
-        stretcher = session.host.stretcher
-        assert plan is not None
+    def _stretch(self, plan: LastStretchPlan, still_fell: bool) -> None:
+        session, clock, stretcher = self.session, self.session.clock, self.session.host.stretcher
         assert stretcher is not None
         if not still_fell or not self.numbers:
-            why = "its best state came earlier" if self.numbers else "the best model is an earlier launch's"
+            why = (
+                "its best state came earlier" if self.numbers else "the best model is from an earlier launch"
+            )
             session.progress.note("last-stretch", f"held-out rows are not trained on: {why}")
             return
-        session.progress.stage("last-stretch", "held-out rows are trained on")
         until = clock.now() + plan.share * clock.whole
 
         def seconds_left() -> float:
@@ -120,20 +149,26 @@ class Finishing:
             stops = session.ranks.rank == 0 and session.stop_requested()
             return session.ranks.from_first([-1.0 if stops else left])[0]
 
-        self.kept.store.load(self.numbers)
+        loading = session.ranks.from_first([self._load_s(self.numbers)])[0]
+        if seconds_left() <= loading:
+            session.progress.note("last-stretch", "held-out rows are not trained on: there is no time for it")
+            return
+        session.progress.stage("last-stretch", "held-out rows are trained on")
+        self._load(self.numbers)
         session.phase = "train"
         step_s = session.ranks.from_first([clock.step_s])[0]
         result = LastStretch(plan, stretcher, session.ranks, session.peak, step_s, seconds_left).run()
-        submits = result.accepted and self._agree(self._may_submit)
+        submits = self._agree(lambda: result.accepted and self._may_submit())
         if submits:
             session.write(session.best.score)
         session.progress.note("last-stretch", _text(result, submits))
 
-    def _may_submit(self) -> bool:
-        """Whether there is time to write a model."""
+    def _may_submit(self, before: float = 0.0) -> bool:
+        """Whether there is time to write a model, after something that takes so many seconds."""
         clock = self.session.clock
-        in_grace = clock.submission_s <= STOP_GRACE_S or not self.session.stop_requested()
-        return in_grace and clock.fits(clock.submission_s)
+        seconds = before + clock.submission_s
+        in_grace = seconds <= STOP_GRACE_S or not self.session.stop_requested()
+        return in_grace and clock.fits(seconds)
 
     def _agree(self, decide: Callable[[], bool]) -> bool:
         """The first rank decides."""

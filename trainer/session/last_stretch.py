@@ -13,15 +13,49 @@ before, which later attempts compare with.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from core.planning.finishing import LEAST_OUT, out_every
 from core.planning.plan import LastStretchPlan
 from trainer.session.ranks import Communicator
 
 #: Of the pass there must be time for this part: less is not worth its risk.
 LEAST_PART = 0.5
+#: The rows that stay out are of so many clusters at least.
+LEAST_CLUSTERS = 5
+
+
+class HeldOutParts(NamedTuple):
+    """Places of held-out rows."""
+
+    #: They stay out, and judge the training on the others.
+    judges: list[int]
+    trained: list[int]
+
+
+def divided(scored: Sequence[int], clusters: Sequence[int]) -> HeldOutParts | None:
+    """Divide the held-out rows; None where too few could judge. `scored`: the places of those that an
+    evaluation reads. `clusters`: of all of them.
+
+    Near-duplicates go to the same side: a row whose double is trained on says nothing of new rows. Clusters
+    that are too large to stay out are trained on."""
+    every = out_every(len(scored))
+    if not every:
+        return None
+    sizes = Counter(clusters[place] for place in scored)
+    most = max(len(scored) // every // LEAST_CLUSTERS, 1)
+    out, rows_out, seen = set[int](), 0, 0
+    for cluster, size in sizes.items():
+        if size <= most and rows_out * every <= seen:
+            out.add(cluster)
+            rows_out += size
+        seen += size
+    judges = [place for place in scored if clusters[place] in out]
+    trained = [place for place, cluster in enumerate(clusters) if cluster not in out]
+    return HeldOutParts(judges, trained) if trained and rows_out >= LEAST_OUT else None
 
 
 class Stretcher(Protocol):
@@ -71,7 +105,7 @@ class LastStretch:
         if not every:
             return StretchResult(0, why="they are too few")
         # Scored first: the steps are to fit into what is left afterwards.
-        before = self.stretcher.score() if self.seconds_left() > 0 else math.nan
+        before = self._score() if self.seconds_left() > 0 else math.nan
         steps = min(every, int(self.seconds_left() / max(self.step_s, 1e-6)))
         if steps < max(LEAST_PART * every, 1):
             return StretchResult(0, why="there is no time for it")
@@ -80,4 +114,8 @@ class LastStretch:
             loss = self.ranks.from_first([self.stretcher.step(factor, place)])[0]
             if not math.isfinite(loss) or self.seconds_left() < 0:
                 return StretchResult(place + 1, before)
-        return StretchResult(steps, before, self.stretcher.score())
+        return StretchResult(steps, before, self._score())
+
+    def _score(self) -> float:
+        """The first rank's: no two may judge differently."""
+        return self.ranks.from_first([self.stretcher.score()])[0]

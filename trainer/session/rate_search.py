@@ -74,8 +74,8 @@ def is_tuned(task_type: TaskType, base: float) -> bool:
 class Prober(Protocol):
     """Training steps that are undone afterwards. All ranks call every method."""
 
-    def begin(self) -> None:
-        """Remember the weights."""
+    def begin(self) -> bool:
+        """Remember the weights; whether there is room for that. Without it nothing else is called."""
 
     def step(self, factor: float, place: int) -> float:
         """An optimizer step at this factor on the peak rate, on the batch of this place; its loss."""
@@ -128,9 +128,10 @@ class LrSearch:
     _losses: list[float] = field(default_factory=list)
 
     def run(self, base: float, seconds: float) -> float | None:
-        """The factor to train with; None when there was no time to find one out."""
+        """The factor to train with; None when there was no time to find one out, or no room."""
         self._ends_at = self.now() + seconds
-        self.prober.begin()
+        if not self.prober.begin():
+            return None
         try:
             self.steps = self._affordable()
             if self.steps < MIN_STEPS:

@@ -181,7 +181,8 @@ class Session:
         if self.host.scorer is not None:
             scorer = self.host.scorer
             # A tenth of the share for evaluations: about ten are to follow.
-            budget = max(EVAL_SHARE / EVALUATIONS * max(self.clock.left, 0.0), 1.0)
+            share = EVAL_SHARE / EVALUATIONS * max(self.clock.left, 0.0)
+            budget = self.ranks.from_first([max(share, 1.0)])[0]
             value, seconds = self._score_now(
                 lambda: scorer.score_base(budget, self.step == 0), lambda: scorer.pass_seconds
             )
@@ -231,7 +232,7 @@ class Session:
         )
         factor = search.run(base.value, seconds)
         if factor is None:
-            self.progress.note("lr-search", "there is no time for it: the planned rate is kept")
+            self.progress.note("lr-search", "there is no time or no memory for it: the planned rate is kept")
             return
         self.peak = factor
         if self.ranks.rank == 0:
@@ -350,7 +351,8 @@ class Session:
         if shown:
             self.progress.stage("evaluate")
         began = self.clock.now()
-        value = score()
+        # Ranks that compare other numbers would part ways.
+        value = self.ranks.from_first([score()])[0]
         seconds = self.clock.now() - began
         self.clock.evaluated(later() if later else seconds)
         self.phase = before

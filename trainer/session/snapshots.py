@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.runner.planning import free_memory
+from core.system.memory import free_memory, is_in_memory
 from trainer.session.ema import own_part
 from trainer.session.ranks import Communicator
 
-#: Left free beside a new state: so many bytes, and as much as so many states. A submission needs memory and
-#: disk too.
+#: Left free beside a new state: so many bytes, and as much as so many times the trained weights. A submission
+#: needs memory and disk too.
 MARGIN_BYTES, MARGIN_STATES = 2_000_000_000, 3
 #: Numbers of a weight that are averaged at a time: in fp32 they take 64 MB.
 _AT_ONCE = 1 << 24
@@ -40,18 +41,18 @@ class Snapshots:
         self._own = [name for name, owner in self._owners.items() if owner in (None, ranks.rank)]
         size = sum(_bytes(own_part(self._weights[name])) for name in self._own)
         self._size = per_machine * size
+        self._margin = max(MARGIN_BYTES, MARGIN_STATES * sum(map(_bytes, self._weights.values())))
         self._states: dict[int, dict[str, Any] | Path] = {}
         for left in folder.glob(f"*-rank{ranks.rank}.safetensors"):  # by an earlier process
             left.unlink(missing_ok=True)
 
     def keep(self, number: int) -> bool:
         """Put the weights aside as they are now; False where a rank has no room, and nothing is kept."""
-        needed = self._size + max(MARGIN_BYTES, MARGIN_STATES * self._size)
+        needed = self._size + self._margin
         parts = {name: own_part(self._weights[name]) for name in self._own}
         kept = False
         if free_memory() >= needed:
-            self._states[number] = {name: part.to("cpu", copy=True) for name, part in parts.items()}
-            kept = True
+            kept = self._copy(number, parts)
         elif self._disk_free() >= needed:
             kept = self._write(number, parts)
         if self._ranks.any(not kept):
@@ -63,6 +64,12 @@ class Snapshots:
         state = self._states.pop(number, None)
         if isinstance(state, Path):
             state.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        for number in list(self._states):
+            self.drop(number)
+        with suppress(OSError):  # another rank's files are still in it
+            self._folder.rmdir()
 
     def load(self, numbers: Sequence[int]) -> None:
         """Give the weights the mean of these states."""
@@ -91,9 +98,17 @@ class Snapshots:
     def _disk_free(self) -> int:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            return shutil.disk_usage(self._folder).free
+            return 0 if is_in_memory(self._folder) else shutil.disk_usage(self._folder).free
         except OSError:
             return 0
+
+    def _copy(self, number: int, parts: Mapping[str, Any]) -> bool:
+        """Memory that others took meanwhile costs the state, and not the training."""
+        try:
+            self._states[number] = {name: part.to("cpu", copy=True) for name, part in parts.items()}
+        except (MemoryError, RuntimeError):
+            return False
+        return True
 
     def _write(self, number: int, parts: Mapping[str, Any]) -> bool:
         """A disk that is full after all costs the state, and not the training."""

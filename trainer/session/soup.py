@@ -30,6 +30,9 @@ class StateStore(Protocol):
     def load(self, numbers: Sequence[int]) -> None:
         """Give the weights the mean of these states."""
 
+    def clear(self) -> None:
+        """Drop all states, and the folder of their files."""
+
 
 class ScoredState(NamedTuple):
     number: int
@@ -79,21 +82,20 @@ class Soup(NamedTuple):
 
 
 def greedy_soup(
-    best: BestStates,
-    score: Callable[[], HeldOutScore | None],
-    goes_on: Callable[[], bool],
+    states: Sequence[ScoredState],
+    score: Callable[[tuple[int, ...]], HeldOutScore | None],
+    goes_on: Callable[[int], bool],
     on_candidate: Callable[[Soup, bool], None] = lambda candidate, better: None,
 ) -> Soup:
-    """The best mean; of one state where none is better. `score` is the weights' as they are, None where that
-    is no number; `goes_on`: whether there is time for another candidate. The weights are the last one's."""
-    first, *others = best.states
+    """The best mean; of one state where none is better. `score` is of the mean of these states, None where
+    that is no number; `goes_on`: whether there is time for a candidate of so many."""
+    first, *others = states
     soup = Soup((first.number,), first.score)
     for state in others:
-        if not goes_on():
-            break
         numbers = (*soup.numbers, state.number)
-        best.store.load(numbers)
-        scored = score()
+        if not goes_on(len(numbers)):
+            break
+        scored = score(numbers)
         if scored is None:
             continue
         candidate = Soup(numbers, scored)

@@ -6,17 +6,18 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from trainer.session.ema import drop_gathered, own_part
+from trainer.session.soup import StateStore
+
+#: The state of the weights before the first step, among those that are put aside.
+NUMBER = 0
 
 
 class StepUndo:
     """What steps change, as it was when this was made: before the optimizer's first step."""
 
-    def __init__(self, model: Any, optimizers: Iterable[Any]) -> None:
-        self._model, self._optimizers = model, list(optimizers)
-        trained = [weight for weight in model.parameters() if weight.requires_grad]
-        # On the host: on a full GPU there is no room for a second copy.
-        self._weights = [(weight, own_part(weight).to("cpu", copy=True)) for weight in trained]
+    def __init__(self, states: StateStore, optimizers: Iterable[Any]) -> None:
+        """`states` has the weights; see `of`."""
+        self._states, self._optimizers = states, list(optimizers)
         self.groups = [
             {key: value for key, value in group.items() if key != "params"}
             for optimizer in self._optimizers
@@ -24,13 +25,16 @@ class StepUndo:
         ]
         self._random = _randomness()
 
-    def restore(self) -> None:
-        import torch
+    @classmethod
+    def of(cls, states: StateStore, optimizers: Iterable[Any]) -> StepUndo | None:
+        """None where there is no room to put the weights aside. All ranks call it, and what follows."""
+        return cls(states, optimizers) if states.keep(NUMBER) else None
 
-        drop_gathered(self._model)
-        with torch.no_grad():
-            for weight, kept in self._weights:
-                own_part(weight).copy_(kept)
+    def end(self) -> None:
+        self._states.drop(NUMBER)
+
+    def restore(self) -> None:
+        self._states.load([NUMBER])
         for optimizer in self._optimizers:
             _forget_steps(optimizer)
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
+from core.data.facts import assumed_facts
 from core.domain.tasks import TaskType
+from core.models.identify import facts_from_name
 from core.planning.calibration import MeasuredRun, recalibrate
 from core.planning.finishing import out_every, stretch_steps
 from core.planning.oom import OutOfMemory, next_after_oom
-from core.planning.plan import TrainingPlan
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task
+from tests.core.planning.candidates import host, resolved
 from tests.core.planning.test_planner_batch import MANY, plan_of
 from tests.doubles.each import each
 
@@ -62,6 +66,22 @@ def test_only_what_can_be_judged_on_held_out_rows_has_them(targets: dict[str, An
         "soup" in parts,
         "last stretch" in parts,
     )
+
+
+def test_a_stretch_that_a_short_training_has_too_few_rows_for_costs_no_steps() -> None:
+    def short(**targets: Any) -> TrainingPlan:
+        spec, model = (
+            TaskSpec(task_type=TaskType.INSTRUCT, hours=0.5),
+            facts_from_name("llama-70b", 70 * 10**9),
+        )
+        wanted = {"effective_batch_size": 64, "learning_rate": 1e-4, "sample_packing": False, "max_steps": 6}
+        data = assumed_facts(TaskType.INSTRUCT, 20_000)
+        return plan_task(spec, model, data, host("1xH100"), resolved(None, **wanted, **targets))
+
+    plan = short(last_stretch_rate=0.25)
+    assert plan.last_stretch is None
+    assert plan.steps.eval_rows == 63
+    assert plan.steps.total == short().steps.total == 4
 
 
 def test_a_plan_that_is_corrected_on_the_way_keeps_their_time() -> None:

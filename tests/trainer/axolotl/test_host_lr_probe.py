@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 from torch import nn
 
 from trainer.axolotl.host import HfProber
+from trainer.session import snapshots
+from trainer.session.ranks import Communicator
+from trainer.session.snapshots import Snapshots
 
 BATCHES, ACCUMULATION = 6, 2
 
@@ -78,11 +82,16 @@ def _optimizer(name: str, trained: list[Any]) -> Any:
     return getattr(bitsandbytes.optim, name)(trained, lr=0.01)
 
 
+def prober_of(trainer: Trainer) -> HfProber:
+    named = dict(trainer.model_wrapped.named_parameters())
+    return HfProber(trainer, Snapshots(named, Path(__file__).parent / "nowhere", Communicator()))
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "AdamW8bit", "Lion8bit"])
 def test_after_all_probes_the_training_is_the_one_that_would_have_been(optimizer: str) -> None:
     expected = Trainer(optimizer).trained(3)
     trainer = Trainer(optimizer)
-    prober = HfProber(trainer)
+    prober = prober_of(trainer)
     prober.begin()
     before = torch.get_rng_state(), random.getstate()
     for factor in (1.0, 100.0):
@@ -100,7 +109,7 @@ def test_after_all_probes_the_training_is_the_one_that_would_have_been(optimizer
 
 def test_every_candidate_sees_the_same_rows_and_few_rows_come_again() -> None:
     trainer = Trainer("adamw")
-    prober = HfProber(trainer)
+    prober = prober_of(trainer)
     prober.begin()
     for _ in range(2):
         prober.restore()
@@ -116,7 +125,7 @@ def test_every_candidate_sees_the_same_rows_and_few_rows_come_again() -> None:
 
 def test_a_candidates_rate_is_its_factor_on_the_peak_of_each_group() -> None:
     trainer = Trainer("adamw")
-    prober = HfProber(trainer)
+    prober = prober_of(trainer)
     prober.begin()
     prober.step(3.0, 0)
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.03)
@@ -128,7 +137,7 @@ def test_a_candidates_rate_is_its_factor_on_the_peak_of_each_group() -> None:
 def test_without_rows_for_a_single_step_it_fails() -> None:
     trainer = Trainer("adamw")
     trainer.loader.clear()
-    prober = HfProber(trainer)
+    prober = prober_of(trainer)
     prober.begin()
     with pytest.raises(ValueError, match="not rows enough"):
         prober.step(1.0, 0)
@@ -139,8 +148,16 @@ def test_a_sampler_with_a_generator_of_its_own_begins_where_it_would_have() -> N
     order = torch.Generator().manual_seed(7)
     trainer.loader.batch_sampler = SimpleNamespace(sampler=SimpleNamespace(generator=order))  # type: ignore[attr-defined]
     before = order.get_state()
-    prober = HfProber(trainer)
+    prober = prober_of(trainer)
     prober.begin()
     torch.randperm(10, generator=order)
     prober.end()
     assert torch.equal(order.get_state(), before)
+
+
+def test_where_there_is_no_room_for_a_copy_of_the_weights_nothing_is_probed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(snapshots, "free_memory", lambda: 0)
+    monkeypatch.setattr(Snapshots, "_disk_free", lambda self: 0)
+    assert prober_of(Trainer("adamw")).begin() is False

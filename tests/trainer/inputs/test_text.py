@@ -130,6 +130,16 @@ def test_without_rows_that_fit_the_task_is_trained_alone(tmp_path: Path) -> None
         assert files.notes
 
 
+def test_near_duplicates_among_the_held_out_rows_are_known_as_such(tmp_path: Path) -> None:
+    data = [row for row in tiny.instruct_rows(60, length=30) for _ in range(2)]
+    files = prepared(tmp_path, TaskType.INSTRUCT, data, eval_rows=24)
+    assert files.eval_path is not None
+    held = [tuple(row.ids) for row in read_table(files.eval_path) if isinstance(row, LabelledRow)]
+    assert len(files.eval_clusters) == len(held) == 24
+    assert len(set(files.eval_clusters)) == len(set(held)) == 12
+    assert len(set(zip(files.eval_clusters, held, strict=True))) == 12
+
+
 def test_of_near_duplicates_as_many_are_trained_on_as_the_plan_says(tmp_path: Path) -> None:
     data = [row for row in tiny.instruct_rows(30, length=30) for _ in range(4)]
     sizes = {}

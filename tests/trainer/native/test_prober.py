@@ -21,7 +21,8 @@ def weights(trainer: Trainer) -> list[torch.Tensor]:
 
 def prober_of(trainer: Trainer) -> NativeProber:
     setup = trainer.setup
-    return NativeProber(trainer.stepper, setup.train, setup.order, trainer.ranks)
+    assert trainer.host.snapshots is not None
+    return NativeProber(trainer.stepper, setup.train, setup.order, trainer.ranks, trainer.host.snapshots)
 
 
 def probed(prober: NativeProber, steps: int = 3) -> list[float]:

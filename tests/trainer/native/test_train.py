@@ -204,6 +204,23 @@ def test_every_held_out_row_is_trained_on_once_or_stays_out(tmp_path: Path) -> N
     assert len(seen) == len(set(seen)) == 60
 
 
+def test_packed_with_others_no_double_of_a_row_that_stays_out_is_trained_on(tmp_path: Path) -> None:
+    plan = tiny.plan(steps=16, accumulation=4, last_stretch=STRETCH)
+    trainer = tiny.training(tmp_path, plan, held_rows=100, packing=True)
+    clusters, held = [place // 4 for place in range(100)], trainer.setup.held_out
+    assert held is not None
+    assert isinstance(trainer.host.scorer, evaluation.HeldOutLoss)
+    stretcher = NativeStretcher(trainer, held, trainer.host.scorer, clusters)
+    assert stretcher.begin() > 0
+    cluster_of = dict(zip(held.tokens._ends.tolist(), clusters, strict=True))
+    seen = [row for step in stretcher._steps for micro in step for window in micro for row in window]
+    assert any(len(window) > 1 for step in stretcher._steps for micro in step for window in micro)
+    trained = {cluster_of[end] for end in stretcher._rows.tokens._ends[seen].tolist()}
+    judged = [cluster_of[end] for end in stretcher._out.tokens._ends.tolist()]
+    assert len(judged) == 36
+    assert not trained & set(judged)
+
+
 def test_a_mean_of_states_is_submitted_where_it_scores_better(tmp_path: Path) -> None:
     """At a rate that jumps about the bottom, the mean of two states lies nearer to it."""
     plan = tiny.plan(full=True, steps=24, soup=SoupPlan(members=4, share=0.05))

@@ -31,7 +31,7 @@ from trainer.native.distributed import NativeCommunicator
 from trainer.native.evaluation import HeldOutLoss, with_base_preferences
 from trainer.native.optimizer import Stepper
 from trainer.native.token_file import TokenFile, write_rows
-from trainer.native.train import NativeHost, Trainer, TrainingSetup, moving_average, prepare_finish
+from trainer.native.train import NativeHost, Trainer, TrainingSetup, moving_average, prepare_states
 from trainer.session.clock import RunClock
 from trainer.session.progress_log import ProgressLog
 from trainer.session.session import Session
@@ -195,5 +195,5 @@ def training(
         position=TrainingPosition(0, "tiny"),
     )
     host.average = moving_average(net, planned)
-    prepare_finish(trainer, own / "snapshots")
+    prepare_states(trainer, own / "snapshots")
     return trainer

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from core.domain.hardware import CPU, GpuSet
+from core.system import memory as memory_of_machine
 from trainer.runner import planning
 
 GB = 10**9
@@ -112,9 +113,9 @@ def test_a_containers_limits_count_and_not_the_hosts(
         (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
     monkeypatch.setattr(planning, "_CGROUP_CPU", tmp_path / "cpu.max")
     monkeypatch.setattr(planning, "_CGROUP_QUOTA", (tmp_path / "quota", tmp_path / "period"))
-    monkeypatch.setattr(planning, "_CGROUP_MEMORY", (tmp_path / "memory.max",))
+    monkeypatch.setattr(memory_of_machine, "_CGROUP_MEMORY", (tmp_path / "memory.max",))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert (planning.usable_cores(), planning.usable_memory()) == (cores, memory)
+    assert (planning.usable_cores(), memory_of_machine.usable_memory()) == (cores, memory)
 
 
 @pytest.mark.parametrize(
@@ -137,11 +138,11 @@ def test_what_a_container_has_taken_is_not_free_but_for_its_cache_of_files(
         (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
     nowhere = tmp_path / "nowhere" / limit
     both = (tmp_path / limit, nowhere) if limit == "memory.max" else (nowhere, tmp_path / limit)
-    monkeypatch.setattr(planning, "_CGROUP_MEMORY", both)
-    monkeypatch.setattr(planning, "_MEMINFO", tmp_path / "meminfo")
-    assert planning.free_memory() == 4 * GB
+    monkeypatch.setattr(memory_of_machine, "_CGROUP_MEMORY", both)
+    monkeypatch.setattr(memory_of_machine, "_MEMINFO", tmp_path / "meminfo")
+    assert memory_of_machine.free_memory() == 4 * GB
     (tmp_path / "meminfo").write_text("MemAvailable: 1000000 kB\n", encoding="ascii")
-    assert planning.free_memory() == 1_024_000_000
+    assert memory_of_machine.free_memory() == 1_024_000_000
 
 
 def test_the_disk_is_the_one_that_checkpoints_lie_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,9 @@ class FakeStore:
     #: States that there is room for.
     room: int = 100
     keep_s: float = 0.2
-    load_s: float = 0.3
+    #: For each state.
+    load_s: float = 0.1
+    cleared: bool = False
     kept: dict[int, int] = field(default_factory=dict)
     #: The steps whose mean the weights are; empty: those of the training itself.
     loaded: tuple[int, ...] = ()
@@ -119,8 +121,11 @@ class FakeStore:
         del self.kept[number]
 
     def load(self, numbers: Sequence[int]) -> None:
-        self.run.time.pass_by(self.load_s)
+        self.run.time.pass_by(self.load_s * len(numbers))
         self.loaded = tuple(self.kept[number] for number in numbers)
+
+    def clear(self) -> None:
+        self.cleared = True
 
 
 @dataclass

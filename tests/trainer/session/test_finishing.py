@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from core.planning.plan import LastStretchPlan, SoupPlan
-from core.runs.progress import EvalEvent, NoteEvent, StageEvent
+from core.runs.progress import EvalEvent, NoteEvent, StageEvent, SubmissionEvent
 from core.runs.run_files import RunEnd
 from tests.doubles.each import each
 from tests.trainer.session.simulated import FakeStore, FakeStretcher, Simulation, plan_of, scored
+from trainer.session.last_stretch import divided
 from trainer.session.soup import BestStates, Soup, greedy_soup
 
 SOUP, STRETCH = SoupPlan(members=4, share=0.05), LastStretchPlan(rate=0.25, share=0.1)
@@ -21,11 +22,10 @@ SOUP, STRETCH = SoupPlan(members=4, share=0.05), LastStretchPlan(rate=0.25, shar
 
 @dataclass
 class Kept:
-    """Where states are put aside; says which are there and which were loaded together."""
+    """Where states are put aside; says which are there."""
 
     room: int = 100
     there: list[int] = field(default_factory=list)
-    loaded: list[tuple[int, ...]] = field(default_factory=list)
 
     def keep(self, number: int) -> bool:
         if len(self.there) >= self.room:
@@ -37,7 +37,10 @@ class Kept:
         self.there.remove(number)
 
     def load(self, numbers: Sequence[int]) -> None:
-        self.loaded.append(tuple(numbers))
+        """Only a session loads."""
+
+    def clear(self) -> None:
+        self.there.clear()
 
 
 def best_of(values: Sequence[float], most: int = 3, room: int = 100) -> BestStates:
@@ -67,10 +70,11 @@ def test_where_there_is_no_room_for_more_a_better_state_takes_the_place_of_the_w
 
 
 def soup_of(best: BestStates, scores: dict[tuple[int, ...], float], candidates: int = 100) -> Soup:
-    assert isinstance(best.store, Kept)
-    store, left = best.store, iter(range(candidates))
+    left = iter(range(candidates))
     return greedy_soup(
-        best, lambda: scored(scores[store.loaded[-1]]), goes_on=lambda: next(left, None) is not None
+        best.states,
+        lambda numbers: scored(scores[numbers]),
+        goes_on=lambda states: next(left, None) is not None,
     )
 
 
@@ -86,11 +90,32 @@ def test_the_best_state_stays_where_no_mean_is_better_by_more_than_rounding() ->
 
 
 def test_of_a_mean_that_scores_nothing_and_of_those_without_time_nothing_is_taken() -> None:
-    best = best_of([1.0, 1.1, 1.2])
-    assert isinstance(best.store, Kept)
-    answers = iter([None, scored(0.5)])
-    assert greedy_soup(best, lambda: next(answers), goes_on=lambda: True).numbers == (1, 3)
+    states, answers = best_of([1.0, 1.1, 1.2]).states, iter([None, scored(0.5)])
+    assert greedy_soup(states, lambda numbers: next(answers), goes_on=lambda states: True).numbers == (1, 3)
     assert soup_of(best_of([1.0, 1.1, 1.2]), {(1, 2): 0.9, (1, 2, 3): 0.5}, candidates=1).numbers == (1, 2)
+
+
+def test_every_few_rows_one_stays_out_with_its_near_duplicates() -> None:
+    alone = divided(range(200), range(200))
+    assert alone is not None
+    assert alone.judges == list(range(0, 200, 5))
+    doubled = [place // 2 for place in range(400)]
+    read = range(0, 400, 2)  # an evaluation reads one of each two
+    parts = divided(read, doubled)
+    assert parts is not None
+    assert len(parts.judges) == 40
+    assert not {doubled[place] for place in parts.judges} & {doubled[place] for place in parts.trained}
+    assert len(parts.trained) == 400 - 2 * 40
+
+
+def test_a_cluster_too_large_to_stay_out_is_trained_on() -> None:
+    parts = divided(range(300), [0] * 100 + list(range(100, 300)))
+    assert parts is not None
+    assert set(range(100)) <= set(parts.trained)
+    assert len(parts.judges) == pytest.approx(60, abs=1), "the others make up for it"
+    assert divided(range(300), [0] * 250 + list(range(250, 300))) is not None
+    assert divided(range(300), [0] * 280 + list(range(280, 300))) is None, "twenty rows are no judges"
+    assert divided(range(63), range(63)) is None
 
 
 # — in a session
@@ -128,12 +153,17 @@ def test_a_better_mean_is_submitted_and_is_what_the_outcome_says(tmp_path: Path)
     assert run.store is not None
     assert run.written == run.store.loaded == last_two(run)
     assert len(run.store.kept) == SOUP.members
-    [before] = run.recorded
+    before, after = run.recorded
+    assert after == outcome
     assert before.best is not None
     assert before.best.step == 100
     assert before.best.value == pytest.approx(1 / 101)
-    last = [event for event in run.events if isinstance(event, EvalEvent)][-1]
+    kinds = [event for event in run.events if isinstance(event, EvalEvent | SubmissionEvent)]
+    written, last = kinds[-2:]
+    assert isinstance(written, SubmissionEvent), "nobody hears of a model that is not there"
+    assert isinstance(last, EvalEvent)
     assert (last.score, last.best) == (outcome.best, True)
+    assert run.store.cleared
     assert len(notes(run, "soup")) == 3
     assert "soup" in [event.stage for event in run.events if isinstance(event, StageEvent)]
 
@@ -154,7 +184,7 @@ def test_a_mean_is_no_match_for_a_better_submission_of_an_earlier_attempt(tmp_pa
     assert outcome.best.value == 0.0001
     assert run.submitted == []
     assert notes(run, "last-stretch") == [
-        "held-out rows are not trained on: the best model is an earlier launch's"
+        "held-out rows are not trained on: the best model is from an earlier launch"
     ]
 
 
@@ -198,6 +228,27 @@ def test_the_time_for_means_and_held_out_rows_is_kept_free_by_the_clock(tmp_path
     assert len(run.stretcher.factors) == run.stretcher.pass_steps
 
 
+@each(("load_s", "writes"), [(3.0, True), (8.0, False)])
+def test_states_that_load_slowly_make_the_end_no_later(tmp_path: Path, load_s: float, writes: bool) -> None:
+    """What they take is only known when the first mean is there; then there may be no time to write it."""
+    plan = plan_of(5000, 5000, 0.5).model_copy(update={"soup": SOUP})
+    run = simulation(tmp_path / str(load_s), stretch=False, plan=plan, seconds=400.0, step_s=lambda step: 0.5)
+    assert run.store is not None
+    run.store.load_s, run.submit_s, run.mean_score = load_s, 4.0, last_two_are_better
+    outcome = run.run()
+    assert run.left >= 0
+    assert bool(run.written) is writes
+    assert run.session.submission.score == outcome.best
+
+
+def test_evaluations_that_keep_nothing_leave_what_a_copy_takes_as_it_is(tmp_path: Path) -> None:
+    run = simulation(tmp_path, soup=False, curve=lambda step: 1 + step / 100)
+    assert run.store is not None
+    run.store.keep_s = 5.0
+    run.run()
+    assert run.session.clock.load_s(1) == 5.0
+
+
 def test_no_time_is_kept_for_what_there_is_no_room_for(tmp_path: Path) -> None:
     run = simulation(tmp_path)
     assert run.store is not None
@@ -226,6 +277,14 @@ def test_the_last_stretch_begins_at_the_best_weights_and_is_submitted_with_their
     assert said == (
         "5 steps on held-out rows; the rows that stayed out 1 → 0.99: submitted with the score from before"
     )
+
+
+def test_asked_to_stop_after_the_last_evaluation_no_held_out_rows_are_trained_on(tmp_path: Path) -> None:
+    run = simulation(tmp_path, soup=False)
+    run.session.stop_requested = lambda: bool(run.recorded)
+    assert run.run().end is RunEnd.FINISHED
+    assert run.store is not None
+    assert run.store.loaded == (), "not even the weights are read again"
 
 
 def test_without_a_soup_it_begins_at_the_best_state_and_no_other_is_kept(tmp_path: Path) -> None:

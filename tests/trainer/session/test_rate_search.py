@@ -44,8 +44,11 @@ class Slope:
     places: list[int] = field(default_factory=list)
     ended: bool = False
 
-    def begin(self) -> None:
+    room: bool = True
+
+    def begin(self) -> bool:
         self.kept = self.weight
+        return self.room
 
     def step(self, factor: float, place: int) -> float:
         self.time.pass_by(0.1)
@@ -242,6 +245,12 @@ def test_without_time_for_candidates_the_planned_rate_is_kept() -> None:
     lr_search = search(slope)
     assert lr_search.run(AIM**2, 2.0) is None
     assert (lr_search.probes, slope.weight) == ([], 0.0)
+
+
+def test_without_room_to_remember_the_weights_no_step_is_made() -> None:
+    slope = Slope(room=False)
+    assert search(slope).run(AIM**2, 100.0) is None
+    assert slope.taken == []
 
 
 def test_a_broken_score_is_a_diverged_candidate() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from core.system import memory
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
 from tests.trainer.session.test_ema_sharded import average_of, logits, trained
@@ -34,7 +38,8 @@ def filled(trained_weights: dict[str, torch.Tensor], value: float) -> None:
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name: str = request.param
     monkeypatch.setattr(snapshots, "free_memory", lambda: 100 * GB if name == "memory" else 0)
-    monkeypatch.setattr(Snapshots, "_disk_free", lambda self: 100 * GB)
+    monkeypatch.setattr(snapshots, "is_in_memory", lambda folder: False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=100 * GB))
     return name
 
 
@@ -89,6 +94,43 @@ def test_a_disk_that_is_full_after_all_costs_the_state_and_not_the_training(
     monkeypatch.setattr(Snapshots, "_disk_free", lambda self: 100 * GB)
     store = Snapshots(weights(), tmp_path / "full", Communicator())  # there is no such folder
     assert not store.keep(1)
+
+
+def test_memory_that_is_taken_after_all_costs_the_state_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "free_memory", lambda: 100 * GB)
+
+    def to(self: torch.Tensor, *arguments: object, **named: object) -> torch.Tensor:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    store = Snapshots(weights(), tmp_path, Communicator())
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "to", to)
+        assert not store.keep(1)
+    assert store.keep(2)
+
+
+def test_files_in_memory_are_no_place_for_what_memory_has_no_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = os.stat(tmp_path).st_dev
+    mounts = tmp_path / "mountinfo"
+    monkeypatch.setattr(memory, "_MOUNTS", mounts)
+    for system, room in (("tmpfs", False), ("ext4", True)):
+        line = f"36 35 {os.major(device)}:{os.minor(device)} / {tmp_path} rw shared:7 - {system} none rw\n"
+        mounts.write_text(line, encoding="utf-8")
+        assert bool(Snapshots(weights(), tmp_path, Communicator())._disk_free()) is room
+
+
+def test_at_the_end_neither_states_nor_their_folder_are_left(tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "snapshots"
+    store = Snapshots(weights(), folder, Communicator())
+    assert store.keep(1)
+    assert store.keep(2)
+    store.clear()
+    assert store._states == {}
+    assert not folder.exists()
 
 
 def two_ranks_keep_each_state_once(rank: int) -> None:
