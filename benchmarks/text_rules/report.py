@@ -66,6 +66,12 @@ VARIANTS = {
     "grpo_4": "targets: {grpo_generations: 4}",
     "grpo_kl_0.5": "targets: {grpo_beta: 0.5}",
     "grpo_2_kl_0.5": "targets: {grpo_generations: 2, grpo_beta: 0.5}",
+    "prompt_kl_0.5": "targets: {grpo_prompt_kl: 0.5}",
+    "prompt_kl_1": "targets: {grpo_prompt_kl: 1}",
+    "prompt_kl_2": "targets: {grpo_prompt_kl: 2}",
+    "prompt_kl_1_only": "targets: {grpo_prompt_kl: 1, grpo_beta: 0.0001}",
+    "prompt_kl_1_2": "targets: {grpo_prompt_kl: 1, grpo_generations: 2}",
+    "prompt_kl_1_4": "targets: {grpo_prompt_kl: 1, grpo_generations: 4}",
     "grpo_128": "targets: {effective_batch_size: 128}",
 }
 #: What the issue asks for.

@@ -342,6 +342,7 @@ def _grpo(needs: Requirements, candidate: RunCandidate) -> GrpoPlan | None:
     targets, rules = needs.targets, evaluation_rules(needs.era)
     plan = GrpoPlan(
         beta=targets.grpo_beta,
+        prompt_kl=targets.grpo_prompt_kl,
         generations=targets.grpo_generations,
         temperature=targets.grpo_temperature or rules.grpo_temperature,
         top_k=rules.grpo_top_k,

@@ -132,6 +132,7 @@ def slowness_of(plan: TrainingPlan, stats: BaselineStats) -> float | None:
         compile_mode=None,
         fp8=False,
         kl=False,
+        prompt_kl=False,
     )
     tokens = speed.micro * speed.length
     expected_s = step_time(measured_as, PassWork(tokens, speed.length)).compute_s

@@ -209,11 +209,12 @@ class RunCandidate:
     #: DPO: the reference's log-probs are there before the training begins.
     reference_ready: bool
     #: GRPO: the share of the GPU that vLLM takes, 0 for none, and whether it gives it back while the training
-    #: needs it; completions per prompt; a KL term.
+    #: needs it; completions per prompt; a KL term, and whether one is on the prompts.
     vllm_share: float
     vllm_sleep: bool
     generations: int
     kl: bool
+    prompt_kl: bool
     #: GRPO without vLLM: completions that a GPU generates at once; 0: all of a step.
     together: int
     #: GRPO, sharded, without vLLM: layers whose weights are gathered once for a generation, not for every
@@ -418,7 +419,8 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
         vllm_sleep=bool(grpo and grpo.vllm_sleep),
         generations=grpo.generations if grpo else 1,
         together=(grpo.together or 0) if grpo else 0,
-        kl=bool((grpo and grpo.beta > 0) or plan.task.kl_coefficient),
+        kl=bool((grpo and (grpo.beta > 0 or grpo.prompt_kl > 0)) or plan.task.kl_coefficient),
+        prompt_kl=bool(grpo and grpo.prompt_kl > 0),
         gathered_layers=grpo.whole_layers if grpo else 0,
         ema=plan.ema is not None,
         image=_image_candidate(plan),

@@ -259,7 +259,10 @@ class DpoPlan(Record):
 
 
 class GrpoPlan(Record):
+    #: Of TRL's KL: KL(model || base) on the completions.
     beta: float = Field(default=0.0, ge=0)
+    #: Of the evaluation's: KL(base || model) on the prompts.
+    prompt_kl: float = Field(default=0.0, ge=0)
     generations: int = Field(default=8, ge=2)
     temperature: float = Field(default=0.9, gt=0)
     #: 0: all tokens.

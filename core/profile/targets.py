@@ -384,7 +384,15 @@ class Targets(Record):
     dpo_precompute_reference: bool | None = Field(
         default=None, description="DPO: compute reference log-probs beforehand. Unset: if it saves time."
     )
-    grpo_beta: float = Field(default=0.0, ge=0, description="GRPO: weight of the KL to the base.")
+    grpo_beta: float = Field(
+        default=0.0, ge=0, description="GRPO: weight of TRL's KL, of the model to the base on completions."
+    )
+    grpo_prompt_kl: float = Field(
+        default=0.0,
+        ge=0,
+        description="GRPO: weight of the evaluation's KL, of the base to the model on prompts, beside "
+        "advantages of about 1.",
+    )
     grpo_generations: int = Field(default=8, ge=2, le=256, description="GRPO: completions per prompt.")
     grpo_max_completion: int = Field(
         default=256, ge=1, description="GRPO: tokens per completion; validators generate 256."

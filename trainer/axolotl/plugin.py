@@ -21,6 +21,7 @@ from trainer.axolotl.host import HfHost, SessionCallback, resume_state
 from trainer.axolotl.kernels import leave_out_what_fails
 from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import add_kl, count_tokens
+from trainer.axolotl.prompt_kl import add_prompt_kl
 from trainer.axolotl.prompt_loss import PromptLoss
 from trainer.axolotl.scorers import EngineScorer, HeldOutScorer, frozen_base, has_adapter
 from trainer.axolotl.stretch import HfStretcher
@@ -139,6 +140,8 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         if not hasattr(trainer, "together"):
             return
         trainer.together = plan.together
+        if plan.prompt_kl:
+            add_prompt_kl(trainer, plan.prompt_kl, self._base_of_prompts(trainer))
         if self.session is not None:
             trainer.generating = self.session.generating
         if self.rank == 0:
@@ -150,6 +153,10 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         if self.spec.resume_from and (state := resume_state(Path(self.spec.resume_from))):
             session.restore(state)
         return session
+
+    def _base_of_prompts(self, trainer: Any) -> Any:
+        """TRL keeps the base of a full fine-tune where its own term needs one, sharded as the model is."""
+        return trainer.ref_model if trainer.ref_model is not None else self._base(trainer)
 
     def _base(self, trainer: Any) -> Any:
         """The base for the KL term: a full fine-tune keeps a copy, a LoRA has it inside."""
