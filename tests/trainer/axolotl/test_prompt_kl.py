@@ -1,0 +1,83 @@
+"""GRPO's loss with the evaluation's own KL, on prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer import tiny
+from tests.trainer.axolotl.test_trainers_prompts import ROWS, gradients_of, made, words
+from trainer.axolotl.prompt_kl import add_prompt_kl, left_aligned, prompt_kl
+from trainer.axolotl.trainers import PromptTrainer
+from trainer.scoring import generation
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def changed(trainer: Any) -> Any:
+    """The trainer, its model moved away from the base."""
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for weight in trainer.model.parameters():
+            if weight.requires_grad:
+                weight.add_(0.05 * torch.randn_like(weight))
+    return trainer
+
+
+def encoded(prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """As TRL hands prompts over: padded at their beginning."""
+    tokens = tiny.tokenizer()(prompts, padding=True, padding_side="left", return_tensors="pt")
+    return tokens["input_ids"], tokens["attention_mask"]
+
+
+@pytest.mark.parametrize("adapter", (False, True))
+def test_it_is_what_the_evaluation_takes_off(folder: Path, adapter: bool) -> None:
+    trainer = changed(made(PromptTrainer, folder, [words], adapter=adapter))
+    base = None if adapter else tiny.load(folder).eval()
+    prompts = [str(row["prompt"]) for row in ROWS[:5]]
+    with torch.no_grad():
+        found = prompt_kl(trainer, trainer.model, base, *encoded([*prompts, *prompts, prompts[0]]))
+        each = [
+            *generation.prompt_kl(trainer.model, base, prompts, tiny.tokenizer(), None),
+            *generation.prompt_kl(trainer.model, base, [*prompts, prompts[0]], tiny.tokenizer(), None),
+        ]
+    assert sum(each) > 0.01
+    assert float(found) == pytest.approx(sum(each) / len(each), rel=1e-4)
+
+
+def test_only_the_tokens_that_evaluation_reads_count() -> None:
+    ids = torch.cat([torch.zeros(1, 3, dtype=torch.long), torch.arange(1, 601)[None]], dim=1)
+    mask = (ids > 0).long()
+    first, known = left_aligned(ids, mask)
+    assert first.tolist() == [list(range(1, 513))]
+    assert known.sum() == 512
+
+
+def test_its_gradient_comes_beside_the_others_by_its_weight(folder: Path) -> None:
+    def gradients(weight: float) -> dict[str, torch.Tensor]:
+        trainer = changed(made(PromptTrainer, folder, [words]))
+        if weight:
+            add_prompt_kl(trainer, weight, tiny.load(folder).eval())
+        return gradients_of(trainer)
+
+    without, once, twice = gradients(0.0), gradients(1.0), gradients(2.0)
+    moved = sum(float((once[name] - without[name]).norm()) for name in without)
+    assert moved > 1e-3
+    for name, plain in without.items():
+        torch.testing.assert_close(twice[name] - plain, 2 * (once[name] - plain), rtol=1e-3, atol=1e-6)
+
+
+def test_a_models_distance_on_prompts_shrinks(folder: Path) -> None:
+    trainer = changed(made(PromptTrainer, folder, [words], learning_rate=1e-2, max_steps=8))
+    base = tiny.load(folder).eval()
+    prompts = encoded([str(row["prompt"]) for row in ROWS])
+    before = float(prompt_kl(trainer, trainer.model, base, *prompts).detach())
+    add_prompt_kl(trainer, 20.0, base)
+    trainer.train()
+    assert float(prompt_kl(trainer, trainer.model, base, *prompts).detach()) < before / 2
