@@ -32,6 +32,7 @@ NO_TRAINING = "no training environment: make training, or GOD_MINER_TRAINING_PYT
 NO_AXOLOTL = "training has only what needs no Axolotl, see make training"
 NO_TESTS = 5  # pytest's code
 REASONS_SHOWN = 12
+TRAINING_WORKERS = 2
 SLOWEST = "--durations=10"
 
 
@@ -60,6 +61,8 @@ def training_command(which: str, training: str, report: Path, seed: int) -> list
     """At the lowest priority, because the daemon's tests depend on clocks and these only compute."""
     folder = Path(sys.prefix) / "training-tests"
     command = ["nice", "-n", "19", training, "scripts/training_tests.py", str(folder), "-q", SLOWEST]
+    # Whichever part is left alone at the end has use for a second core; each worker imports the stack.
+    command += ["-n", str(TRAINING_WORKERS), "--dist", "loadfile"]
     # The fast tests run with the daemon's packages already.
     selected = SELECTED[which] if which == "all" else f"training and ({SELECTED[which]})"
     if has_axolotl(training):

@@ -13,7 +13,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = ("pytest", "pytest_asyncio", "hypothesis")
+#: By the name that is imported.
+NEEDED = {
+    "pytest": "pytest",
+    "pytest_asyncio": "pytest-asyncio",
+    "xdist": "pytest-xdist",
+    "hypothesis": "hypothesis",
+}
 #: Warnings of the training stack are ignored; the project's own setting makes each an error.
 OPTIONS = ["-W", "ignore", "-p", "no:cacheprovider"]
 
@@ -23,11 +29,11 @@ LIMIT_S = "3000"
 
 def missing() -> list[str]:
     names = []
-    for name in NEEDED:
+    for module, name in NEEDED.items():
         try:
-            importlib.import_module(name)
+            importlib.import_module(module)
         except ImportError:
-            names.append(name.replace("_", "-"))
+            names.append(name)
     return names
 
 

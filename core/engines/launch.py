@@ -6,7 +6,8 @@ second job on 29500 fails with "address already in use".
 
 On several machines accelerate is started on each, with its rank: the first has ranks 0 and up, which report
 and save. torchrun on one machine and the Slurm script for one or several are for the operator's own cluster.
-All start exactly the processes that the plan names.
+All start exactly the processes that the plan names. The native trainer's only process is started without
+any of them.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ def accelerate_command(
 def launch_command(plan: TrainingPlan, inputs: RunInputs, config_file: str) -> tuple[str, ...]:
     """The engine's command; `config_file` is the full path of its configuration."""
     processes, port = plan.launch.processes, inputs.port
+    if plan.engine is Engine.NATIVE and processes == 1:
+        # Alone it needs nothing of a launcher, which would import torch for itself first: 5 s of a core.
+        return (inputs.python, "-m", "trainer.native", config_file)
     if plan.engine in (Engine.AXOLOTL, Engine.NATIVE):
         module = "axolotl.cli.train" if plan.engine is Engine.AXOLOTL else "trainer.native"
         return accelerate_command(

@@ -122,6 +122,19 @@ async def test_two_nodes_train_one_model(bench: EngineBench, python: str, engine
 
 
 @pytest.mark.parametrize("node", ["", "node_1"])
+async def test_a_node_whose_wrapper_is_killed_ends_the_job_on_both(bench: EngineBench, node: str) -> None:
+    code = "import time; print('up', flush=True); time.sleep(600)"
+    run = await bench.submit(bench.code(code, nodes=("n1", "n2")))
+    for log in ("log", "node_1/log"):
+        await bench.said(run, log, PATIENCE)
+    (wrapper,) = processes_of(run, "--dir", str(run.dir / node), "-c")
+    os.kill(wrapper, signal.SIGKILL)
+    status = await bench.end_of(run, PATIENCE)
+    assert status.why in (EndCause.FAILED, EndCause.KILLED, EndCause.LOST), (status, logs(run))
+    await nothing_left(run)
+
+
+@pytest.mark.parametrize("node", ["", "node_1"])
 async def test_a_node_whose_trainer_is_killed_ends_the_job_on_both(
     bench: EngineBench, python: str, node: str
 ) -> None:

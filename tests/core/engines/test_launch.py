@@ -83,6 +83,12 @@ def test_the_native_trainer_reads_the_plan() -> None:
     assert type(plan).from_json(rendered.files["plan.json"]) == plan
 
 
+def test_the_native_trainers_only_process_needs_no_launcher() -> None:
+    alone = text_plan(SFT, engine=Engine.NATIVE, gpus=1, parallelism=Parallelism.SINGLE)
+    command = launch_command(alone, inputs(), "plan.json")
+    assert command == ("python", "-m", "trainer.native", "plan.json")
+
+
 @each(
     ("cpus", "gpus", "threads"),
     [("0-63", 4, "16"), ("0-63", 8, "8"), ("0-3", 8, "1"), ("0,2,4-7", 2, "3"), (None, 4, "4")],

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL
@@ -23,7 +24,7 @@ import pytest
 from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
 from core.planning.plan import LastStretchPlan, SoupPlan
-from core.runs.progress import EvalEvent, parse_events
+from core.runs.progress import EvalEvent, ProgressEvent, StageEvent, parse_events
 from core.runs.run_files import EvalTask, RunEnd, RunResult, RunSpec
 from miner.tournament.rehearsal.kills import Kill, KillKind, run_kills
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
@@ -42,9 +43,9 @@ SPAN_S = 4.0
 #: No test of so many trainings would be over in its time.
 PARTS = 10
 ENGINES = ("native", "axolotl")
-#: Of trainings that end by themselves, from the first submission to the end.
-FINISH_SPAN_S = 1.5
-FINISH = {"soup": SoupPlan(members=4, share=0.2), "last_stretch": LastStretchPlan(rate=0.5, share=0.2)}
+#: From the last step on: seconds in which kills come, and what is done then.
+FINISH_SPAN_S = 2.0
+FINISH = {"soup": SoupPlan(members=2, share=0.2), "last_stretch": LastStretchPlan(rate=0.5, share=0.2)}
 
 
 @dataclass
@@ -80,6 +81,25 @@ class Training:
                 os.killpg(self.started[-1].pid, SIGKILL)
         self.thread.join()
 
+    def wait_for(self, happened: Callable[[], bool]) -> None:
+        until = time.monotonic() + RUN_LIMIT_S
+        while not happened():
+            assert self.is_running(), self.log
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    @property
+    def events(self) -> list[ProgressEvent]:
+        path = Path(self.run.progress_path)
+        data = path.read_bytes() if path.exists() else b""
+        return [line.event for line in parse_events(data) if line.event is not None]
+
+    @property
+    def stage(self) -> str | None:
+        """The last one that it has entered."""
+        stages = [event.stage for event in self.events if isinstance(event, StageEvent)]
+        return stages[-1] if stages else None
+
     @property
     def log(self) -> str:
         return "\n".join(line for one in self.started[-1:] for line in one.tail[-20:])
@@ -91,12 +111,14 @@ class Killed:
     def __init__(
         self, folder: Path, server: ForkServer, engine: str, *, finishes: bool = False, patch: str = ""
     ) -> None:
-        """`finishes`: after a few steps, so that most of the time is for what follows the last one."""
+        """`finishes`: after a few steps, and counts as started when the last one is done."""
         self.folder, self.server = folder, server
         self.finishes, self.patch = finishes, patch
         self.base = tiny.save(folder / "base")
         targets = {"engine": engine, "max_steps": 3000, "warmup_steps": 0, "num_epochs": 500}
-        more = {"eval_steps": None, "save_steps": None, "val_rows_max": 4}
+        more: dict[str, object] = {"eval_steps": None, "save_steps": None, "val_rows_max": 4}
+        if finishes:  # states that jump about, so that their mean may be better
+            more |= {"learning_rate": 2e-2, "lr_scheduler": "constant"}
         limits = {"max_steps": None, "max_epochs": 1000}
         self.profile = write_profile(folder / "profile.yaml", targets=targets | more, limits=limits)
         rows = folder / "rows.json"
@@ -116,8 +138,11 @@ class Killed:
         assert run.plan_path is not None
         Path(run.plan_path).write_text(plan.model_copy(update=update).to_json(), encoding="utf-8")
         patch = f"{self.patch} judged_every:1" if self.finishes else self.patch
-        self.trainings.append(Training(run, self.server, patch))
-        return self.trainings[-1].start()
+        training = Training(run, self.server, patch).start()
+        self.trainings.append(training)
+        if self.finishes:
+            training.wait_for(lambda: training.stage in ("soup", "last-stretch"))
+        return training
 
     def check(self, place: Path) -> str | None:
         upload = what_is_uploaded(place, "org/tiny")
@@ -133,7 +158,7 @@ class Killed:
         return None if scored.over_base.mean_gap else "it is the base itself"
 
     def show(self, kill: Kill) -> None:
-        sys.stderr.write(f"{kill}\n")
+        sys.stderr.write(f"{kill}, stage {self.trainings[-1].stage}\n")
         if kill.problem:
             sys.stderr.write(self.trainings[-1].log)
 
@@ -165,15 +190,10 @@ def test_killed_after_its_last_step_the_best_is_there_and_the_outcome_is_known(
     """In the middle of scoring means of states, and of training on held-out rows."""
     killed = Killed(tmp_path, forks, engine, finishes=True, patch=f"waits_in:{what}")
     training = killed.start()
-    until = time.monotonic() + RUN_LIMIT_S
-    while not list(Path(training.run.work_dir).glob("launch-1/waiting")):
-        assert training.is_running(), training.log
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    training.wait_for((Path(training.run.work_dir) / "launch-1" / "waiting").exists)
     training.kill()
     assert killed.check(training.place) is None
-    events = (line.event for line in parse_events(Path(training.run.progress_path).read_bytes()))
-    best = [event.score for event in events if isinstance(event, EvalEvent) and event.best][-1]
+    best = [event.score for event in training.events if isinstance(event, EvalEvent) and event.best][-1]
     [result] = training.results
     assert (result.end, result.submission, result.steps) == (RunEnd.FINISHED, True, 4), result.detail
     assert result.best == best
@@ -184,7 +204,6 @@ def test_killed_after_its_last_step_the_best_is_there_and_the_outcome_is_known(
 def test_killed_at_any_instant_after_its_last_step_it_leaves_what_scores(
     forks: ForkServer, tmp_path: Path, engine: str, part: int
 ) -> None:
-    """Or shortly before: the instants come from the first submission on, at the first step."""
     killed = Killed(tmp_path, forks, engine, finishes=True)
     count = max(INSTANTS // PARTS, 1)
     report = run_kills(
