@@ -350,13 +350,14 @@ def first_candidate(needs: Requirements, world: int) -> RunCandidate:
 
 
 def _vllm_share(needs: Requirements) -> float:
-    """0 where vLLM does not generate. Unless the profile asks for it, large models and heads that it may not
-    take are left to the trainer."""
+    """0 where vLLM does not generate. Unless the profile asks for it, large models, heads that it may not
+    take, and bases in 4 bits, which adapters cannot be added to unchanged, are left to the trainer."""
     wanted, params = needs.targets.grpo_vllm, needs.model.params_total
     if not needs.task.task_type.generates or wanted is False or needs.kind.compute_capability == (0, 0):
         return 0.0
     small = params < VLLM_MOST_PARAMS and needs.model.head_dim in VLLM_HEADS
-    if wanted is None and not (needs.vllm_installed and small):
+    plain = small and needs.method is not Method.QLORA
+    if wanted is None and not (needs.vllm_installed and plain):
         return 0.0
     return next(share for most, share in VLLM_SHARES if params < most)
 

@@ -65,6 +65,7 @@ def with_heads_of(width: int) -> ModelFacts:
         (LLAMA_8B, {"vllm": False, "grpo_vllm": True}, 0.5),
         (LLAMA_8B, {"grpo_vllm": False}, None),
         (with_heads_of(160), {}, None),
+        (LLAMA_8B, {"method": Method.QLORA}, None),
         (LLAMA_8B, {"gpus": "4xH100", "fsdp_above": "1B", "gpu_strategy": GpuStrategy.ALL}, 0.5),
         ("Qwen/Qwen2.5-0.5B", {"gpus": "cpu"}, None),
         # 16 GB of weights and half of 24 GB for vLLM: nothing is given up for what nobody asked for.
@@ -80,6 +81,7 @@ def with_heads_of(width: int) -> ModelFacts:
         "asked for",
         "not wanted",
         "heads that its kernels lack",
+        "a base in 4 bits",
         "DDP in place of shards",
         "no GPU",
         "no room",
