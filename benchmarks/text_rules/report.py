@@ -72,6 +72,9 @@ VARIANTS = {
     "prompt_kl_1_only": "targets: {grpo_prompt_kl: 1, grpo_beta: 0.0001}",
     "prompt_kl_1_2": "targets: {grpo_prompt_kl: 1, grpo_generations: 2}",
     "prompt_kl_1_4": "targets: {grpo_prompt_kl: 1, grpo_generations: 4}",
+    "prompt_kl_1_no_search": "targets: {grpo_prompt_kl: 1, lr_search_share: 0}",
+    "prompt_kl_4_no_search": "targets: {grpo_prompt_kl: 4, lr_search_share: 0}",
+    "prompt_kl_16_no_search": "targets: {grpo_prompt_kl: 16, lr_search_share: 0}",
     "grpo_128": "targets: {effective_batch_size: 128}",
 }
 #: What the issue asks for.

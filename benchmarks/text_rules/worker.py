@@ -133,7 +133,7 @@ class Trainings:
             return known
         began = time.time()
         told = self._train(side)
-        model = None if side == "base" else self.folder / f"{side}-model"
+        model = None if side == "base" else self._work(side).with_name(f"{self._work(side).name}-model")
         told["wall_s"] = round(time.time() - began, 1)
         record = {
             "cell": self.cell.name,
@@ -144,6 +144,10 @@ class Trainings:
         }
         self.records.add(record)
         return record
+
+    def _work(self, side: str) -> Path:
+        """The folder of a training, which is on Python's path: no colon."""
+        return self.folder / side.replace(":", "-")
 
     def _stamp(self, side: str) -> str:
         kind, _, variant = side.partition(":")
@@ -167,7 +171,7 @@ class Trainings:
     def _ours(self, side: str, changes: str) -> dict[str, Any]:
         """As in a tournament, planning for itself."""
         base, rows, _ = self.files
-        work = self.folder / side
+        work = self._work(side)
         work.mkdir()
         profile = work / "profile.yaml"
         profile.write_text(
@@ -205,7 +209,7 @@ class Trainings:
 
     def _winner(self, side: str) -> dict[str, Any]:
         base, rows, _ = self.files
-        work = self.folder / side
+        work = self._work(side)
         work.mkdir()
         run = run_spec(self.cell, base, rows, work, 0.0, 0.0)
         ask = scale.peer_ask(self.cell, self.seconds) | {"run": json.loads(run.to_json())}
@@ -216,7 +220,7 @@ class Trainings:
 
     def _upstream(self, side: str) -> dict[str, Any]:
         base, rows, _ = self.files
-        work = self.folder / side
+        work = self._work(side)
         config = upstream.write_config(
             work,
             base,
@@ -229,7 +233,7 @@ class Trainings:
         )
         command = [sys.executable, "-m", "axolotl.cli.train", str(config)]
         told = self._waited(command, {upstream.SECONDS: str(self.seconds)}, work)
-        (work / "output").rename(self.folder / f"{side}-model")
+        (work / "output").rename(work.with_name(f"{work.name}-model"))
         return told
 
     def _waited(self, command: list[str], more: dict[str, str], work: Path) -> dict[str, Any]:
