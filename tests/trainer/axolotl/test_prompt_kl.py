@@ -36,7 +36,7 @@ def encoded(prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens["input_ids"], tokens["attention_mask"]
 
 
-@pytest.mark.parametrize("adapter", (False, True))
+@pytest.mark.parametrize("adapter", [False, True])
 def test_it_is_what_the_evaluation_takes_off(folder: Path, adapter: bool) -> None:
     trainer = changed(made(PromptTrainer, folder, [words], adapter=adapter))
     base = None if adapter else tiny.load(folder).eval()
