@@ -9,7 +9,6 @@ input once per matrix, and RMSNorm saves an fp32 copy. `s` is the candidate.
 from __future__ import annotations
 
 from core.domain.choices import Attention
-from core.domain.evaluation import GRPO_KL_LENGTH
 from core.domain.tasks import ImageModelType
 from core.models.kernels import LigerPart
 from core.planning.candidate import LossKind, RunCandidate, image_tokens, image_type
@@ -203,8 +202,7 @@ def _logits_reason(s: RunCandidate, direction: int) -> str:
 def _loss_tokens(s: RunCandidate) -> int:
     if not s.task.generates:
         return s.tokens
-    prompt = min(max(s.length - s.completion, 0), GRPO_KL_LENGTH) if s.prompt_kl else 0
-    return s.micro * (s.completion + prompt)
+    return s.micro * (s.completion + s.kl_prompt)
 
 
 def _logit_bytes(s: RunCandidate) -> tuple[float, float]:

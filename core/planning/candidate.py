@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 from core.domain.choices import Attention, CompileMode, Engine, Method, Optimizer, Parallelism
+from core.domain.evaluation import GRPO_KL_LENGTH
 from core.domain.hardware import MOST_GPUS, GpuKind
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.facts import ImageFacts, ModelFacts
@@ -281,6 +282,11 @@ class RunCandidate:
     def at_once(self) -> int:
         """Completions that a GPU generates at once."""
         return min(self.together or self.per_gpu, self.per_gpu)
+
+    @property
+    def kl_prompt(self) -> int:
+        """Tokens of a prompt that the KL on prompts reads; 0 without that term."""
+        return min(max(self.length - self.completion, 0), GRPO_KL_LENGTH) if self.prompt_kl else 0
 
     @property
     def samples_itself(self) -> bool:

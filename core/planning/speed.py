@@ -35,7 +35,12 @@ def training_flops(s: RunCandidate, row_tokens: float) -> float:
     adapters = 2.0 * s.adapter_params * (3 + recomputed)
     # Causal attention sees half of the row; its backward pass costs two and a half forward passes.
     attention = 2.0 * s.shape.layers * s.shape.queries * row_tokens * (3.5 + recomputed)
-    return dense + adapters + attention + reference_flops(s, row_tokens)
+    return (dense + adapters + attention + reference_flops(s, row_tokens)) * (1 + _prompt_share(s))
+
+
+def _prompt_share(s: RunCandidate) -> float:
+    """What the KL on prompts adds: another pass over each prompt, whose completions share it."""
+    return s.kl_prompt / (s.length * s.generations)
 
 
 def reference_flops(s: RunCandidate, row_tokens: float) -> float:
