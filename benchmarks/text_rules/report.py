@@ -73,6 +73,8 @@ VARIANTS = {
     "prompt_kl_3_rate_3": "targets: {grpo_prompt_kl: 3, lr_search_share: 0, learning_rate: x3}",
     "prompt_kl_1_only": "targets: {grpo_prompt_kl: 1, lr_search_share: 0, grpo_beta: 0.0001}",
     "prompt_kl_1_of_4": "targets: {grpo_prompt_kl: 1, lr_search_share: 0, grpo_generations: 4}",
+    "prompt_kl_0.5_only": "targets: {grpo_prompt_kl: 0.5, lr_search_share: 0, grpo_beta: 0.0001}",
+    "prompt_kl_0.5_only_rate_2": "targets: {grpo_prompt_kl: 0.5, lr_search_share: 0, grpo_beta: 0.0001, learning_rate: x2}",
     "prompt_kl_1_128": "targets: {grpo_prompt_kl: 1, lr_search_share: 0, effective_batch_size: 128}",
     "grpo_128": "targets: {effective_batch_size: 128}",
 }
