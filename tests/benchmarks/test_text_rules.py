@@ -148,15 +148,15 @@ def test_a_variant_is_laid_over_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_is_a_profile(name: str, tmp_path: Path) -> None:
-    cell = Cell.of("instruct-llama-1")
-    path = tmp_path / "cell.yaml"
-    path.write_text(yaml.safe_dump(scale.cell_profile(cell, PROFILE, VARIANTS[name])))
-    plain = tmp_path / "plain.yaml"
-    plain.write_text(yaml.safe_dump(scale.cell_profile(cell, PROFILE)))
-    varied = resolve_profile(load_profile(str(path)), cell.task, TINY)
-    same = resolve_profile(load_profile(str(plain)), cell.task, TINY)
-    assert (varied.targets, varied.limits) != (same.targets, same.limits)
+def test_every_variant_changes_some_profile(name: str, tmp_path: Path) -> None:
+    def resolved(cell: Cell, changes: str = "") -> object:
+        path = tmp_path / "cell.yaml"
+        path.write_text(yaml.safe_dump(scale.cell_profile(cell, PROFILE, changes)))
+        found = resolve_profile(load_profile(str(path)), cell.task, TINY)
+        return found.targets, found.limits
+
+    cells = map(Cell.of, ("instruct-llama-4", "grpo-llama-4"))
+    assert any(resolved(cell, VARIANTS[name]) != resolved(cell) for cell in cells)
 
 
 # — verdicts
