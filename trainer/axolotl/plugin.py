@@ -141,7 +141,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
             return
         trainer.together = plan.together
         if plan.prompt_kl:
-            add_prompt_kl(trainer, plan.prompt_kl, self._base_of_prompts(trainer))
+            add_prompt_kl(trainer, plan.prompt_kl)
         if self.session is not None:
             trainer.generating = self.session.generating
         if self.rank == 0:
@@ -153,10 +153,6 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         if self.spec.resume_from and (state := resume_state(Path(self.spec.resume_from))):
             session.restore(state)
         return session
-
-    def _base_of_prompts(self, trainer: Any) -> Any:
-        """TRL keeps the base of a full fine-tune where its own term needs one, sharded as the model is."""
-        return trainer.ref_model if trainer.ref_model is not None else self._base(trainer)
 
     def _base(self, trainer: Any) -> Any:
         """The base for the KL term: a full fine-tune keeps a copy, a LoRA has it inside."""

@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from core.domain.evaluation import GRPO_KL_LENGTH
 
 
-def add_prompt_kl(trainer: Any, weight: float, base: Any) -> None:
-    """Train with loss + weight · KL(base || model) on the prompts. `base` None: the model itself with its
-    adapter switched off."""
-    plain = trainer.compute_loss
+def add_prompt_kl(trainer: Any, weight: float) -> None:
+    """Train with loss + weight · KL(base || model) on the prompts. The base is TRL's, or the model itself
+    with its adapter switched off."""
+    plain, base = trainer.compute_loss, trainer.ref_model
 
     def with_kl(model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
         loss = plain(model, inputs, *rest, **named)

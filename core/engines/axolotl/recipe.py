@@ -340,6 +340,8 @@ def _preference(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Engi
 
 #: A prompt that is encoded again may be a little longer.
 SPARE_TOKENS = 64
+#: A weight that is none, yet not zero.
+UNFELT = 1e-9
 
 
 def _groups(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineConfig:
@@ -347,7 +349,8 @@ def _groups(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineCo
     if not plan.task.task_type.generates or grpo is None:
         return {}
     keys: EngineConfig = {
-        "beta": grpo.beta,
+        # TRL keeps a full fine-tune's base, sharded as the model is, for a term of its own only.
+        "beta": grpo.beta or (UNFELT if grpo.prompt_kl else 0.0),
         "num_generations": grpo.generations,
         "temperature": grpo.temperature,
         "top_k": grpo.top_k,

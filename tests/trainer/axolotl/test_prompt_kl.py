@@ -63,7 +63,7 @@ def test_its_gradient_comes_beside_the_others_by_its_weight(folder: Path) -> Non
     def gradients(weight: float) -> dict[str, torch.Tensor]:
         trainer = changed(made(PromptTrainer, folder, [words]))
         if weight:
-            add_prompt_kl(trainer, weight, tiny.load(folder).eval())
+            add_prompt_kl(trainer, weight)
         return gradients_of(trainer)
 
     without, once, twice = gradients(0.0), gradients(1.0), gradients(2.0)
@@ -78,6 +78,6 @@ def test_a_models_distance_on_prompts_shrinks(folder: Path) -> None:
     base = tiny.load(folder).eval()
     prompts = encoded([str(row["prompt"]) for row in ROWS])
     before = float(prompt_kl(trainer, trainer.model, base, *prompts).detach())
-    add_prompt_kl(trainer, 20.0, base)
+    add_prompt_kl(trainer, 20.0)
     trainer.train()
     assert float(prompt_kl(trainer, trainer.model, base, *prompts).detach()) < before / 2

@@ -136,6 +136,11 @@ def test_grpo_samples_as_validators_do() -> None:
     assert config["rl"] == "grpo"
 
 
+def test_a_kl_on_prompts_has_trl_keep_the_base() -> None:
+    assert 0 < config_of(text_plan(GRPO, grpo=GrpoPlan(prompt_kl=0.5)))["trl"]["beta"] < 1e-6
+    assert config_of(text_plan(GRPO, grpo=GrpoPlan()))["trl"]["beta"] == 0
+
+
 def test_vllm_shares_the_gpu_and_has_its_parallel_size_set() -> None:
     plan = text_plan(GRPO, grpo=GrpoPlan(vllm=True, vllm_sleep=True, vllm_memory_share=0.4))
     config = config_of(plan)
