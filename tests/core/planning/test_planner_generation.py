@@ -206,3 +206,14 @@ def test_a_plan_says_how_many_of_the_prompts_it_sees() -> None:
     assert not any("prompts are seen" in note for note in many.notes)
     more = plan_of(vllm=False, hours=1, rows=100_000, grpo_generations=2)
     assert more.prompt_coverage > 2 * few.prompt_coverage
+
+
+def test_a_kl_on_prompts_takes_memory_and_time_and_needs_the_base() -> None:
+    plain = plan_of(vllm=False, grpo_vllm=False, grpo_beta=0.0)
+    with_kl = plan_of(vllm=False, grpo_vllm=False, grpo_beta=0.0, grpo_prompt_kl=0.5)
+    assert with_kl.grpo is not None
+    assert with_kl.grpo.prompt_kl == 0.5
+    assert with_kl.memory["logits"] > plain.memory["logits"]
+    assert with_kl.time.throughput < plain.time.throughput
+    assert candidate_of(with_kl).kl
+    assert not candidate_of(plain).kl
