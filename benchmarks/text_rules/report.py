@@ -64,12 +64,11 @@ VARIANTS = {
     "rate_0.67": "targets: {learning_rate: x0.67}",
     "grpo_2": "targets: {grpo_generations: 2}",
     "grpo_4": "targets: {grpo_generations: 4}",
-    "grpo_kl_0.5": "targets: {grpo_beta: 0.5}",
-    "grpo_2_kl_0.5": "targets: {grpo_generations: 2, grpo_beta: 0.5}",
-    "no_prompt_kl": "targets: {grpo_prompt_kl: 0}",
+    "trl_kl": "targets: {grpo_prompt_kl: 0, grpo_beta: 0.04}",
+    "trl_kl_0.5": "targets: {grpo_prompt_kl: 0, grpo_beta: 0.5}",
+    "no_kl": "targets: {grpo_prompt_kl: 0}",
     "prompt_kl_1": "targets: {grpo_prompt_kl: 1}",
-    "prompt_kl_only": "targets: {grpo_beta: 0.0001}",
-    "prompt_kl_only_rate_2": "targets: {grpo_beta: 0.0001, learning_rate: x2}",
+    "both_kl": "targets: {grpo_beta: 0.04}",
     "grpo_128": "targets: {effective_batch_size: 128}",
 }
 #: What the issue asks for.

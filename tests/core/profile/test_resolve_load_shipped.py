@@ -217,7 +217,7 @@ def test_steady_stays_inside_the_published_ranges(subject: Subject) -> None:
     assert rate * alpha <= (profile.limits.max_alpha_lr or 0)
     if subject.task_type.is_rl:
         # GRPO is trained by LoRA, at ten times a full fine-tune's rate.
-        assert 1e-6 <= rate <= (5e-5 if subject.task_type.generates else 2e-5)
+        assert 1e-6 <= rate <= (8e-5 if subject.task_type.generates else 2e-5)
 
 
 @each("name", NAMES)
