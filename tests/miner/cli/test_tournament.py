@@ -10,6 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from miner.cli.tournament import app
+from miner.tournament.checkout import clone_repository
 from tests.miner.tournament.entries import SMALL
 from tests.miner.tournament.repositories import commit_deep_file, commit_files, make_repository
 
@@ -33,7 +34,11 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"})
 
 
-def test_every_rule_is_answered_for_this_checkout_and_the_licence_fails() -> None:
+def test_every_rule_is_answered_for_this_checkout_and_the_licence_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Beside other tests a clone takes as long as it takes.
+    monkeypatch.setitem(clone_repository.__kwdefaults__, "limit_s", 600.0)
     result = run("check", "--offline", "--json")
     found = json.loads(result.stdout)
     assert [rule["number"] for rule in found["rules"]] == list(range(1, 13))
