@@ -10,6 +10,8 @@ import torch
 
 from tests.trainer import tiny
 from tests.trainer.axolotl.test_trainers_prompts import ROWS, gradients_of, made, words
+from tests.trainer.forks import ForkServer
+from tests.trainer.sharding import together
 from trainer.axolotl.prompt_kl import add_prompt_kl, left_aligned, prompt_kl
 from trainer.axolotl.trainers import PromptTrainer
 from trainer.scoring import generation
@@ -81,3 +83,26 @@ def test_a_models_distance_on_prompts_shrinks(folder: Path) -> None:
     add_prompt_kl(trainer, 20.0)
     trainer.train()
     assert float(prompt_kl(trainer, trainer.model, base, *prompts).detach()) < before / 2
+
+
+def on_two_ranks(rank: int) -> None:
+    """Each reads its own prompts; the gradient is the mean of both."""
+
+    def gradients(weight: float) -> dict[str, torch.Tensor]:
+        trainer = changed(made(PromptTrainer, Path("tiny").absolute(), [words]))
+        if weight:
+            add_prompt_kl(trainer, weight)
+        return gradients_of(trainer)
+
+    plain, with_kl = gradients(0.0), gradients(3.0)
+    terms = [with_kl[name] - one for name, one in plain.items()]
+    assert sum(float(term.norm()) for term in terms) > 1e-3
+    for term in terms:
+        first = term.clone()
+        torch.distributed.broadcast(first, 0)
+        torch.testing.assert_close(term, first)
+
+
+def test_two_ranks_take_the_same_step(forks: ForkServer, tmp_path: Path) -> None:
+    tiny.save(tmp_path / "tiny")
+    assert together(forks, tmp_path, on_two_ranks)
