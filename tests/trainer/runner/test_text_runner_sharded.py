@@ -113,7 +113,9 @@ def test_of_sharded_averages_means_are_scored_and_held_out_rows_are_trained_on(t
 def test_a_sharded_grpo_training_is_scored_as_the_whole_model_is(tmp_path: Path) -> None:
     """With an adapter, in bf16, all weights gathered to generate, the base scored before the first step."""
     run = task(tmp_path, TaskType.GRPO, 900)
-    profile = write_profile(tmp_path / "profile.yaml", targets={"max_steps": 8, "val_rows_max": 8})
+    profile = write_profile(
+        tmp_path / "profile.yaml", targets={"max_steps": 8, "val_rows_max": 8, "grpo_prompt_kl": 0.5}
+    )
     run = sharded(planned(run, profile, processes=2), whole=True)
     child = started(run, VARIABLES)
     assert child.wait(timeout=PATIENCE) == 0, log_of(run)
