@@ -239,7 +239,7 @@ class CoarseSearch(LrSearch):
         return False
 
     def _refine(self, base: float) -> None:
-        pass
+        """The search as it was before had no finer steps."""
 
     def _hopeless(self, losses: list[float]) -> bool:
         return False

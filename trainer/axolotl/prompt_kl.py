@@ -1,8 +1,8 @@
 """The KL of GRPO's evaluation as a part of the training's loss.
 
 Validators take half of KL(base || model) off a submission's rewards, and they take it on the tokens of the
-prompts. TRL's own term is another one: KL(model || base) on the completions, which holds back what is to be
-learned and lets go what is scored.
+prompts. TRL's own term is KL(model || base) on the completions: it restrains what is to be learned, and not
+what is scored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def add_prompt_kl(trainer: Any, weight: float) -> None:
 
 
 def prompt_kl(trainer: Any, model: Any, base: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean over the rows of the mean over their first tokens. A prompt of several rows is read once."""
+    """The mean KL of all rows; a row's is the mean over its tokens. A prompt of several rows is read once."""
     ids, mask = left_aligned(ids, mask)
     both, counts = torch.cat([ids, mask], dim=1).unique(dim=0, return_counts=True)
     ids, mask = both[:, : ids.shape[1]], both[:, ids.shape[1] :]
@@ -58,7 +58,10 @@ def _row_kl(found: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
 
 
 def left_aligned(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows that begin with their first token, of which evaluation reads so many."""
+    """Move the padding behind the tokens, and cut rows at the length that the evaluation reads. An empty
+    prompt counts as one token of padding: a row without any has no mean."""
     order = mask.argsort(dim=1, descending=True, stable=True)
-    width = min(int(mask.sum(dim=1).max()), GRPO_KL_LENGTH)
-    return ids.gather(1, order)[:, :width], mask.gather(1, order)[:, :width]
+    width = min(max(int(mask.sum(dim=1).max()), 1), GRPO_KL_LENGTH)
+    ids, mask = ids.gather(1, order)[:, :width], mask.gather(1, order)[:, :width]
+    mask[:, 0] = 1
+    return ids, mask

@@ -103,7 +103,7 @@ class Finishing:
         self._load(soup.numbers)
         if not self._agree(self._may_submit):
             return
-        # What says that it is the best comes after it: whoever is killed between has said nothing wrong.
+        # The model first, then the record of its score: a kill between them leaves no false record.
         session.write(soup.score)
         session.best.update(soup.score)
         session.progress.write(EvalEvent(t=clock.now(), score=soup.score, best=True))

@@ -87,8 +87,8 @@ def greedy_soup(
     goes_on: Callable[[int], bool],
     on_candidate: Callable[[Soup, bool], None] = lambda candidate, better: None,
 ) -> Soup:
-    """The best mean; of one state where none is better. `score` is of the mean of these states, None where
-    that is no number; `goes_on`: whether there is time for a candidate of so many."""
+    """The best mean; of one state where none is better. `score` is of the mean of these states, None if it is
+    not finite; `goes_on`: whether there is time for a mean of so many states."""
     first, *others = states
     soup = Soup((first.number,), first.score)
     for state in others:

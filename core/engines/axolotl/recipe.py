@@ -340,7 +340,7 @@ def _preference(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Engi
 
 #: A prompt that is encoded again may be a little longer.
 SPARE_TOKENS = 64
-#: A weight that is none, yet not zero.
+#: Too small to change a step, but not zero.
 UNFELT = 1e-9
 
 

@@ -61,6 +61,16 @@ def test_only_the_tokens_that_evaluation_reads_count() -> None:
     assert known.sum() == 512
 
 
+def test_an_empty_prompt_leaves_the_loss_a_number(folder: Path) -> None:
+    trainer = changed(made(PromptTrainer, folder, [words]))
+    ids, mask = encoded([str(row["prompt"]) for row in ROWS[:2]])
+    mask[0] = 0
+    found = prompt_kl(trainer, trainer.model, tiny.load(folder).eval(), ids, mask)
+    assert 0 < float(found.detach()) < 10
+    found.backward()
+    assert all(bool(weight.grad.isfinite().all()) for weight in trainer.model.parameters())
+
+
 def test_its_gradient_comes_beside_the_others_by_its_weight(folder: Path) -> None:
     def gradients(weight: float) -> dict[str, torch.Tensor]:
         trainer = changed(made(PromptTrainer, folder, [words]))

@@ -1,4 +1,4 @@
-"""What vLLM is handed, in TRL's own code around a vLLM that is none."""
+"""The weights that vLLM gets: TRL's own code with a stand-in for vLLM."""
 
 from __future__ import annotations
 
