@@ -202,7 +202,7 @@ def _logits_reason(s: RunCandidate, direction: int) -> str:
 def _loss_tokens(s: RunCandidate) -> int:
     if not s.task.generates:
         return s.tokens
-    return s.micro * (s.completion + s.kl_prompt)
+    return s.micro * (s.completion + s.prompt_kl_tokens)
 
 
 def _logit_bytes(s: RunCandidate) -> tuple[float, float]:

@@ -284,7 +284,7 @@ class RunCandidate:
         return min(self.together or self.per_gpu, self.per_gpu)
 
     @property
-    def kl_prompt(self) -> int:
+    def prompt_kl_tokens(self) -> int:
         """Tokens of a prompt that the KL on prompts reads; 0 without that term."""
         return min(max(self.length - self.completion, 0), GRPO_KL_LENGTH) if self.prompt_kl else 0
 

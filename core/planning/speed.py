@@ -40,7 +40,7 @@ def training_flops(s: RunCandidate, row_tokens: float) -> float:
 
 def _prompt_share(s: RunCandidate) -> float:
     """What the KL on prompts adds: another pass over each prompt, whose completions share it."""
-    return s.kl_prompt / (s.length * s.generations)
+    return s.prompt_kl_tokens / (s.length * s.generations)
 
 
 def reference_flops(s: RunCandidate, row_tokens: float) -> float:
