@@ -127,10 +127,8 @@ class EngineBench:
 
 
 def process_bench(data_dir: Path, *, sandbox: bool, **more: Any) -> EngineBench:
-    # The kernel counts processes by user: a fork bomb of one test must not take them from another.
-    uid = 100_000 + zlib.crc32(str(data_dir).encode()) % 1_000_000
-    given = {"trainer_python": PYTHON, "trainer_sandbox": "auto" if sandbox else "off", "trainer_uid": uid}
-    settings = bench_settings(data_dir, **given, **more)
+    given = {"trainer_python": PYTHON, "trainer_sandbox": "auto" if sandbox else "off"}
+    settings = bench_settings(data_dir, **given, trainer_uid=own_uid(data_dir), **more)
     kind = "sandboxed process" if sandbox else "process"
     return EngineBench(kind, settings, process_engine(settings), process_engine, closed=sandbox)
 
@@ -142,9 +140,15 @@ def docker_bench(data_dir: Path, host: str, image: str, **more: Any) -> EngineBe
 
 def slurm_bench(data_dir: Path, commands: Path, **more: Any) -> EngineBench:
     given = {"trainer_python": PYTHON, "slurm_bin_dir": commands, "slurm_poll_seconds": 0.2, **more}
-    settings = bench_settings(data_dir, **given)
+    settings = bench_settings(data_dir, trainer_uid=own_uid(data_dir), **given)
     engine = slurm_engine(settings)
     return EngineBench("slurm", settings, engine, slurm_engine, closed=engine.can_sandbox)
+
+
+def own_uid(data_dir: Path) -> int:
+    """A user for each bench. The kernel counts processes by user: a fork bomb of one test must not take them
+    from another."""
+    return 100_000 + zlib.crc32(str(data_dir).encode()) % 1_000_000
 
 
 def bench_settings(data_dir: Path, **more: Any) -> Settings:
