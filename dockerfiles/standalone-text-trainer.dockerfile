@@ -12,7 +12,9 @@ FROM ${BASE_IMAGE}
 # What validators' own reward functions import. The engine's packages keep their versions; without a network, or
 # where one of these wants others, the build goes on: rewards that import it then give zeros and say why.
 ARG REWARD_PACKAGES="textstat langcheck detoxify"
+# What plays the games of environment tasks comes first, and has to be there.
 RUN python -m pip list --format=freeze > /tmp/kept.txt \
+    && python -m pip install -q --no-cache-dir -c /tmp/kept.txt "open_spiel==2.0.2" "numba>=0.61" \
     && for name in ${REWARD_PACKAGES}; do \
         timeout 400 python -m pip install -q --no-cache-dir --retries 1 -c /tmp/kept.txt "$name" \
         || echo "$name is not installed"; \
@@ -38,7 +40,7 @@ ENV PYTHONPATH=/app/god-miner \
 # The engine's Python may lie below /root, and the training runs as a user who may not enter there.
 RUN chmod a+rx /root \
     && python -m compileall -q /app/god-miner \
-    && python -c "import axolotl.cli.train, trainer.axolotl.plugin, trainer.axolotl.trainers, trainer.runner.prepare, trainer.runner.check_engines, trainer.text"
+    && python -c "import axolotl.cli.train, trainer.axolotl.plugin, trainer.axolotl.trainers, trainer.runner.prepare, trainer.runner.check_engines, trainer.text, pyspiel, numba"
 
 WORKDIR /app
 STOPSIGNAL SIGTERM
