@@ -1,0 +1,1 @@
+"""The environment track: games and tasks that a model is trained to play, offline."""
