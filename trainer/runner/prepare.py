@@ -6,12 +6,10 @@ python -m trainer.runner.prepare SPEC.json
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 from core.data.facts import assumed_facts
-from core.domain.units import show_seconds
 from core.models.facts import ModelFacts
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import RunSpec
@@ -68,11 +66,8 @@ def _start_making(run: RunSpec, asked: TrainingPlan | None) -> RowsInTheMaking:
     facts = assumed_facts(run.task_type)
     plan = asked or make_own_plan(run, _facts(run), facts, rows_made=False)
     making = RowsInTheMaking.start(run, plan)
-    if making.process is not None:
-        seconds = max(making.order.end_by - time.time(), 0.0)
-        text = f"{making.order.rows_each:,} rows of each of {', '.join(making.order.environments)}"
-        progress = ProgressLog(Path(run.progress_path))
-        progress.stage("generate", f"{text} on {making.order.cores} cores, {show_seconds(seconds)} at most")
+    if making.processes:
+        ProgressLog(Path(run.progress_path)).stage("generate", str(making))
     return making
 
 
