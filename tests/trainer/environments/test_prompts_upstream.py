@@ -1,4 +1,4 @@
-"""Against the evaluator's own code, where GOD_MINER_UPSTREAM names a checkout of it: every byte is the same."""
+"""Every byte is the same as the evaluator's own code writes, where GOD_MINER_UPSTREAM names a checkout of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Play at random with the evaluator's own code: CHECKOUT GAME TURNS. A line of JSON for each thing that happens.
+"""Play at random with the evaluator's own code: CHECKOUT GAME TURNS. What happens is a line of JSON each.
 
 It runs in a process of its own, because the checkout's packages are named as ours are.
 """
@@ -52,7 +52,7 @@ def edits(draw: random.Random) -> list[tuple[str, str]]:
     """Calls of memory tools, good and bad."""
     names = [f"{area}_memory_{verb}" for area in ("working", "long_term") for verb in ("rewrite", "append")]
     slots: list[Any] = [*range(10), "2", " 3 ", "x", True, None, 2.0, {"a": 1}]
-    words = "raise fold weak <think>hm</think> knock\n ♠ bluff(s) 3-5".split(" ")
+    words = ["raise", "fold", "weak", "<think>hm</think>", "knock\n", "♠", "bluff(s)", "3-5"]
     made = []
     for _ in range(draw.choice((0, 0, 1, 2))):
         text: Any = " ".join(draw.choice(words) for _ in range(draw.choice((0, 3, 40, 300))))
