@@ -292,7 +292,9 @@ STACK = (
     r"|tests\.trainer\.(?:tiny|native|tasks)|trainer\.scoring\.forward)"
 )
 NEEDS_STACK = re.compile(
-    rf"^(?:(?:from|import) {STACK}\b|from tests\.trainer import .*\btiny\b)", re.MULTILINE
+    rf"^(?:(?:from|import) {STACK}\b|from tests\.trainer import .*\btiny\b"
+    r"|.*importorskip\(\"(?:pyspiel|torch)\"\))",
+    re.MULTILINE,
 )
 TORCH = importlib.util.find_spec("torch") is not None
 
