@@ -149,7 +149,9 @@ def main(path: str) -> int:
         log.error("%s is no order of rows", path)
         return 2
     report = generate(order)
-    log.info("%s: %d rows of %d games in %.0f s", order.environment, report.rows, report.games, report.seconds)
+    log.info(
+        "%s: %d rows of %d games in %.0f s", order.environment, report.rows, report.games, report.seconds
+    )
     return 0 if report.rows else 1
 
 

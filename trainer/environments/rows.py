@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from trainer.environments.tool_calls import ParserName
 from trainer.errors import BadModel
 from trainer.inputs.files import RawRow
 from trainer.inputs.tokens import IGNORED, LabelledRow, Tokenizer, compact_ids, encode
@@ -40,35 +41,51 @@ class RowEncoder(NamedTuple):
 
     tokenizer: Tokenizer
     form: CallForm = CallForm.NATIVE
-    #: The family's own way to write a call, for templates that write none.
-    write_call: Callable[[Mapping[str, Any]], str] | None = None
+    #: What finds calls in the model's answers when it is evaluated.
+    parser: ParserName | None = None
+    #: Whether the template gets tools without what stands around a function, as the server tries next.
+    flat: bool = False
 
     def messages(self, row: RawRow) -> list[Message]:
         """The row's messages in this form. An empty `tool_calls` ends some templates, so there is none."""
         messages = []
         for message in row["messages"]:
-            calls = list(message.get("tool_calls") or ())
+            calls = self.calls(message)
             plain = {key: value for key, value in message.items() if key != "tool_calls"}
             if calls and self.form is CallForm.WRITTEN:
-                written = "\n".join(map(self.write_call or written_call, calls))
-                plain["content"] = "\n".join(filter(None, (plain.get("content"), written)))
+                written = [_written(call, self.parser) for call in calls]
+                plain["content"] = "\n".join(filter(None, (plain.get("content"), *written)))
             elif calls:
-                plain["tool_calls"] = calls[-1:] if self.form is CallForm.ONE_CALL else calls
+                # Some templates want an identifier, of nine characters.
+                numbered = enumerate(calls, 1)
+                plain["tool_calls"] = [{"id": f"call{number:05d}", **call} for number, call in numbered]
             messages.append(plain)
         return messages
+
+    def calls(self, message: Message) -> list[dict[str, Any]]:
+        """Those of a message that this form keeps: the last is the move."""
+        calls = list(message.get("tool_calls") or ())
+        alone = self.form is CallForm.ONE_CALL or self.parser is ParserName.LLAMA
+        return calls[-1:] if alone and self.form is not CallForm.NATIVE else calls
+
+    def tools(self, row: RawRow) -> list[dict[str, Any]] | None:
+        """As the template gets them; None: the row has none."""
+        tools = row.get("tools")
+        listed = json.loads(tools) if isinstance(tools, str) and tools else tools
+        return [tool["function"] for tool in listed] if listed and self.flat else listed or None
 
     def render(self, messages: Sequence[Message], tools: Any, *, asks: bool) -> str:
         """As text; `asks`: up to where the model begins to write."""
         return str(
             self.tokenizer.apply_chat_template(
-                list(messages), tools=tools or None, tokenize=False, add_generation_prompt=asks
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=asks
             )
         )
 
     def turns(self, row: RawRow) -> list[tuple[str, str]]:
         """What is read and what is learned, turn by turn. `BadModel` where the template changes what was
         read before once an answer is there: then the training's prompts would not be the evaluator's."""
-        messages, tools = self.messages(row), _tools(row)
+        messages, tools = self.messages(row), self.tools(row)
         turns, done = [], ""
         for place, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -76,9 +93,7 @@ class RowEncoder(NamedTuple):
             asked = self.render(messages[:place], tools, asks=True)
             answered = self.render(messages[: place + 1], tools, asks=False)
             if not asked.startswith(done) or not answered.startswith(asked):
-                raise BadModel(
-                    "the chat template writes a request in another way once it is answered"
-                )
+                raise BadModel("the chat template writes a request in another way once it is answered")
             answer = self._ended(answered[len(asked) :])
             turns.append((asked[len(done) :], answer))
             done = asked + answer
@@ -111,27 +126,14 @@ class RowEncoder(NamedTuple):
             return None
 
 
-def _tools(row: RawRow) -> Any:
-    tools = row.get("tools")
-    return json.loads(tools) if isinstance(tools, str) and tools else tools
-
-
-def call(name: str, arguments: Mapping[str, Any], number: int = 0) -> dict[str, Any]:
-    """A call as it stands in a message. Some templates want an identifier of nine characters."""
-    function = {"name": name, "arguments": dict(arguments)}
-    return {"id": f"call{number:05d}", "type": "function", "function": function}
-
-
-def written_call(call: Mapping[str, Any]) -> str:
-    """As most families' parsers read it."""
+def _written(call: Mapping[str, Any], parser: ParserName | None) -> str:
+    """A call as the parser reads it from plain text."""
     function = call["function"]
-    text = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
-    return f"<tool_call>\n{text}\n</tool_call>"
-
-
-def written_call_llama(call: Mapping[str, Any]) -> str:
-    function = call["function"]
-    return json.dumps({"name": function["name"], "parameters": function["arguments"]}, ensure_ascii=False)
+    key = "parameters" if parser is ParserName.LLAMA else "arguments"
+    text = json.dumps({"name": function["name"], key: function["arguments"]}, ensure_ascii=False)
+    if parser is ParserName.LLAMA:
+        return text
+    return f"[TOOL_CALLS] [{text}]" if parser is ParserName.MISTRAL else f"<tool_call>\n{text}\n</tool_call>"
 
 
 _encoder: RowEncoder | None = None

@@ -142,7 +142,9 @@ class GameSource:
             "tools": json.dumps(template_tools(tools(state.legal_actions(player)))),
         }
 
-    def _reflection(self, game: pyspiel.Game, state: pyspiel.State, player: int, seat: Seat) -> dict[str, Any]:
+    def _reflection(
+        self, game: pyspiel.Game, state: pyspiel.State, player: int, seat: Seat
+    ) -> dict[str, Any]:
         """The first empty slot gets what is worth keeping; if none is empty, the first."""
         ended = outcome(game, state.returns(), player)
         slots = seat.memory.slots[Area.LONG_TERM]
@@ -171,7 +173,9 @@ def fill(memory: Memory, chance: random.Random) -> None:
 def _filling(chance: random.Random) -> str:
     kind = chance.random()
     if kind < 0.3:
-        return f"{chance.choice(('Win', 'Loss', 'Draw'))}. {chance.choice(list(_ADVICE.values())).capitalize()}."
+        return (
+            f"{chance.choice(('Win', 'Loss', 'Draw'))}. {chance.choice(list(_ADVICE.values())).capitalize()}."
+        )
     if kind < 0.8:
         return " ".join(chance.choice(_WORDS) for _ in range(chance.randint(3, 25))).capitalize() + "."
     return " ".join(str(chance.randrange(1000)) for _ in range(chance.randint(3, 15)))

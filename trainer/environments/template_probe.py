@@ -1,8 +1,9 @@
-"""Whether the model's own template carries rows: tried before the training on one row of each environment.
+"""Whether the model's own template carries rows: tried before the training on rows of each environment.
 
 Templates differ in what they do with calls. Some leave them out, some refuse two in one turn, some fail on
-an empty list of calls, and some have never heard of tools. Where another form of the same answer works it is
-taken, and said; where none does, nothing is worth training.
+an empty list of calls, and some have never heard of tools. What is learned is read as the evaluator's server
+will read it, and has to be the calls that were meant. Where another form of the same answer works it is taken,
+and said; where none does, nothing is worth training.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.environments.rows import CallForm, RowEncoder, written_call, written_call_llama
+from trainer.environments.rows import CallForm, RowEncoder
+from trainer.environments.tool_calls import find_calls, parser_for
 from trainer.errors import BadModel
 from trainer.inputs.files import RawRow
 from trainer.inputs.tokens import Tokenizer
@@ -25,17 +27,29 @@ def fitting_encoder(
     is none."""
     if not tokenizer.chat_template:
         raise BadModel(f"the tokenizer in {model_path} has no chat template: no request can be written")
-    write = written_call_llama if _model_type(model_path).startswith("llama") else written_call
+    # Its name is made up in tournaments, and says nothing.
+    parser = parser_for("", _model_type(model_path))
     probed = list(_one_of_each(rows))
+    flat = not _takes_tools(RowEncoder(tokenizer), probed)
     problems: dict[CallForm, str] = {}
     for form in CallForm:
-        encoder = RowEncoder(tokenizer, form, write)
+        encoder = RowEncoder(tokenizer, form, parser, flat)
         problem = next((problem for row in probed if (problem := problem_of(encoder, row))), None)
         if problem is None:
             return encoder, tuple(_notes(encoder, problems, probed))
         problems[form] = problem
     tried = "; ".join(f"{form}: {problem}" for form, problem in problems.items())
     raise BadModel(f"the model's chat template cannot carry an environment's rows: {tried}"[:2000])
+
+
+def _takes_tools(encoder: RowEncoder, rows: Sequence[RawRow]) -> bool:
+    for row in rows:
+        asked = [message for message in row["messages"] if message["role"] != "assistant"]
+        try:
+            encoder.render(asked, encoder.tools(row), asks=True)
+        except Exception:  # noqa: BLE001 - a template is a program: it fails with whatever it meets
+            return False
+    return True
 
 
 def _one_of_each(rows: Sequence[RawRow]) -> Iterator[RawRow]:
@@ -54,52 +68,48 @@ def _calls(row: RawRow) -> int:
 
 def problem_of(encoder: RowEncoder, row: RawRow) -> str | None:
     """What the template loses of this row; None: nothing."""
+    name = row.get("environment")
     try:
         turns = encoder.turns(row)
     except Exception as error:  # noqa: BLE001 - a template is a program: it fails with whatever it meets
-        return f"{row.get('environment')}: {str(error)[:200] or type(error).__name__}"
+        return f"{name}: {str(error)[:200] or type(error).__name__}"
+    whole = "".join(text for turn in turns for text in turn)
+    for message in row["messages"]:
+        text = str(message.get("content") or "").strip()
+        if text not in whole:
+            return f"{name}: a text of {message['role']} is lost"
     answers = [message for message in row["messages"] if message["role"] == "assistant"]
-    for (read, learned), answer in zip(turns, answers, strict=True):
-        calls = list(answer.get("tool_calls") or ())
-        for wanted in calls[-1:] if encoder.form is CallForm.ONE_CALL else calls:
-            missing = next((part for part in _parts(wanted) if part not in learned), None)
-            if missing is not None:
-                return f"{row.get('environment')}: {missing[:100]} of a call is lost"
-        content = str(answer.get("content") or "").strip()
-        if content and not calls and content not in learned:
-            return f"{row.get('environment')}: the answer's text is lost"
-        if not read:
-            return f"{row.get('environment')}: nothing is asked"
-    texts = [str(message.get("content") or "").strip() for message in row["messages"]]
-    whole = "".join(read + learned for read, learned in turns)
-    for message, text in zip(row["messages"], texts, strict=True):
-        if message["role"] != "assistant" and text not in whole:
-            return f"{row.get('environment')}: the text of {message['role']} is lost"
+    for (_, learned), answer in zip(turns, answers, strict=True):
+        wanted = [call["function"] for call in encoder.calls(answer)]
+        if (lost := _lost(encoder, learned, wanted)) is not None:
+            return f"{name}: {lost}"
     return None
 
 
-def _parts(call: Mapping[str, Any]) -> Iterator[str]:
-    function = call["function"]
-    yield str(function["name"])
-    for name, value in function["arguments"].items():
-        yield name
-        # Inside of JSON, whatever stands around it.
-        yield json.dumps(value, ensure_ascii=False).strip('"')
+def _lost(encoder: RowEncoder, learned: str, wanted: Sequence[Mapping[str, Any]]) -> str | None:
+    if encoder.parser is None:
+        missing = [call["name"] for call in wanted if call["name"] not in learned]
+        return f"the call of {missing[0]} is lost" if missing else None
+    text = learned.removesuffix(encoder.tokenizer.eos_token or "").strip()
+    names = {call["name"] for call in wanted}
+    _, calls = find_calls(text, encoder.parser, names)
+    found = [(call.name, dict(call.arguments)) for call in calls]
+    if found == [(call["name"], dict(call["arguments"])) for call in wanted]:
+        return None
+    return f"{len(wanted)} calls are written, {len(found)} are read by {encoder.parser}: {text[:200]!r}"
 
 
 def _notes(encoder: RowEncoder, problems: Mapping[CallForm, str], rows: Sequence[RawRow]) -> Iterator[str]:
+    if encoder.parser is None:
+        yield "the evaluator has no parser of calls for such a model: what is trained may count as forfeits"
     if problems:
-        yield f"calls are written in the form {encoder.form.value!r}: " + "; ".join(problems.values())
+        yield f"calls are written in the form {encoder.form.value!r}: {'; '.join(problems.values())}"[:1000]
     for row in rows:
-        names = [tool.get("function", tool)["name"] for tool in _listed(row.get("tools"))]
+        names = [tool.get("function", tool)["name"] for tool in encoder.tools(row) or ()]
         prompt = "".join(read for read, _ in encoder.turns(row))
-        if names and not all(name in prompt for name in names):
+        if not all(name in prompt for name in names):
             yield "the chat template does not show tools: their names are learned from the answers alone"
             return
-
-
-def _listed(tools: Any) -> list[dict[str, Any]]:
-    return json.loads(tools) if isinstance(tools, str) and tools else list(tools or ())
 
 
 def _model_type(model_path: str) -> str:
