@@ -1,1 +1,1 @@
-"""The environment track: games and tasks that a model is trained to play, offline."""
+"""The environments of tournaments: the evaluator's games and prompts, players, rows and matches."""
