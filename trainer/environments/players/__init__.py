@@ -19,7 +19,7 @@ _CLASSES = {
 
 
 class Player(Protocol):
-    """One action for one information state of the player to move; what that player cannot see changes nothing."""
+    """One action for each information state of the player to move: nothing else has any influence."""
 
     def choose(self, state: pyspiel.State) -> int:
         """Return a legal action of the player to move."""

@@ -178,8 +178,8 @@ def pieces(state: pyspiel.State) -> tuple[int, int, int, int]:
     player = state.current_player()
     lines = state.observation_string(player).splitlines()
     rows = [line.lstrip("0123456789") for line in lines[:-1] if line.strip()]
-    cells = "".join(rows)
-    white, black = (sum(1 << square for square, cell in enumerate(cells) if cell == colour) for colour in "ox")
+    cells = list(enumerate("".join(rows)))
+    white, black = (sum(1 << square for square, cell in cells if cell == colour) for colour in "ox")
     own, other = (white, black) if player == 0 else (black, white)
     return own, other, len(rows), len(rows[0])
 

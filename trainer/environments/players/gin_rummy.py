@@ -41,7 +41,10 @@ def _all_melds() -> list[int]:
 
 
 _MELDS = np.array(_all_melds(), dtype=np.int64)
-_MELD_VALUES = np.array([sum(int(_VALUES[c]) for c in range(52) if m >> c & 1) for m in _all_melds()], dtype=np.int64)
+_MELD_VALUES = np.array(
+    [sum(int(_VALUES[card]) for card in range(52) if meld >> card & 1) for meld in _all_melds()],
+    dtype=np.int64,
+)
 _TRIPLES = np.array([meld for meld in _all_melds() if meld.bit_count() == 3], dtype=np.int64)
 
 
@@ -199,11 +202,12 @@ class GinRummyPlayer(Player):
         return self._least_left(state, legal, known.hand)
 
     def _least_left(self, state: pyspiel.State, legal: list[int], hand: int) -> int:
-        """In a knock or layoff: the card or meld to part with that leaves the least deadwood; pass when none helps.
+        """In a knock or layoff: the card or meld to part with that leaves the least deadwood, or a pass.
 
         A meld must be laid to count; a card need only go where that leaves less than keeping it.
         """
-        left = {action: int(deadwood(hand & ~self._parted(state, action))) for action in legal if action != PASS}
+        parted = {action: self._parted(state, action) for action in legal if action != PASS}
+        left = {action: int(deadwood(hand & ~cards)) for action, cards in parted.items()}
         best = min(left, key=lambda action: (left[action], -action))
         if PASS in legal and best < UPCARD and left[best] >= deadwood(hand):
             return PASS

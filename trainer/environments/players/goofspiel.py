@@ -1,8 +1,12 @@
-"""Goofspiel: the bid that wins most games played on from what is known, against opponents who bid near the prize.
+"""Goofspiel: the bid that wins most games played on from what is known, against bids near the prize.
 
 Both players bid without seeing the other's card; the opponent's past bids stay hidden, but who won a round
-bounds them. Each simulated game draws such bids for the rounds before, then plays on: the opponent by rank with
-a spread, this player by rank alone. Random numbers depend on what is known only, so a state has one label.
+bounds them. Each simulated game draws such bids for the rounds before, then plays on: both bid by rank and
+somewhat above it, the opponent with a spread. Random numbers depend on what is known only: one label a state.
+
+The evaluator's search on the second seat sees the first seat's bid, so no first seat can win against it. A
+model does not. So the settings are not those that win most against the search, but those that lose to none of
+the simple rules: bid the prize, one more, two more, with noise or without.
 """
 
 from __future__ import annotations
@@ -12,13 +16,12 @@ from dataclasses import dataclass
 
 import numba
 import numpy as np
-import numpy.typing as npt
 import pyspiel
 
 from trainer.environments.players import Player
 
 GAMES = 400
-#: Opponents bid around the prize's rank among those left, from 0 to 1, some above it; a simulated game has one
+#: Opponents bid around the prize's rank among those left, from 0 to 1, or above it: a simulated game has one
 #: of these spreads and up to so much above, as has this player when it plays on.
 SPREADS = (0.1, 0.4)
 ABOVE = 0.15
@@ -26,8 +29,6 @@ ABOVE = 0.15
 ANY = 0.1
 _TRIES = 20
 _LOST, _TIED, _WON = -1, 0, 1
-
-Ints = npt.NDArray[np.int64]
 
 
 @numba.njit

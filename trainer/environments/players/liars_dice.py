@@ -2,8 +2,8 @@
 
 Counterfactual regret minimisation (CFR+) over all pairs of hands at once. A player's information merges all
 bids before the last one, so the weight of an opponent's hand is its reach under both players' play, own moves
-with a small chance of any other. The label of a state is drawn once from the average strategy by a fixed number
-of the state: each state has one, and over all hands they mix as the solution does.
+with a small chance of any other. The label of a state is one of the average strategy's likeliest actions,
+drawn once by a fixed number of the state: each state has one, and over all hands they mix.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import functools
 import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
 from math import factorial
+from typing import TypeAlias
 
 import numba
 import numpy as np
@@ -35,7 +36,7 @@ _TREMBLE = 0.05
 #: Of the likeliest action's chance: less likely actions are no labels.
 NEARLY = 0.8
 
-Floats = npt.NDArray[np.float32]
+Floats: TypeAlias = npt.NDArray[np.float32]
 
 HANDS: list[tuple[int, ...]] = list(combinations_with_replacement(range(1, FACES + 1), DICE))
 _HAND_INDEX = {hand: index for index, hand in enumerate(HANDS)}
@@ -51,7 +52,8 @@ def _chance(hand: tuple[int, ...]) -> float:
 CHANCES = np.array([_chance(hand) for hand in HANDS], dtype=np.float32)
 #: How many dice of a hand count for a face; sixes count for all.
 COUNTS = np.array(
-    [[sum(die in (face, FACES) for die in hand) for face in range(1, FACES + 1)] for hand in HANDS], dtype=np.int64
+    [[sum(die in (face, FACES) for die in hand) for face in range(1, FACES + 1)] for hand in HANDS],
+    dtype=np.int64,
 )
 #: By bid and the bidder's and the other's hand: whether the bid holds.
 HOLDS = np.array(
@@ -171,9 +173,9 @@ def solve(iterations: int = ITERATIONS) -> Floats:
         for iteration in range(iterations):
             for seat in range(2):
                 other = np.ascontiguousarray(strategy[1 - seat].transpose(0, 2, 1))
-                own = (strategy[seat], other, regrets[seat], average[seat], float(iteration + 1), CHANCES, HOLDS)
-                jobs = [pool.submit(_improve, seat == 0, a, b, *own) for a, b in zip(edges, edges[1:], strict=False)]
-                for job in jobs:
+                sums = (regrets[seat], average[seat], float(iteration + 1))
+                fixed = (strategy[seat], other, *sums, CHANCES, HOLDS)
+                for job in [pool.submit(_improve, seat == 0, a, b, *fixed) for a, b in pairwise(edges)]:
                     job.result()
                 _match(regrets[seat], strategy[seat])
     total = average.sum(axis=-1, keepdims=True)
@@ -182,8 +184,8 @@ def solve(iterations: int = ITERATIONS) -> Floats:
 
 def labels(strategy: Floats) -> npt.NDArray[np.int64]:
     """Return one action by seat, state and hand: of those nearly as likely as the likeliest."""
-    likely = np.where(strategy >= NEARLY * strategy.max(axis=-1, keepdims=True), strategy, 0.0).astype(np.float64)
-    bounds = likely.cumsum(axis=-1)
+    least = NEARLY * strategy.max(axis=-1, keepdims=True)
+    bounds = np.where(strategy >= least, strategy, 0.0).cumsum(axis=-1, dtype=np.float64)
     seats, states, hands = np.indices(strategy.shape[:3])
     # Fractions of multiples of irrational numbers: spread evenly over the hands of a state.
     points = (seats * 2**0.5 + states * 3**0.5 + (hands + 1) * (5**0.5 - 1) / 2) % 1.0
