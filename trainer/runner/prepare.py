@@ -6,14 +6,15 @@ python -m trainer.runner.prepare SPEC.json
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from core.data.facts import assumed_facts
+from core.data.facts import MADE_ROWS, assumed_facts
 from core.models.facts import ModelFacts
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import RunSpec
-from trainer.environments.task import RowsInTheMaking
+from trainer.environments.task import ROWS_SHARES, RowsInTheMaking, trained_rows
 from trainer.handoff import PreparedRows, PrepareSpec, write_record
 from trainer.inputs.model_loading import block_imports
 from trainer.inputs.text import encode_task, read_task, write_task
@@ -61,10 +62,17 @@ def _facts(run: RunSpec) -> ModelFacts:
     return model_facts(Path(run.model_path), run.model_id)
 
 
+def _plans_before(run: RunSpec) -> Iterator[TrainingPlan]:
+    """For several numbers of rows: encoding more than can be trained on takes time from the training."""
+    model = _facts(run)
+    for share in ROWS_SHARES:
+        facts = assumed_facts(run.task_type, round(MADE_ROWS * share))
+        yield make_own_plan(run, model, facts, rows_made=False)
+
+
 def _start_making(run: RunSpec, asked: TrainingPlan | None) -> RowsInTheMaking:
     """As many rows as can be trained on in what the making leaves of the time."""
-    facts = assumed_facts(run.task_type)
-    plan = asked or make_own_plan(run, _facts(run), facts, rows_made=False)
+    plan = asked or max(_plans_before(run), key=trained_rows)
     making = RowsInTheMaking.start(run, plan)
     if making.processes:
         ProgressLog(Path(run.progress_path)).stage("generate", str(making))
