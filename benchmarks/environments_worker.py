@@ -92,8 +92,8 @@ def measured(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
             mixed, labels = exploitability.of_liars_dice()
             yield {
                 "text": f"liars_dice: exploitability {labels:.3f} of the labels, {mixed:.3f} of the solution "
-                "that they are drawn from (bar: 0.4), by the best responder found among those who know all of it "
-                "and see what the prompt shows.",
+                "they are drawn from (bar: 0.4), by the best responder found among those who know all of "
+                "it and see what the prompt shows.",
                 "labels": labels,
                 "mixed": mixed,
             }
@@ -101,8 +101,8 @@ def measured(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield played("bid = prize", name, PrizePlayer(), asked["seeds"])
             worth = exploitability.first_seat_seen(5)
             yield {
-                "text": f"goofspiel's bound, 5 cards: a first seat whose bids are seen gets {worth:.0%} of games "
-                f"against exact play, even if it sees all past bids; so both seats get at most {worth / 2 + 0.5:.0%}."
+                "text": f"goofspiel's bound, 5 cards: a first seat whose bids are seen gets {worth:.0%} "
+                f"of games against exact play even if it sees past bids; both at most {worth / 2 + 0.5:.0%}."
             }
 
 

@@ -14,7 +14,7 @@ import pyspiel
 from trainer.environments.players import Player
 
 #: No new depth is begun after so many positions; the last one may take some times as many.
-POSITIONS = 60_000
+POSITIONS = 150_000
 _TABLE = 1 << 18
 _WIN = 1_000
 _MOST_MOVES, _MOST_PLIES = 120, 32

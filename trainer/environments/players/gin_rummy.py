@@ -186,6 +186,9 @@ def _only(cards: int) -> int:
 class GinRummyPlayer(Player):
     def __init__(self) -> None:
         self._melds: dict[int, int] = {}
+        # Compile all: the first choice of a game needs only a part.
+        _discard(0b11, 0b100, _NONE)
+        _takes(0b1, 1, 0b100)
 
     def choose(self, state: pyspiel.State) -> int:
         legal: list[int] = state.legal_actions()

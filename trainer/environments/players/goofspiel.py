@@ -1,12 +1,14 @@
 """Goofspiel: the bid that wins most games played on from what is known, against bids near the prize.
 
 Both players bid without seeing the other's card; the opponent's past bids stay hidden, but who won a round
-bounds them. Each simulated game draws such bids for the rounds before, then plays on: both bid by rank and
-somewhat above it, the opponent with a spread. Random numbers depend on what is known only: one label a state.
+bounds them. Each simulated game has an opponent of some kind, draws such bids for the rounds before, and
+plays on: both bid by rank and somewhat above it, the opponent with a spread. A game counts by how likely its
+kind of opponent was to win and lose the rounds so far. Random numbers depend on what is known only: a state
+has one label.
 
-The evaluator's search on the second seat sees the first seat's bid, so no first seat can win against it. A
-model does not. So the settings are not those that win most against the search, but those that lose to none of
-the simple rules: bid the prize, one more, two more, with noise or without.
+The evaluator's search on the second seat sees the first seat's bid, so no first seat can win against it; a
+model does not. With these settings the player wins most games against bids of the prize, with noise or
+without, and is about even with the rules that beat those: one more, two more.
 """
 
 from __future__ import annotations
@@ -23,44 +25,41 @@ from trainer.environments.players import Player
 GAMES = 400
 #: Opponents bid around the prize's rank among those left, from 0 to 1, or above it: a simulated game has one
 #: of these spreads and up to so much above, as has this player when it plays on.
-SPREADS = (0.1, 0.4)
+SPREADS = (0.08, 0.3, 0.8)
 ABOVE = 0.15
 #: The weight of any bid at all.
 ANY = 0.1
-_TRIES = 20
+#: In place of the chance of what cannot have happened.
+_HARDLY = 1e-6
 _LOST, _TIED, _WON = -1, 0, 1
 
 
 @numba.njit
-def _bid(hand, low, high, rank, spread, anything, draw):  # type: ignore[no-untyped-def]
-    """A card of the hand from low to high, drawn with weights around a rank; 0 when there is none."""
+def _bid(hand, low, high, rank, spread, draw):  # type: ignore[no-untyped-def]
+    """A card of the hand from low to high, drawn with weights around a rank, and the chance of that range."""
     count = 0
     for card in range(1, len(hand)):
         count += hand[card]
-    total = 0.0
-    for turn in range(2):
-        at, seen = 0.0, 0
-        for card in range(1, len(hand)):
-            if not hand[card]:
-                continue
-            place = seen / (count - 1) if count > 1 else 0.5
-            seen += 1
-            if card < low or card > high:
-                continue
-            distance = (place - rank) / spread
-            weight = np.exp(-0.5 * distance * distance) + anything
-            if turn == 0:
-                total += weight
-                continue
-            at += weight
-            if at >= draw * total:
-                return card
-        if total == 0.0:
-            return 0
-    for card in range(high, low - 1, -1):  # only by rounding
+    weights = np.zeros(len(hand))
+    total = within = 0.0
+    seen = 0
+    for card in range(1, len(hand)):
         if hand[card]:
-            return card
-    return 0
+            distance = ((seen / (count - 1) if count > 1 else 0.5) - rank) / spread
+            weight = np.exp(-0.5 * distance * distance) + ANY
+            seen += 1
+            total += weight
+            if low <= card <= high:
+                weights[card] = weight
+                within += weight
+    chosen, at = 0, 0.0
+    for card in range(low, min(high, len(hand) - 1) + 1):
+        if weights[card] > 0.0:
+            chosen = card
+            at += weights[card]
+            if at >= draw * within:
+                break
+    return chosen, within / total
 
 
 @numba.njit
@@ -89,40 +88,29 @@ def _matching(hand, rank):  # type: ignore[no-untyped-def]
 
 
 @numba.njit
-def _opponent_hand(cards, bids, prizes, results, spread, above, anything):  # type: ignore[no-untyped-def]
-    """Cards the opponent may still hold, given who won the rounds so far."""
-    hand = np.ones(cards + 1, np.int64)
-    hand[0] = 0
-    for tried in range(_TRIES):
-        hand[1:] = 1
-        left = np.ones(cards + 1, np.int64)
-        left[0] = 0
-        possible = True
-        for turn in range(len(bids)):
-            low, high = 1, cards
-            if results[turn] == _WON:
-                high = bids[turn] - 1
-            elif results[turn] == _LOST:
-                low = bids[turn] + 1
-            else:
-                low = high = bids[turn]
-            rank = _rank(left, prizes[turn]) + above
-            card = _bid(hand, low, high, rank, spread, anything, np.random.random())
-            if card == 0:
-                possible = False
-                if tried < _TRIES - 1:
-                    break
-                card = _bid(hand, 1, cards, rank, spread, anything, np.random.random())
-            hand[card] = 0
-            left[prizes[turn]] = 0
-        if possible:
-            break
-    return hand
+def _opponent_hand(cards, bids, prizes, results, spread, above):  # type: ignore[no-untyped-def]
+    """Cards that an opponent of one kind may still hold, and the chance of its wins and losses so far."""
+    hand, left = np.ones(cards + 1, np.int64), np.ones(cards + 1, np.int64)
+    hand[0] = left[0] = 0
+    likely = 1.0
+    for turn in range(len(bids)):
+        low = high = bids[turn]
+        if results[turn] == _WON:
+            low, high = 1, bids[turn] - 1
+        elif results[turn] == _LOST:
+            low, high = bids[turn] + 1, cards
+        rank = _rank(left, prizes[turn]) + above
+        card, chance = _bid(hand, low, high, rank, spread, np.random.random())
+        if card == 0:  # the bids drawn before have left none
+            card, chance = _bid(hand, 1, cards, rank, spread, np.random.random())[0], _HARDLY
+        likely *= chance
+        hand[card] = left[prizes[turn]] = 0
+    return hand, likely
 
 
 @numba.njit
-def _scores(cards, bids, prizes, results, prize, lead, games, spreads, most, anything, seed):  # type: ignore[no-untyped-def]
-    """For each card, how many simulated games its bid wins, draws counted half."""
+def _scores(cards, bids, prizes, results, prize, lead, games, seed):  # type: ignore[no-untyped-def]
+    """For each card, the weight of simulated games that its bid wins, draws counted half."""
     np.random.seed(seed)
     own = np.ones(cards + 1, np.int64)
     left = np.ones(cards + 1, np.int64)
@@ -133,9 +121,9 @@ def _scores(cards, bids, prizes, results, prize, lead, games, spreads, most, any
     scores = np.zeros(cards + 1)
     order = np.flatnonzero(left)
     for game in range(games):
-        spread, above = spreads[game % len(spreads)], most * np.random.random()
-        own_above = most * np.random.random()
-        other = _opponent_hand(cards, bids, prizes, results, spread, above, anything)
+        spread, above = SPREADS[game % len(SPREADS)], ABOVE * np.random.random()
+        own_above = ABOVE * np.random.random()
+        other, likely = _opponent_hand(cards, bids, prizes, results, spread, above)
         np.random.shuffle(order)
         for index in range(len(order)):
             if order[index] == prize:
@@ -151,10 +139,10 @@ def _scores(cards, bids, prizes, results, prize, lead, games, spreads, most, any
                 value = order[turn]
                 rank = _rank(rest, value)
                 bid = card if turn == 0 else _matching(mine, min(rank + own_above, 1.0))
-                against = _bid(theirs, 1, cards, rank + above, spread, anything, draws[turn])
+                against = _bid(theirs, 1, cards, rank + above, spread, draws[turn])[0]
                 points += value if bid > against else (-value if bid < against else 0)
                 mine[bid] = theirs[against] = rest[value] = 0
-            scores[card] += 1.0 if points > 0 else (0.5 if points == 0 else 0.0)
+            scores[card] += likely * (1.0 if points > 0 else (0.5 if points == 0 else 0.0))
     return scores
 
 
@@ -191,7 +179,7 @@ class GoofspielPlayer(Player):
         now = known(state)
         past = (np.array(rounds, dtype=np.int64) for rounds in (now.bids, now.prizes, now.results))
         seed = zlib.crc32(repr(now).encode())
-        scores = _scores(now.cards, *past, now.prize, now.lead, GAMES, SPREADS, ABOVE, ANY, seed)
+        scores = _scores(now.cards, *past, now.prize, now.lead, GAMES, seed)
         return max(legal, key=lambda action: (scores[action + 1], -action))
 
     def note(self, state: pyspiel.State) -> str | None:

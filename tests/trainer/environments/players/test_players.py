@@ -51,7 +51,7 @@ _GIN_HAND, _GIN_OTHERS = (
         # The second seat chooses after the first has bid.
         ("goofspiel", [4, 2], [4, 7]),
         # Of past bids only who won is known.
-        ("goofspiel", [4, 5, 3, 1], [4, 7, 3, 1]),
+        ("goofspiel", [4, 5, 3, 1], [4, 5, 2, 1]),
     ],
 )
 def test_what_is_hidden_changes_nothing(name: str, one: list[int], other: list[int]) -> None:
