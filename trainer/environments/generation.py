@@ -64,6 +64,8 @@ class RowMaker:
         self.began = time.time()
         self.rows = self.started = self.done = self.strikes = 0
         self.open = True
+        #: There are no more games to begin.
+        self.exhausted = False
         self.notes: list[str] = []
 
     def run(self) -> RowsReport:
@@ -109,7 +111,7 @@ class RowMaker:
     def _expected(self, running: int) -> bool:
         """Whether the games that run will not be enough."""
         each = self.rows / self.done if self.done else 1.0
-        return self.open and self.rows + running * each < self.order.rows
+        return self.open and not self.exhausted and self.rows + running * each < self.order.rows
 
     def _take(self, lines: list[str], problem: str, file: IO[str]) -> None:
         kept = lines[: self.order.rows - self.rows]
@@ -119,7 +121,7 @@ class RowMaker:
         if problem:
             self._strike(problem)
         elif not lines:
-            self.open = False
+            self.exhausted = True
 
     def _strike(self, problem: str) -> None:
         self.strikes += 1

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from pydantic import Field
 
+from core.data.facts import MADE_ROWS
 from core.domain.records import Record
 
 #: The games that two models play against each other.
@@ -21,6 +22,11 @@ INTERCODE, SWE = "intercode", "swe_infinite"
 #: Tokens of the longest row: a game's has two thousand at most, a shell's whole history of ten turns twice
 #: that, and repairs of repositories are cut at eight thousand.
 _LIMITS: Mapping[str, int] = {**dict.fromkeys(GAMES, 4096), INTERCODE: 4096, SWE: 8192}
+
+#: Seeds of one environment; they begin with a multiple of it.
+SEEDS = 10_000_000
+#: Rows of one job, and the seconds that one may take.
+_SHELL_ROWS, _SHELL_S, _REPAIR_ROWS = 60, 20.0, 64
 
 
 def sequence_limit_of(names: Iterable[str]) -> int:
@@ -92,4 +98,35 @@ def source_of(name: str, requested_data: Sequence[str]) -> RowSource:
     if name in GAMES:
         game: Callable[[str], RowSource] = importlib.import_module("trainer.environments.selfplay").GameSource
         return game(name)
-    raise NotImplementedError(name)
+    return ShellSource() if name == INTERCODE else RepairSource(requested_data)
+
+
+class ShellSource:
+    """Rows of shell tasks: a seed is some tasks in one machine."""
+
+    name = INTERCODE
+
+    def get_ready(self) -> None:
+        """Fails where commands cannot be kept from the container's own files."""
+        importlib.import_module("trainer.environments.intercode.machine").Machine().close()
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Any]]:
+        made = importlib.import_module("trainer.environments.intercode.generation").generate
+        return list(made(seed, _SHELL_S, _SHELL_ROWS))
+
+
+class RepairSource:
+    """Rows of a requested dataset: a seed is some of them, and there are so many."""
+
+    name = SWE
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = folders
+        self._rows: list[dict[str, Any]] = []
+
+    def get_ready(self) -> None:
+        self._rows = importlib.import_module("trainer.environments.swe").swe_rows(self._folders, MADE_ROWS)
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Any]]:
+        start = (seed % SEEDS - 1) * _REPAIR_ROWS
+        return [{"tools": None, **row} for row in self._rows[start : start + _REPAIR_ROWS]]

@@ -26,7 +26,13 @@ from core.planning.environments import making_rows_share
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import RunSpec
 from trainer.environments.generation import GRACE_S
-from trainer.environments.sources import RowsOrder, RowsReport, known_environments, unknown_environments
+from trainer.environments.sources import (
+    SEEDS,
+    RowsOrder,
+    RowsReport,
+    known_environments,
+    unknown_environments,
+)
 from trainer.errors import BadData
 from trainer.handoff import read_record, write_record
 from trainer.inputs.files import RawRow
@@ -41,6 +47,7 @@ LEAST_EACH, LEAST_S = 64, 20.0
 _SPARE = 2.0
 #: Parts of the most rows for which a training is planned before there are any.
 ROWS_SHARES = (1.0, 0.25, 0.06, 0.015)
+LAST_RESORT = "leduc_poker"
 #: What ends a process that makes rows, where it does not end by itself.
 _LATE_S = 5.0
 
@@ -57,14 +64,8 @@ class RowsInTheMaking:
     def start(cls, run: RunSpec, plan: TrainingPlan) -> Self:
         assert isinstance(run.dataset, EnvironmentDataset)
         orders = tuple(rows_orders(run, plan))
-        processes = {}
-        for order in orders:
-            if not order.report_path.is_file():
-                path = Path(order.folder) / "order.json"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_record(path, order)
-                command = [sys.executable, "-m", "trainer.environments.generation", str(path)]
-                processes[order.environment] = subprocess.Popen(command)
+        new = [order for order in orders if not order.report_path.is_file()]
+        processes = {order.environment: _started(order) for order in new}
         return cls(orders, processes, unknown_environments(run.dataset.environment_names))
 
     def __str__(self) -> str:
@@ -78,26 +79,49 @@ class RowsInTheMaking:
         """All rows, and what is to be said of them; `BadData` where there are none."""
         notes, rows = list(self.notes), list[RawRow]()
         for order in self.orders:
-            self._wait(order)
-            made = list(_read(order.rows_path))
-            report = read_record(RowsReport, order.report_path)
-            notes.append(f"{order.environment}: {_said(len(made), report)}")
-            notes += report.notes if report else ()
-            rows += made
+            _end(order, self.processes.get(order.environment))
+            rows += _taken(order, notes)
+        if not rows:
+            order = _last_resort(self.orders[0])
+            notes.append(f"none of these has rows: {order.environment} is played instead")
+            _end(order, _started(order))
+            rows = _taken(order, notes)
         if not rows:
             raise BadData(f"no rows were made: {'; '.join(notes)}")
         return rows, tuple(notes)
 
-    def _wait(self, order: RowsOrder) -> None:
-        process = self.processes.get(order.environment)
-        if process is None:
-            return
-        try:
-            process.wait(max(order.end_by + GRACE_S + _LATE_S - time.time(), _LATE_S))
-        except subprocess.TimeoutExpired:
-            # A player that is not ready by then has no rows to wait for.
-            process.kill()
-            process.wait()
+
+def _started(order: RowsOrder) -> subprocess.Popen[bytes]:
+    path = Path(order.folder) / "order.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_record(path, order)
+    return subprocess.Popen([sys.executable, "-m", "trainer.environments.generation", str(path)])
+
+
+def _end(order: RowsOrder, process: subprocess.Popen[bytes] | None) -> None:
+    if process is None:
+        return
+    try:
+        process.wait(max(order.end_by + GRACE_S + _LATE_S - time.time(), _LATE_S))
+    except subprocess.TimeoutExpired:
+        # A player that is not ready by then has no rows to wait for.
+        process.kill()
+        process.wait()
+
+
+def _taken(order: RowsOrder, notes: list[str]) -> list[RawRow]:
+    rows = list(_read(order.rows_path))
+    report = read_record(RowsReport, order.report_path)
+    notes.append(f"{order.environment}: {_said(len(rows), report)}")
+    notes += report.notes if report else ()
+    return rows
+
+
+def _last_resort(order: RowsOrder) -> RowsOrder:
+    """The game that is ready at once: a model that has learned its form is worth more than none at all."""
+    folder = Path(order.folder).with_name("instead")
+    instead = {"environment": LAST_RESORT, "end_by": time.time() + LEAST_S, "folder": str(folder)}
+    return order.model_copy(update=instead)
 
 
 def _said(rows: int, report: RowsReport | None) -> str:
@@ -124,7 +148,7 @@ def rows_orders(run: RunSpec, plan: TrainingPlan) -> Iterator[RowsOrder]:
             rows=max(-(-wanted // len(names)), LEAST_EACH),
             end_by=end_by,
             cores=usable_cores(),
-            seed=(run.seed * 100 + place) * 10_000_000,
+            seed=(run.seed * 100 + place) * SEEDS,
             folder=str(Path(run.work_dir) / "environments" / name),
             requested_data=run.requested_data,
         )

@@ -104,9 +104,15 @@ def test_workers_that_always_die_end_it(tmp_path: Path) -> None:
     assert "killed" in report.notes[0]
 
 
-def test_a_source_without_more_rows_ends_early(tmp_path: Path) -> None:
-    report, rows = made(tmp_path, Source(each=0))
-    assert (report.rows, rows, report.notes) == (0, [], ())
+def test_a_source_without_more_rows_ends_early_and_none_is_lost(tmp_path: Path) -> None:
+    class Twenty(Source):
+        def rows(self, seed: int) -> Sequence[dict[str, Any]]:
+            time.sleep(0.1 if seed < 20 else 0.0)
+            return super().rows(seed) if seed <= 20 else []
+
+    report, rows = made(tmp_path, Twenty())
+    assert (report.rows, report.notes) == (60, ())
+    assert {row["messages"][0] for row in rows} == set(range(1, 21))
 
 
 def test_unknown_names_are_said_and_the_known_ones_are_trained() -> None:

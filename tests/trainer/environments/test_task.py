@@ -109,9 +109,19 @@ def test_an_environment_that_hangs_costs_its_own_rows(
     assert notes[0] == "othello: no rows: not ready in time"
 
 
+def test_where_nothing_has_rows_the_game_that_is_ready_at_once_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = "import sys\nif 'instead' not in sys.argv[1]: sys.exit(1)\n" + REPORTS
+    rows, notes = made(tmp_path, monkeypatch, only, "swe_infinite")
+    assert rows == [json.loads(ROW)]
+    assert notes[0].startswith("swe_infinite: no rows")
+    assert notes[1] == "none of these has rows: leduc_poker is played instead"
+
+
 def test_without_any_row_there_is_nothing_to_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadData, match=r"leduc_poker: no rows"):
-        made(tmp_path, monkeypatch, "", "leduc_poker")
+    with pytest.raises(BadData, match=r"othello: no rows.*leduc_poker: no rows"):
+        made(tmp_path, monkeypatch, "", "othello")
 
 
 def test_rows_of_an_earlier_attempt_are_not_made_again(
