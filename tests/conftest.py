@@ -125,6 +125,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "test_dockerfiles.py::test_every_command_of_a_build_is_a_command",
         "test_dockerfiles.py::test_the_text_image_has_what_validators_rewards_import_and_is_built",
         "test_operations.py",
+        "trainer/environments/test_models.py",
         "trainer/session/test_failures.py",
         "trainer/session/test_watchdog.py",
         "trainer/session/test_submission.py::test_kill_9_before",
