@@ -63,6 +63,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/cli/test_tournament_field.py",
         "miner/cli/test_tournament.py",
         "miner/cli/test_train.py",
+        "miner/cli/test_environments.py",
         "benchmarks/test_load.py",
         "miner/dev/test_demo_inputs_site.py",
         "miner/dev/test_stack.py",
