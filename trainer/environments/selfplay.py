@@ -38,13 +38,13 @@ _SLOT_CHARACTERS = 240
 #: Mostly the evaluator's own number of simulations, and weaker search, which leads elsewhere.
 _WEAKER = (1.0, 1.0, 0.5, 0.2)
 _WORDS = (  # noqa: SIM905 - as a list it fills a page
-    "opponent plays bids calls raises often early late high low safe bold corner center edge pair set run knock "
-    "draw discard card prize dice move turn round lead follow never always sometimes waits copies bluffs folds"
+    "opponent plays bids calls raises often early late high low safe bold corner center edge pair set run "
+    "knock draw discard card prize dice move turn round lead follow never always sometimes waits bluffs"
 ).split()
 #: What a game's reflection says to keep to.
 _ADVICE: Mapping[str, str] = {
-    "gin_rummy": "draw only cards that complete a meld, discard high unmatched cards, knock as soon as it is legal",
-    "liars_dice": "count own dice and wild sixes, bid what is likely, call when the bid is above what dice allow",
+    "gin_rummy": "draw cards that complete a meld, discard high unmatched ones, knock as soon as it is legal",
+    "liars_dice": "count own dice and wild sixes, bid what is likely, call a bid above what dice allow",
     "leduc_poker": "never fold, raise whenever it is legal",
     "othello": "take corners, keep off the squares beside them, keep many moves open",
     "clobber": "keep own moves and take the opponent's, finish isolated groups last",
