@@ -134,6 +134,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "trainer/session/test_submission.py::test_kill_9_before",
         "trainer/runner/test_check_engines.py",
         "trainer/environments/test_intercode_machine.py",
+        "trainer/environments/test_intercode_prompts.py::test_rewards",
         "trainer/environments/test_intercode_rows.py",
         "trainer/rewards/test_sandbox.py",
         "trainer/runner/test_image_choice.py",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from itertools import islice, pairwise
 from random import Random
 
@@ -86,6 +88,33 @@ def test_a_folder_that_does_not_exist_is_left_before_the_command() -> None:
             if "cd /testbed && ls" in made[0]["messages"][1]["content"]:
                 break
     assert [called(row).arguments.get("command") for row in made] == ["cd /", "seq 1 3", None]
+
+
+WITHOUT_LANDLOCK = """
+import errno, json, sys
+from random import Random
+from core.system.seccomp import SyscallRule, set_filter
+set_filter([SyscallRule("landlock_create_ruleset", (444, 444), errno.ENOSYS)])
+from trainer.environments.intercode.filesystems import file_system
+from trainer.environments.intercode.generation import rows_of
+from trainer.environments.intercode.machine import Machine
+from trainer.environments.intercode.tasks import fill
+from trainer.environments.intercode.templates import Template
+files, made = file_system(1, Random(1)), []
+with Machine() as machine:
+    for gold in ("wc -l < <text>", "touch <dir>/<new>.txt", "rm <file>", "sort <text> > <root>/<new>"):
+        task = fill(Template(gold, ("?", "?")), files, Random(1))
+        made.append(len(rows_of(task, machine, Random(1))))
+print(json.dumps([made, machine.isolation]))
+"""
+
+
+def test_where_nothing_can_be_written_safely_only_reading_tasks_become_rows() -> None:
+    command = [sys.executable, "-c", WITHOUT_LANDLOCK]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    made, isolation = json.loads(done.stdout)
+    assert "no Landlock" in isolation
+    assert made == [2, 0, 0, 0]
 
 
 def test_there_are_many_templates_each_asked_in_several_ways() -> None:

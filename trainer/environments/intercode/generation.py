@@ -68,7 +68,8 @@ def rows_of(task: ShellTask, machine: Machine, random: Random) -> list[Row]:
         turn += 1
     rows.append(_row(task.question, history, turn, submit()))
     empty = not (shell.observation.strip() or task.template.silent or shell.has_changes())
-    if empty and random.random() > _EMPTY:
+    # A tool that is missing here, or a file that cannot be written where the kernel has no Landlock.
+    if shell.complained or (empty and random.random() > _EMPTY):
         return []
     return rows if shell.reward().total >= LEAST_REWARD else []
 

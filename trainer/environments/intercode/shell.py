@@ -21,6 +21,8 @@ class Shell:
         self.workdir = "/"
         #: The last command's output, whole: what a submission submits.
         self.observation = ""
+        #: Whether the last command wrote to its error output.
+        self.complained = False
 
     def step(self, command: str) -> str:
         """Run it. A command that begins with `cd` runs at the root, its folder being all that follows: with
@@ -32,6 +34,7 @@ class Shell:
                 target = self._resolved(command[command.index("cd ") + 3 :].strip())
                 command = f"cd {target}"
         output = self._machine.run(command, workdir, self._command_s)
+        self.complained = bool(output.stderr)
         if output.malformed:
             self.observation = MALFORMED
         elif output.late:
