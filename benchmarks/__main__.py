@@ -38,6 +38,7 @@ NAMES = (
     "sampling",
     "dashboard",
     "environments",
+    "environments_tiny",
 )
 
 
@@ -56,7 +57,8 @@ def main(
         typer.Option(help="text_rules: this technique beside ours; may be given more than once."),
     ] = None,
     game: Annotated[
-        list[str] | None, typer.Option(help="environments: this game; may be given more than once.")
+        list[str] | None,
+        typer.Option(help="environments and environments_tiny: this game; may be given more than once."),
     ] = None,
     write: Annotated[bool, typer.Option(help="Also write benchmarks/results/<name>-<time>.json.")] = False,
 ) -> None:
@@ -77,7 +79,7 @@ def main(
             more = (tuple(kind),)
         elif name == "text_rules":
             more = (tuple(cell or ()), tuple(variant or ()))
-        elif name == "environments":
+        elif name.startswith("environments"):
             more = (tuple(game or ()),)
         report: Report = run(quick, *more)
         report.show(console)

@@ -1,6 +1,6 @@
 """Runs inside the training environment: a little model made on the spot, a whole container's run, and games.
 
-    training-python -m benchmarks.environments_tiny_worker '{"games": ["leduc_poker"], "hours": 0.3, "played": 200}'
+    training-python -m benchmarks.environments_tiny_worker '{"games": ["leduc_poker"], "hours": 0.3, …}'
 
 One JSON line per game.
 """
@@ -71,7 +71,7 @@ def _case(folder: Path, game: str, hours: float, played: int) -> dict[str, Any]:
 
 
 def make_model(folder: Path, game: str) -> int:
-    """A random model, and a vocabulary of the game's own texts: a usual one has more rows than it has weights."""
+    """A random model, and a vocabulary of the game's own texts: a usual one has more rows than weights."""
     from axolotl.utils.chat_templates import get_chat_template
 
     source = GameSource(game)

@@ -1,7 +1,7 @@
 """Whether the model's own template carries rows: tried before the training on rows of each environment.
 
 Templates differ in what they do with calls. Some leave them out, some refuse two in one turn, some fail on
-an empty list of calls, and some show no tools. What is learned is read as the evaluator's server will read it,
+an empty list of calls, and some show no tools. What is learned is read as the evaluator's server reads it,
 and has to be the calls that were meant. Where another form of the same answer works it is taken, and said;
 where none does, nothing is worth training.
 """
