@@ -85,6 +85,8 @@ NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, COPY, UNKNOWN = (
     "a token that the model has no row for",
 )
 _DONE = "done.json"
+#: The longest rows that are made for a training, and how many may be longer than the usual length.
+LONGEST_MADE, FEW = 8192, 0.01
 #: Prompts on which the rewards are tried.
 TRIED = 5
 
@@ -177,9 +179,12 @@ def _made(
 ) -> TextTask:
     """Rows of games: requests as the evaluator makes them, and the expert's answers."""
     encoder, notes = fitting_encoder(tokenizer, records, spec.model_path)
-    limit = min(sequence_limit_of(dataset.environment_names), window or UNKNOWN_WINDOW)
+    encoded = list(encode_rows(encoder, records, usable_cores()))
+    usual = sequence_limit_of(dataset.environment_names)
+    limit, longer = _limit_of(encoded, usual, min(window or UNKNOWN_WINDOW, LONGEST_MADE))
+    notes += longer
     known, kept, dropped = _within_vocabulary(spec), list[LabelledRow](), Counter[str]()
-    for row in encode_rows(encoder, records, usable_cores()):
+    for row in encoded:
         reason = drop_reason(row, limit, completion=False)
         if reason is None and row is not None and not known(row.ids):
             reason = UNKNOWN
@@ -194,6 +199,16 @@ def _made(
     notes += tuple(f"{count:,} of {len(records):,} rows are lost: {why}" for why, count in dropped.items())
     facts = facts_from_lengths(spec.task_type, prompts, answers)
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit, notes=notes)
+
+
+def _limit_of(rows: Sequence[LabelledRow | None], usual: int, most: int) -> tuple[int, tuple[str, ...]]:
+    """Requests are as long as the evaluator makes them: where the usual length does not do for a model's
+    tokenizer, twice as long."""
+    limit = min(usual, most)
+    while limit < most and sum(row is not None and len(row.ids) > limit for row in rows) > FEW * len(rows):
+        limit = min(2 * limit, most)
+    said = f"rows are longer than {usual} tokens: sequences have {limit}"
+    return limit, (said,) if limit > usual else ()
 
 
 def _within_vocabulary(spec: RunSpec) -> Callable[[Ids], bool]:

@@ -84,9 +84,12 @@ def test_each_answer_of_a_conversation_is_learned_and_nothing_else() -> None:
     assert ours.tokenizer.decode(learned) == "look\n```bash\nls\n```<|im_end|>done<|im_end|>"
 
 
-def test_many_rows_are_encoded_by_several_workers_in_their_order(rows: list[dict[str, Any]]) -> None:
+def test_many_rows_are_encoded_by_several_workers_in_their_order() -> None:
     ours = encoder("qwen_25")
-    several = (rows * (1100 // len(rows) + 1))[:1100]
+    several = [
+        {"messages": [{"role": "user", "content": f"{at}"}, {"role": "assistant", "content": f"{at}!"}]}
+        for at in range(1100)
+    ]
     assert list(encode_rows(ours, several, cores=2)) == list(encode_rows(ours, several, cores=1))
 
 
