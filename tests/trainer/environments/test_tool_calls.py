@@ -59,6 +59,7 @@ def test_the_template_gets_the_tools_as_the_server_dumps_them() -> None:
         ("llama3", f"Text first. {CALL}", f"Text first. {CALL}", []),
         ("llama3", "{'name': 'game_action', 'arguments': {'action_id': 2}}", "", [MOVE]),
         ("llama3", "{", "{", []),
+        ("llama3", "{[1]}" + CALL, "", [MOVE]),
         ("mistral", f"[TOOL_CALLS] [{NOTE}, {CALL}]", "", [NOTED, MOVE]),
         ("mistral", '[TOOL_CALLS]game_action[ARGS]{"action_id": 2}', "", [MOVE]),
         ("mistral", "nothing", "nothing", []),
