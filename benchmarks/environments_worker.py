@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -42,9 +43,10 @@ class Clock:
         return action
 
 
-def played(name: str, game_name: str, player: Player, seeds: int) -> dict[str, Any]:
+def played(name: str, game_name: str, made: Callable[[], Player], seeds: int) -> dict[str, Any]:
     began = time.process_time()
-    _choose_once(game_name, player)
+    player = made()
+    _play_alone(game_name, player)
     start = time.process_time() - began
     expert, search_s, seats = Clock(player), 0.0, [0.0, 0.0]
     for seed in islice(games.seeds(BASE_SEED), seeds):
@@ -54,11 +56,18 @@ def played(name: str, game_name: str, player: Player, seeds: int) -> dict[str, A
             state, deals = games.opened(game, seed), games.dealer(seed)
             while not state.is_terminal():
                 games.deal(state, deals)
+                # A gin player who knocks with melds alone has no discard: the evaluator calls that a draw.
+                if not state.is_terminal() and not state.legal_actions():
+                    break
                 if not state.is_terminal():
                     mover = expert if state.current_player() == seat else search
                     state.apply_action(mover.choose(state))
             search_s += search.seconds
-            ended = games.outcome(game, list(state.returns()), seat)
+            ended = (
+                games.outcome(game, list(state.returns()), seat)
+                if state.is_terminal()
+                else games.Outcome.DRAW
+            )
             seats[seat] += {games.Outcome.WIN: 1.0, games.Outcome.DRAW: 0.5, games.Outcome.LOSS: 0.0}[ended]
     return {
         "name": name,
@@ -72,19 +81,17 @@ def played(name: str, game_name: str, player: Player, seeds: int) -> dict[str, A
     }
 
 
-def _choose_once(game_name: str, player: Player) -> None:
-    game = games.load(game_name, 0)
-    state = games.opened(game, 0)
-    games.deal(state, games.dealer(0))
-    # The first choice of a gin game compiles only what it needs: play one side to the end.
+def _play_alone(game_name: str, player: Player) -> None:
+    state, deals = games.opened(games.load(game_name, 0), 0), games.dealer(0)
+    games.deal(state, deals)
     while not state.is_terminal():
         state.apply_action(player.choose(state))
-        games.deal(state, games.dealer(0))
+        games.deal(state, deals)
 
 
 def measured(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name in asked["games"]:
-        yield played(name, name, player_for(name), asked["seeds"])
+        yield played(name, name, partial(player_for, name), asked["seeds"])
         if name == "leduc_poker":
             worth = exploitability.of_leduc(LeducPlayer())
             yield {"text": f"leduc_poker: exploitability {worth:.4f} on win and loss (bar: 0.01), exact."}
@@ -98,7 +105,7 @@ def measured(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "mixed": mixed,
             }
         elif name == "goofspiel":
-            yield played("bid = prize", name, PrizePlayer(), asked["seeds"])
+            yield played("bid = prize", name, PrizePlayer, asked["seeds"])
             worth = exploitability.first_seat_seen(5)
             yield {
                 "text": f"goofspiel's bound, 5 cards: a first seat whose bids are seen gets {worth:.0%} "

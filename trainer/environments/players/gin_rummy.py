@@ -151,6 +151,9 @@ class Seen:
     previous_upcard: int
     #: Neither in the hand nor ever shown: in the stock or with the opponent.
     unseen: int
+    #: Some discard leaves no more than the knock card. The engine also allows to knock with melds alone, one
+    #: card too many, and then offers no discard.
+    may_knock: bool
 
 
 def seen(state: pyspiel.State) -> Seen:
@@ -163,7 +166,11 @@ def seen(state: pyspiel.State) -> Seen:
     )
     laid = _cards("".join(re.findall(r"(?:Layed melds|Layoffs):(.*)", text)))
     known = hand | previous | upcard | pile | laid
-    return Seen(_after(text, "Phase: "), hand, _only(upcard), _only(previous), ((1 << 52) - 1) & ~known)
+    # A knock at the wall takes the upcard.
+    least = int(_after_discard(hand | upcard, _NONE))
+    may_knock = least <= int(_after(text, "Knock card: "))
+    unseen = ((1 << 52) - 1) & ~known
+    return Seen(_after(text, "Phase: "), hand, _only(upcard), _only(previous), unseen, may_knock)
 
 
 def _after(text: str, name: str) -> str:
@@ -194,9 +201,11 @@ class GinRummyPlayer(Player):
         legal: list[int] = state.legal_actions()
         if len(legal) == 1:
             return legal[0]
-        if KNOCK in legal:
-            return KNOCK
         known = seen(state)
+        if KNOCK in legal and known.may_knock:
+            return KNOCK
+        if known.phase == "Wall":
+            return PASS
         if known.phase in ("FirstUpcard", "Draw"):
             other = PASS if PASS in legal else STOCK
             return UPCARD if _takes(known.hand, known.upcard, known.unseen) else other

@@ -10,6 +10,7 @@ pytest.importorskip("numba")
 
 from tests.trainer.environments.players.playing import after, at_random, game, returns, score  # noqa: E402
 from trainer.environments.players import gin_rummy as gin  # noqa: E402
+from trainer.environments.players.mcts import MctsPlayer  # noqa: E402
 
 _OTHER = [13, 16, 19, 22, 26, 29, 32, 35]
 
@@ -66,6 +67,26 @@ def test_it_knocks_as_soon_as_allowed_and_lays_all_melds() -> None:
     assert {meld.rpartition(" ")[2] for meld in melds} == {"As2s3s", "JsJcJd", "Pass"}
     returns(state, (player.choose, player.choose), 1)
     assert state.returns()[0] > 0
+
+
+# With the nine of diamonds, three melds of three.
+_NO_DISCARD = [10, 36, 49, 18, 19, 20, 32, 33, *[0, 1, 13, 16, 22, 26, 29, 35], 34]
+
+
+def test_it_does_not_knock_where_no_discard_is_allowed() -> None:
+    state = after("gin_rummy", _NO_DISCARD, knock_card=9)
+    state.apply_action(gin.UPCARD)
+    assert gin.KNOCK in state.legal_actions()
+    knocked = state.child(gin.KNOCK)
+    assert knocked.legal_actions() == []
+    assert gin.GinRummyPlayer().choose(state) < gin.UPCARD
+
+
+def test_a_search_that_meets_such_a_knock_still_chooses() -> None:
+    state = after("gin_rummy", _NO_DISCARD, knock_card=9)
+    search = MctsPlayer(state.get_game(), 200, seed=1)
+    assert search.choose(state) in state.legal_actions()
+    assert search.choose(state) == search.choose(state)
 
 
 def test_it_wins_against_random_moves() -> None:
