@@ -22,7 +22,7 @@ from trainer.environments.games import (
     seeds,
     variant_of,
 )
-from trainer.environments.memory import EMPTY, Memory
+from trainer.environments.memory import Memory
 from trainer.environments.models import AnswerTimeout, ChatAnswer, ChatModel, ContextOverflow
 from trainer.environments.prompts import (
     GAME_ACTION,
@@ -164,7 +164,12 @@ class ModelContestant:
             self.memory.apply(call.name, call.arguments)
 
     def _notes(self) -> str:
-        return "\n".join(line for line in self.memory.block().splitlines() if not line.endswith(EMPTY))
+        return "\n".join(
+            f"{area.value} {number}: {text}"
+            for area, texts in self.memory.slots.items()
+            for number, text in enumerate(texts, 1)
+            if text
+        )
 
 
 def _why_no_move(answer: ChatAnswer) -> Forfeit:

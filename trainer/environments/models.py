@@ -148,13 +148,15 @@ class EndpointModel:
         kind = http.client.HTTPSConnection if self._address.scheme == "https" else http.client.HTTPConnection
         connection = kind(self._address.hostname or "", self._address.port, timeout=left)
         expired = threading.Event()
+        # The connection forgets its socket as soon as an answer begins.
+        sockets: list[socket.socket] = []
 
         def expire() -> None:
             # A timeout of the socket begins anew with every byte: a slow server would never reach it.
             expired.set()
-            if connection.sock is not None:
+            for opened in sockets:
                 with suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)
+                    opened.shutdown(socket.SHUT_RDWR)
 
         timer = threading.Timer(left, expire)
         timer.daemon = True
@@ -164,6 +166,7 @@ class EndpointModel:
             headers["Authorization"] = f"Bearer {key}"
         try:
             connection.connect()
+            sockets.append(connection.sock)
             sent = None if body is None else json.dumps(body).encode()
             connection.request(method, self._address.path.rstrip("/") + path, sent, headers)
             response = connection.getresponse()

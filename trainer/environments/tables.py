@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.environments.match import Forfeit, MatchResult
 
+WIDTH = 80
 _NAME = 15
 
 
@@ -65,14 +67,18 @@ def match_table(results: Sequence[MatchResult]) -> list[str]:
         lines.append(line)
     lines.append("")
     for result in results:
-        against = _short(result.names[1], 30)
-        lines.append(f"{result.game} against {against}: {result.ended}, {result.seconds:.0f} s")
+        against = _short(result.names[1], 40)
+        lines += _wrapped(f"{result.game} against {against}: {result.ended}, {result.seconds:.0f} s")
         for side, name in enumerate(result.names):
             kinds = result.forfeits[side]
             if kinds:
                 counted = ", ".join(f"{kinds[kind]} {kind.value}" for kind in Forfeit if kinds[kind])
-                lines.append(f"  {_short(name, 40)} forfeited {kinds.total()}: {counted}")
+                lines += _wrapped(f"  {_short(name, 40)} forfeited {kinds.total()}: {counted}")
     return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="    ")
 
 
 def group_table(scores: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> list[str]:

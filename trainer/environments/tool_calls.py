@@ -197,7 +197,7 @@ def _find_llama(text: str) -> tuple[str, list[Any]]:
             read = place
         elif (place := after.find('{"name":', place + 1)) < 0:
             break
-    return before + after[read:].strip(), _each(found)
+    return before + after[read:].strip(), found
 
 
 def _next_object(text: str) -> tuple[Any, int]:
@@ -212,7 +212,7 @@ def _next_object(text: str) -> tuple[Any, int]:
         if character == "}" and depth == 0:
             try:
                 value = ast.literal_eval(text[: place + 1].strip())
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 break
             return (value, place + 1) if isinstance(value, dict) else (None, 0)
     return None, 0

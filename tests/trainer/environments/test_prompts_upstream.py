@@ -1,4 +1,4 @@
-"""Every byte is the same as the evaluator's own code writes, where GOD_MINER_UPSTREAM names a checkout of it."""
+"""Every byte is what the evaluator's own code writes; GOD_MINER_UPSTREAM names a checkout of it."""
 
 from __future__ import annotations
 
