@@ -31,8 +31,9 @@ _COMMAND = re.compile(r"```(?:bash|sh)?\s*\n(.*?)```", re.DOTALL)
 #: Commands that change files: in place, by redirection, by patch or move, or through an interpreter.
 _EDIT = re.compile(
     r"\bsed\s+(?:-\w+\s+)*-\w*i|\btee\s|\bpatch\s|\bgit\s+(?:apply|mv|rm)\b|\b(?:cp|mv|rm|mkdir|touch)\s"
-    r"|(?<![0-9&>])>>?\s*(?!/dev/|/tmp/|&)[\w./$\"'~-]+|\.write(?:_text|lines)?\("
+    r"|(?<![-=0-9&>])>>?\s*[\"']?(?!/dev/|/tmp/)[\w$~-]*[./][\w./-]+|\.write(?:_text|lines)?\("
 )
+_DIFF = re.compile(r"\bgit diff[^\n;&|]*")
 
 
 def swe_rows(folders: Sequence[str], most: int) -> list[dict[str, Any]]:
@@ -79,8 +80,8 @@ def swe_row(raw: RawRow) -> dict[str, Any] | None:
 
 
 def edits(answer: str) -> bool:
-    """Whether the answer's command changes a file."""
-    return any(_EDIT.search(command) for command in _COMMAND.findall(answer))
+    """Whether the answer's command changes a file; a patch that it writes for submission is no edit."""
+    return any(_EDIT.search(_DIFF.sub("", command)) for command in _COMMAND.findall(answer))
 
 
 def _shortened(text: str) -> str:

@@ -249,8 +249,7 @@ def _exposed(forbidden_file: str, supervisor: int) -> Iterator[str]:
 def _mode_changes(file: str) -> bool:
     """Not only whether the call succeeds: the filter may report success and do nothing."""
     before = os.stat(file).st_mode
-    _goes(lambda: os.chmod(file, before & 0o777 ^ 0o100))
-    return os.stat(file).st_mode != before
+    return _goes(lambda: os.chmod(file, before & 0o777 ^ 0o100)) and os.stat(file).st_mode != before
 
 
 def _goes(attempt: Callable[[], object]) -> bool:

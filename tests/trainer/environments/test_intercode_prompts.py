@@ -14,6 +14,7 @@ import pytest
 
 from trainer.environments.intercode import prompts
 from trainer.environments.intercode.reward import shell_reward
+from trainer.environments.intercode.shell import resolved
 from trainer.environments.tool_calls import ToolCall
 
 UPSTREAM = os.environ.get("GOD_MINER_UPSTREAM")
@@ -120,6 +121,15 @@ def test_messages_and_tools_are_byte_for_byte_the_evaluators() -> None:
         assert shown[turn - 1] == prompts.messages("how many?", history, turn)
         history += prompts.history_of(turn, text, call, observation)
     assert len(shown) == len(TURNS)
+
+
+@with_upstream
+@pytest.mark.parametrize("workdir", ["/", "/testbed", "/testbed/dir1 && ls"])
+@pytest.mark.parametrize(
+    "target", ["", "/", "..", "../..", "a/./b", "/a//b/../c", "~", "-", "/testbed && ls /x", "a/"]
+)
+def test_cd_goes_where_the_evaluator_takes_it_to_go(workdir: str, target: str) -> None:
+    assert resolved(workdir, target) == evaluator()["LocalBashEnv"]._simplify_path(workdir, target)
 
 
 @with_upstream

@@ -97,6 +97,9 @@ def test_long_observations_are_cut_in_the_middle_and_the_task_is_not() -> None:
         ("pytest 2>&1 | tail", False),
         ("ls > /dev/null", False),
         ("grep -rn 'a' src", False),
+        ("python -c 'def f(a) -> int: return a if a > 3 else 0'", False),
+        ("git diff -- src/x.py > patch.txt && cat patch.txt", False),
+        ("python fix.py >> src/x.py", True),
     ],
 )
 def test_an_edit_is_known_by_its_command(command: str, changes: bool) -> None:

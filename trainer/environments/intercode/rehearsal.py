@@ -1,4 +1,7 @@
-"""The evaluation at home: a model plays tasks that no row asks in these words, by the evaluator's rules."""
+"""The evaluation at home: a model plays tasks that no row asks in these words, by the evaluator's rules.
+
+Its limit of 150 s a task is left out: the time a model takes here is not the time it takes there.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Shell:
         if command.startswith("cd"):
             workdir = "/"
             if "cd " in command:
-                target = self._resolved(command[command.index("cd ") + 3 :].strip())
+                target = resolved(self.workdir, command[command.index("cd ") + 3 :].strip())
                 command = f"cd {target}"
         output = self._machine.run(command, workdir, self._command_s)
         self.complained = bool(output.stderr)
@@ -45,17 +45,6 @@ class Shell:
                 self.workdir = target
         return self.observation
 
-    def _resolved(self, target: str) -> str:
-        if not target:
-            return self.workdir
-        path: list[str] = []
-        for part in (target if target.startswith("/") else f"{self.workdir}/{target}").split("/"):
-            if part == "..":
-                path = path[:-1]
-            elif part not in ("", "."):
-                path.append(part)
-        return "/" + "/".join(path)
-
     def has_changes(self) -> bool:
         """Whether the recorded state is another than at the beginning."""
         return self._machine.state(self._roots) != self._before
@@ -68,3 +57,16 @@ class Shell:
         shown = "" if output.late or output.malformed else output.stdout + output.stderr
         gold = self._machine.state(self._roots)
         return shell_reward(self._before, agent, gold, self.observation, shown)
+
+
+def resolved(workdir: str, target: str) -> str:
+    """The folder that `cd` is taken to go to, whether it is there or not."""
+    if not target:
+        return workdir
+    path: list[str] = []
+    for part in (target if target.startswith("/") else f"{workdir}/{target}").split("/"):
+        if part == "..":
+            path = path[:-1]
+        elif part not in ("", "."):
+            path.append(part)
+    return "/" + "/".join(path)

@@ -15,6 +15,10 @@ from trainer.environments.intercode.templates import TEMPLATES, Template
 _SLOT = re.compile(r"<([a-z]+2?)>")
 #: Slots that are paths: quoted in a command where they have a blank.
 _PATHS = ("file", "text", "text2", "csv", "log", "archive", "blank")
+#: Slots that stand alone in a question, and may be quoted there.
+_ALONE = re.compile(r"(?<![\w/'])<(?:dir|sub|root|file|text2?|csv|log|archive|blank)>(?![/.\w'])")
+#: Of questions that begin with a capital letter, have paths in quotes, and end with a full stop.
+_CAPITAL, _QUOTED, _STOP = 0.6, 0.2, 0.25
 _TEXT_SUFFIXES = ("txt", "log", "doc", "md")
 #: How often each kind of file system is drawn: about its share of the evaluator's tasks.
 _SHARES = {1: 60, 2: 53, 3: 60, 4: 27}
@@ -50,6 +54,7 @@ def fill(
 ) -> ShellTask | None:
     """A task of the template; None where the file system has nothing for one of its slots."""
     question = template.questions[-1] if held_out else random.choice(template.questions[:-1])
+    question = _styled(question, random)
     wanted = set(_SLOT.findall(" ".join((template.gold, question, *template.wrong))))
     values: dict[str, str] = {}
     # One slot may be drawn in view of those before it.
@@ -67,6 +72,16 @@ def fill(
         files,
         template,
     )
+
+
+def _styled(question: str, random: Random) -> str:
+    """The same words as one person or another writes them."""
+    capital, quoted, stop = (random.random() < share for share in (_CAPITAL, _QUOTED, _STOP))
+    if quoted:
+        question = _ALONE.sub(lambda match: f'"{match[0]}"', question)
+    if capital:
+        question = question[0].upper() + question[1:]
+    return question + "." if stop and question[-1].isalpha() else question
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
