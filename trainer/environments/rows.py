@@ -86,17 +86,36 @@ class RowEncoder(NamedTuple):
         """What is read and what is learned, turn by turn. `BadModel` where the template changes what was
         read before once an answer is there: then the training's prompts would not be the evaluator's."""
         messages, tools = self.messages(row), self.tools(row)
+        places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         turns, done = [], ""
-        for place, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
+        for place in places:
             asked = self.render(messages[:place], tools, asks=True)
             answered = self.render(messages[: place + 1], tools, asks=False)
-            if not asked.startswith(done) or not answered.startswith(asked):
+            if not asked.startswith(done):
+                return self._turns_of_whole(messages, tools, places)
+            if not answered.startswith(asked):
                 raise BadModel("the chat template writes a request in another way once it is answered")
             answer = self._ended(answered[len(asked) :])
             turns.append((asked[len(done) :], answer))
             done = asked + answer
+        return turns
+
+    def _turns_of_whole(
+        self, messages: Sequence[Message], tools: Any, places: Sequence[int]
+    ) -> list[tuple[str, str]]:
+        """For templates that write old answers otherwise than the last, as those do that drop old thoughts:
+        all of the conversation as the last request has it."""
+        whole, first = self.render(messages, tools, asks=False), messages[: places[0]]
+        asks = self.render(first, tools, asks=True).removeprefix(self.render(first, tools, asks=False))
+        asks, _, _ = asks.partition("<think>")
+        end = self.tokenizer.eos_token or ""
+        turns, rest = [], whole
+        for _ in places:
+            read, found, rest = rest.partition(asks)
+            answer, ended, rest = rest.partition(end)
+            if not (asks and end and found and ended):
+                raise BadModel("the chat template writes a request in another way once it is answered")
+            turns.append((read + found, answer + ended))
         return turns
 
     def _ended(self, answer: str) -> str:

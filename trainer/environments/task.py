@@ -140,14 +140,15 @@ def rows_orders(run: RunSpec, plan: TrainingPlan) -> Iterator[RowsOrder]:
     assert isinstance(run.dataset, EnvironmentDataset)
     names = known_environments(run.dataset.environment_names)
     wanted = min(round(trained_rows(plan) * _SPARE) + plan.steps.eval_rows, MADE_ROWS)
-    now = time.time()
+    now, cores = time.time(), usable_cores()
     end_by = now + max(making_rows_share(plan.model.params_total) * (run.end_by - now), LEAST_S)
     for place, name in enumerate(names):
         yield RowsOrder(
             environment=name,
             rows=max(-(-wanted // len(names)), LEAST_EACH),
             end_by=end_by,
-            cores=usable_cores(),
+            # Not all are ready at once, and some end early: the others take over what is free then.
+            cores=min(cores, -(-2 * cores // len(names))),
             seed=(run.seed * 100 + place) * SEEDS,
             folder=str(Path(run.work_dir) / "environments" / name),
             requested_data=run.requested_data,

@@ -84,6 +84,18 @@ def test_each_answer_of_a_conversation_is_learned_and_nothing_else() -> None:
     assert ours.tokenizer.decode(learned) == "look\n```bash\nls\n```<|im_end|>done<|im_end|>"
 
 
+def test_old_answers_are_learned_as_the_last_request_shows_them() -> None:
+    """Templates of models that think drop old thoughts, and put an empty one before the last answer."""
+    turns = [("user", "go on"), ("assistant", "first"), ("user", "and"), ("assistant", "second")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    ours = encoder("qwen3")
+    [encoded] = ours.encode([{"environment": "swe_infinite", "messages": messages, "tools": None}])
+    assert encoded is not None
+    assert ours.tokenizer.decode(encoded.ids) == ours.render(messages, None, asks=False).rstrip("\n")
+    learned = ours.tokenizer.decode([label for label in encoded.labels if label != IGNORED])
+    assert learned.replace("<think>\n\n</think>\n\n", "") == "first<|im_end|>second<|im_end|>"
+
+
 def test_many_rows_are_encoded_by_several_workers_in_their_order() -> None:
     ours = encoder("qwen_25")
     several = [
