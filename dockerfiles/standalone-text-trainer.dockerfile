@@ -11,7 +11,7 @@ FROM ${BASE_IMAGE}
 
 # What plays the games of environment tasks, beside the engine's packages as they are.
 RUN python -m pip list --format=freeze > /tmp/kept.txt \
-    && python -m pip install -q --no-cache-dir -c /tmp/kept.txt "open_spiel==2.0.2" "numba>=0.61" \
+    && python -m pip install -q --no-cache-dir -c /tmp/kept.txt "open-spiel==2.0.2" "numba>=0.61" \
     && rm /tmp/kept.txt
 
 # What validators' own reward functions import. The engine's packages keep their versions; without a network, or

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
 pytest.importorskip("axolotl")
 
 from tests.trainer.environments import models
