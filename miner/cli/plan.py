@@ -43,7 +43,7 @@ Model = Annotated[str, typer.Option(help="A model's name, or a folder with its c
 TaskWord = Annotated[
     str,
     typer.Option(
-        help="instruct, chat, dpo, grpo, image, or a validator's word.",
+        help="instruct, chat, dpo, grpo, image, environment, or a validator's word.",
         autocompletion=options.complete_task_types,
     ),
 ]
