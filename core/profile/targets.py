@@ -499,7 +499,7 @@ class ProfileLimits(Record):
         default=0.0,
         ge=0,
         le=1,
-        description="More passes over few rows of text: below 10,000 rows, `max_epochs` × (10,000 / rows) ^ this.",
+        description="Text: below 10,000 rows `max_epochs` is multiplied by (10,000 / rows) ^ this.",
     )
     max_steps: int | None = Field(default=None, ge=1, description="Most optimizer steps.")
     max_lora_r: int = Field(default=2048, ge=1, description="Largest LoRA rank after scaling.")
