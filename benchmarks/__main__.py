@@ -37,6 +37,8 @@ NAMES = (
     "sharded_step",
     "sampling",
     "dashboard",
+    "environments",
+    "environments_tiny",
 )
 
 
@@ -53,6 +55,10 @@ def main(
     variant: Annotated[
         list[str] | None,
         typer.Option(help="text_rules: this technique beside ours; may be given more than once."),
+    ] = None,
+    game: Annotated[
+        list[str] | None,
+        typer.Option(help="environments and environments_tiny: this game; may be given more than once."),
     ] = None,
     write: Annotated[bool, typer.Option(help="Also write benchmarks/results/<name>-<time>.json.")] = False,
 ) -> None:
@@ -73,6 +79,8 @@ def main(
             more = (tuple(kind),)
         elif name == "text_rules":
             more = (tuple(cell or ()), tuple(variant or ()))
+        elif name.startswith("environments"):
+            more = (tuple(game or ()),)
         report: Report = run(quick, *more)
         report.show(console)
         if write:

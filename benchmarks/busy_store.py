@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 
-from core.domain.tasks import TaskType
+from core.domain.tasks import OFFERED_TASKS
 from miner.dev.samples import SampleTask, sample_task, unknown_task
 from miner.dev.stack import DevStack, daemon_process
 from miner.dev.validator import ValidatorClient, ValidatorOutcome
@@ -48,7 +48,7 @@ async def _play(stack: DevStack) -> None:
 def _task(random: Random, number: int) -> SampleTask:
     if number % 7 == 6:
         return unknown_task(random)
-    return sample_task(list(TaskType)[number % len(TaskType)], random)
+    return sample_task(OFFERED_TASKS[number % len(OFFERED_TASKS)], random)
 
 
 def _copy_offers(connection: sqlite3.Connection, wanted: int, now: float) -> None:

@@ -11,7 +11,7 @@ from statistics import median, quantiles
 from benchmarks.report import Report
 from core.data.facts import assumed_facts
 from core.domain.hardware import Hardware, parse_gpus
-from core.domain.tasks import ImageModelType, TaskType
+from core.domain.tasks import OFFERED_TASKS, ImageModelType, TaskType
 from core.domain.units import parse_params
 from core.domain.wire import MinerTaskOffer
 from core.models.identify import facts_from_name
@@ -24,7 +24,7 @@ from miner.offers.parsed_offer import parse_offer
 PROFILES = {"h100x4": "4xH100", "h100x4-strategy": "4xH100", "h100x8": "8xH100", "steady": "4xH100"}
 SIZES = ("1b", "3b", "8b", "14b", "32b", "70b")
 HOURS = (1.0, 3.0, 6.0)
-TASKS = tuple(TaskType)
+TASKS = OFFERED_TASKS
 #: What is to hold, in ms.
 BARS = {"quick": 0.7, "final": 20.0}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from bittensor_core import Keypair
 
-from core.domain.tasks import TaskType
+from core.domain.tasks import OFFERED_TASKS, TaskType
 from miner.chain.fiber import (
     MINER_HOTKEY,
     NONCE,
@@ -80,7 +80,7 @@ class Presigner:
         self.miner_hotkey = miner_hotkey
         self.random = Random(seed)
         self._stranger = Keypair.from_seed(secrets.token_bytes(32))
-        self._text_types = cycle([kind for kind in TaskType if kind.is_text])
+        self._text_types = cycle([kind for kind in OFFERED_TASKS if kind.is_text])
         self._makers: dict[LoadKind, Callable[[], bytes]] = {
             LoadKind.OFFER: lambda: self._signed_offer(sample_task(next(self._text_types), self.random)),
             LoadKind.SHAPED_OFFER: lambda: self._signed_offer(unknown_task(self.random, SHAPES)),

@@ -9,6 +9,11 @@
 ARG BASE_IMAGE=axolotlai/axolotl:0.19.0-py3.12-cu130-2.13.0@sha256:b38049f2454ceafc58c7a8269c7b400a75416e15b0f308a33850d48ae11e384d
 FROM ${BASE_IMAGE}
 
+# What plays the games of environment tasks, beside the engine's packages as they are.
+RUN python -m pip list --format=freeze > /tmp/kept.txt \
+    && python -m pip install -q --no-cache-dir -c /tmp/kept.txt "open-spiel==2.0.2" "numba>=0.61" \
+    && rm /tmp/kept.txt
+
 # What validators' own reward functions import. The engine's packages keep their versions; without a network, or
 # where one of these wants others, the build goes on: rewards that import it then give zeros and say why.
 ARG REWARD_PACKAGES="textstat langcheck detoxify"
@@ -38,7 +43,7 @@ ENV PYTHONPATH=/app/god-miner \
 # The engine's Python may lie below /root, and the training runs as a user who may not enter there.
 RUN chmod a+rx /root \
     && python -m compileall -q /app/god-miner \
-    && python -c "import axolotl.cli.train, trainer.axolotl.plugin, trainer.axolotl.trainers, trainer.runner.prepare, trainer.runner.check_engines, trainer.text"
+    && python -c "import axolotl.cli.train, trainer.axolotl.plugin, trainer.axolotl.trainers, trainer.runner.prepare, trainer.runner.check_engines, trainer.text, pyspiel, numba"
 
 WORKDIR /app
 STOPSIGNAL SIGTERM

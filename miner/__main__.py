@@ -19,6 +19,7 @@ from miner.cli import (
     dashboard,
     dev,
     doctor,
+    environments,
     events,
     fleet,
     images,
@@ -67,6 +68,7 @@ app.add_typer(alerts.app, name="alerts")
 app.add_typer(report.app, name="report")
 app.add_typer(submission.app, name="submission")
 app.add_typer(images.app, name="images")
+app.add_typer(environments.app, name="environments")
 app.add_typer(tournament.app, name="tournament")
 tournament.app.command()(tournament_calendar.calendar)
 tournament.app.add_typer(tournament_field.app, name="field")

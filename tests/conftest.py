@@ -63,6 +63,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/cli/test_tournament_field.py",
         "miner/cli/test_tournament.py",
         "miner/cli/test_train.py",
+        "miner/cli/test_environments.py",
         "benchmarks/test_load.py",
         "miner/dev/test_demo_inputs_site.py",
         "miner/dev/test_stack.py",
@@ -125,10 +126,16 @@ TIERS: dict[str, tuple[str, ...]] = {
         "test_dockerfiles.py::test_every_command_of_a_build_is_a_command",
         "test_dockerfiles.py::test_the_text_image_has_what_validators_rewards_import_and_is_built",
         "test_operations.py",
+        "trainer/environments/test_generation.py",
+        "trainer/environments/test_task.py",
+        "trainer/environments/test_models.py",
         "trainer/session/test_failures.py",
         "trainer/session/test_watchdog.py",
         "trainer/session/test_submission.py::test_kill_9_before",
         "trainer/runner/test_check_engines.py",
+        "trainer/environments/test_intercode_machine.py",
+        "trainer/environments/test_intercode_prompts.py::test_rewards",
+        "trainer/environments/test_intercode_rows.py",
         "trainer/rewards/test_sandbox.py",
         "trainer/runner/test_image_choice.py",
         "trainer/runner/test_image_runner",
@@ -292,7 +299,9 @@ STACK = (
     r"|tests\.trainer\.(?:tiny|native|tasks)|trainer\.scoring\.forward)"
 )
 NEEDS_STACK = re.compile(
-    rf"^(?:(?:from|import) {STACK}\b|from tests\.trainer import .*\btiny\b)", re.MULTILINE
+    rf"^(?:(?:from|import) {STACK}\b|from tests\.trainer import .*\btiny\b"
+    r"|.*importorskip\(\"(?:pyspiel|torch)\"\))",
+    re.MULTILINE,
 )
 TORCH = importlib.util.find_spec("torch") is not None
 

@@ -28,6 +28,8 @@ class TaskTraits:
     #: The operator's word for it, in YAML and on the command line.
     word: str
     is_text: bool = True
+    #: Whether validators offer such tasks to miners; others occur in tournaments only.
+    is_offered: bool = True
     #: Given answers are learned token by token: rows may be packed into one sequence.
     is_supervised: bool = False
     #: Each row has a chosen and a rejected answer, and a reference model is compared with.
@@ -39,6 +41,8 @@ class TaskTraits:
     #: Assumed tokens per row: (prompt median, prompt p99, answer median, answer p99). Validators reckon with
     #: 400 tokens per row; their evaluation cuts DPO prompts at 512 and generates 256 tokens for GRPO.
     typical_tokens: tuple[int, int, int, int] = (0, 0, 0, 0)
+    #: Rows are made by the trainer itself, before the training: no file holds them, and none may be cut.
+    makes_rows: bool = False
 
 
 class TaskType(StrEnum):
@@ -50,6 +54,7 @@ class TaskType(StrEnum):
     DPO = "DpoTask"
     GRPO = "GrpoTask"
     IMAGE = "ImageTask"
+    ENVIRONMENT = "EnvTask"
 
     @property
     def traits(self) -> TaskTraits:
@@ -76,6 +81,10 @@ class TaskType(StrEnum):
     def generates(self) -> bool:
         return self.traits.generates
 
+    @cached_property
+    def makes_rows(self) -> bool:
+        return self.traits.makes_rows
+
     @property
     def is_rl(self) -> bool:
         """Preference or reinforcement learning."""
@@ -88,7 +97,16 @@ TASK_TRAITS: dict[TaskType, TaskTraits] = {
     TaskType.DPO: TaskTraits("dpo", has_pairs=True, size_factor=3, typical_tokens=(120, 1200, 220, 1200)),
     TaskType.GRPO: TaskTraits("grpo", generates=True, size_factor=2, typical_tokens=(140, 1200, 0, 0)),
     TaskType.IMAGE: TaskTraits("image", is_text=False),
+    TaskType.ENVIRONMENT: TaskTraits(
+        "environment",
+        is_offered=False,
+        is_supervised=True,
+        makes_rows=True,
+        typical_tokens=(1150, 1700, 45, 150),
+    ),
 }
+#: Those that a miner is offered.
+OFFERED_TASKS: tuple[TaskType, ...] = tuple(one for one in TaskType if one.traits.is_offered)
 #: By the operator's word.
 TASK_WORDS: dict[str, TaskType] = {task_type.word: task_type for task_type in TaskType}
 _BY_EITHER_NAME = TASK_WORDS | {task_type.value.lower(): task_type for task_type in TaskType}
@@ -229,10 +247,11 @@ DatasetType = Annotated[
     BeforeValidator(_add_kind),
 ]
 
-#: The task type that trains a dataset kind. Environments occur in tournaments only and have none.
+#: The task type that trains a dataset kind.
 TASK_TYPE_OF: dict[DatasetKind, TaskType] = {
     DatasetKind.INSTRUCT: TaskType.INSTRUCT,
     DatasetKind.CHAT: TaskType.CHAT,
     DatasetKind.DPO: TaskType.DPO,
     DatasetKind.GRPO: TaskType.GRPO,
+    DatasetKind.ENVIRONMENT: TaskType.ENVIRONMENT,
 }

@@ -21,7 +21,14 @@ from pydantic import (
     model_validator,
 )
 
-from core.domain.tasks import DatasetKind, DatasetType, FileFormat, ImageModelType, TaskType
+from core.domain.tasks import (
+    OFFERED_TASKS,
+    DatasetKind,
+    DatasetType,
+    FileFormat,
+    ImageModelType,
+    TaskType,
+)
 
 #: Nobody means more: a task of over a year, a model of over 1e18 parameters, a URL of over 8 KiB.
 MAX_HOURS = 10_000.0
@@ -77,6 +84,13 @@ class MinerTaskOffer(_RequestModel):
     #: Text: a constant 100000 since 2025-05, so no information. Image: the number of pairs.
     ds_size: Count | None = None
     model_params_count: Count | None = None
+
+    @field_validator("task_type")
+    @classmethod
+    def tournament_tasks_are_not_offered(cls, value: TaskType) -> TaskType:
+        if not value.traits.is_offered:
+            raise ValueError(f"{value} occurs in tournaments only; offered are {', '.join(OFFERED_TASKS)}")
+        return value
 
 
 class _StartRequest(_RequestModel):

@@ -12,6 +12,7 @@ from core.domain.tasks import (
     ChatDataset,
     DatasetType,
     DpoDataset,
+    EnvironmentDataset,
     GrpoDataset,
     InstructDataset,
     RewardFunction,
@@ -38,6 +39,7 @@ DATASETS: dict[TaskType, DatasetType] = {
             RewardFunction(reward_func="def reward(completions, **kwargs): ...", reward_weight=1.0)
         ],
     ),
+    TaskType.ENVIRONMENT: EnvironmentDataset(environment_names=["leduc_poker"]),
 }
 
 

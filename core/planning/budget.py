@@ -72,7 +72,7 @@ class MemoryBreakdown(Record):
 class TimelinePhase(Record):
     """A phase of the timeline. Evaluations and saves inside the training are sums, not moments."""
 
-    #: Stable: "download", "tokenise", "load", "compile", "train", "evaluate", "save", "publish", …
+    #: Stable: "download", "generate", "tokenise", "load", "compile", "train", "evaluate", "save", "publish".
     name: str
     seconds: float = Field(ge=0)
     why: str = ""

@@ -16,6 +16,7 @@ from core.domain.hardware import Device
 from core.domain.units import show_bytes, show_seconds
 from core.planning.candidate import RunCandidate, vary
 from core.planning.checkpoint_choice import can_score, with_choice
+from core.planning.environments import making_rows_phases
 from core.planning.finishing import STRETCH_PHASE, finishing_phases, last_stretch_plan
 from core.planning.gpu_count import GpuCountChoice, choose_counts, usable_gpus
 from core.planning.ladder import fit_memory, with_micro
@@ -238,7 +239,8 @@ def _timed(
     seq = needs.sequences(candidate)
     deadline = needs.task.hours * 3600
     reserve = reserve_of(needs.limits, deadline)
-    before = tuple(opening_phases(candidate, seq, needs.model, needs.data, conditions))
+    making = making_rows_phases(needs.task, needs.model, conditions)
+    before = (*making, *opening_phases(candidate, seq, needs.model, needs.data, conditions))
     after = publish_phase(candidate, conditions)
     seconds = deadline - reserve - after.seconds - sum(phase.seconds for phase in before)
     if search := _lr_search_phase(needs, seconds):

@@ -16,6 +16,8 @@ from core.profile.targets import Targets
 GPU_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 #: The validators' own rule: up to this effective size, so many GPUs.
 TOURNAMENT_STEPS: tuple[tuple[float, int], ...] = ((4e9, 1), (12e9, 2), (40e9, 4), (float("inf"), 8))
+#: For environments, whatever the model: their scheduler passes no size.
+ENVIRONMENT_GPUS = 4
 
 
 class GpuCountChoice(NamedTuple):
@@ -96,6 +98,8 @@ def tournament_count(model: ModelFacts, task_type: TaskType, kl: bool) -> tuple[
     """As validators hand out machines: parameters, three times for DPO, twice for GRPO or a KL term."""
     if model.is_image:
         return 1, "tournament: images get one"
+    if task_type.makes_rows:
+        return ENVIRONMENT_GPUS, f"tournament: environments get {ENVIRONMENT_GPUS}"
     factor = task_type.traits.size_factor * (2 if kl else 1)
     size = factor * model.params_total
     count = next(gpus for most, gpus in TOURNAMENT_STEPS if size <= most)

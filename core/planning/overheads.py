@@ -57,6 +57,8 @@ class JobConditions:
     vllm: bool = False
     #: Whose evaluation the training samples like.
     era: Era = Era.OFFERS
+    #: Environments: the rows are made already.
+    rows_made: bool = False
 
 
 class PhaseEstimate(NamedTuple):

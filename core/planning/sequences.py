@@ -69,11 +69,12 @@ class Sequences(NamedTuple):
 
 
 def natural_length(data: DatasetFacts, targets: Targets, most: int) -> int:
-    """The 99th percentile of the data, rounded up; the longest row if that is not much longer."""
+    """The 99th percentile of the data, rounded up; the longest row if that is not much longer, or if the rows
+    were made for this training."""
     if data.task_type.generates:
         return min(prompt_limit(data) + targets.grpo_max_completion, most)
     wanted: float = data.total.p99
-    if data.total.max <= 1.2 * max(data.total.p99, 1):
+    if data.task_type.makes_rows or data.total.max <= 1.2 * max(data.total.p99, 1):
         wanted = data.total.max
     return max(min(max(_rounded(wanted), SHORTEST_LENGTH), most), 1)
 

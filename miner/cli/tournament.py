@@ -28,7 +28,7 @@ app.command()(tournament_rehearse.clean)
 
 AsJson = Annotated[bool, typer.Option("--json", help="For machines: JSON.")]
 Kinds = Annotated[
-    list[TournamentType] | None, typer.Option("--kind", help="A kind to enter; text and image if not given.")
+    list[TournamentType] | None, typer.Option("--kind", help="A kind to enter; all if not given.")
 ]
 #: How each state of a rule is printed.
 _STYLES = {"passed": "green", "failed": "bold red", "unknown": "yellow"}

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from core.domain.tasks import ImageModelType, TaskType
+from core.domain.tasks import OFFERED_TASKS, ImageModelType, TaskType
 
-OFFER_PATH = dict.fromkeys(TaskType, "/task_offer/") | {TaskType.IMAGE: "/task_offer_image/"}
-START_PATH = dict.fromkeys(TaskType, "/start_training/") | {
+OFFER_PATH = dict.fromkeys(OFFERED_TASKS, "/task_offer/") | {TaskType.IMAGE: "/task_offer_image/"}
+START_PATH = dict.fromkeys(OFFERED_TASKS, "/start_training/") | {
     TaskType.GRPO: "/start_training_grpo/",
     TaskType.IMAGE: "/start_training_image/",
 }
@@ -123,7 +123,7 @@ def sample_task(task_type: TaskType, random: Random) -> SampleTask:
 def unknown_task(random: Random, shapes: int | None = None) -> SampleTask:
     """Return a task on an unknown model, with a size, hours, rows and type of its own, or one of `shapes`."""
     shape = Random(random.randrange(shapes)) if shapes else random  # noqa: S311
-    task_type = shape.choice(tuple(TaskType))
+    task_type = shape.choice(OFFERED_TASKS)
     params = round(10 ** shape.uniform(8.5, 10.9))
     family = shape.choice(("Qwen2.5", "Llama-3.1", "Mistral", "gemma-2", "phi-3", "other"))
     if not task_type.is_text:

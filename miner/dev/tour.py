@@ -18,7 +18,7 @@ from random import Random
 from types import FrameType
 from typing import Any, NoReturn
 
-from core.domain.tasks import TaskType
+from core.domain.tasks import OFFERED_TASKS, TaskType
 from core.domain.wire import TournamentType
 from miner.dev import stack
 from miner.dev.samples import SampleTask, sample_task
@@ -26,7 +26,7 @@ from miner.dev.validator import Exchange, ForgedSigner, ValidatorClient, Validat
 
 #: Enough GPUs for all the tour's tasks, and repositories for two of the three tournaments.
 TOUR_SETTINGS = {
-    "MAX_JOBS": str(2 * len(TaskType)),
+    "MAX_JOBS": str(2 * len(OFFERED_TASKS)),
     "TRAINING_REPO_TEXT_URL": "https://github.com/example/god-miner",
     "TRAINING_REPO_TEXT_COMMIT": "0123456789abcdef0123456789abcdef01234567",
     "TRAINING_REPO_IMAGE_URL": "https://github.com/example/god-miner",
@@ -150,7 +150,7 @@ async def tour_steps(
 ) -> AsyncIterator[TourStep]:
     """Yield every request, one after the other, as a validator would make them."""
     yield TourStep("health", await client.health(), TourExpectation(200, ValidatorOutcome.ALIVE))
-    tasks = [sample_task(task_type, random) for task_type in TaskType]
+    tasks = [sample_task(task_type, random) for task_type in OFFERED_TASKS]
     for task in tasks:
         yield TourStep(
             f"offer {_short_task_name(task)}",

@@ -17,7 +17,7 @@ from pydantic_settings import NoDecode
 
 from core.domain import slurm
 from core.domain.hardware import GPU_KINDS, UnknownGpu, parse_gpus
-from core.domain.tasks import TaskType
+from core.domain.tasks import OFFERED_TASKS, TaskType
 from miner.support.addresses import public_key
 
 MAX_REQUESTED_DATASETS = 2
@@ -36,7 +36,7 @@ _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _ULIMITS = ("core", "data", "fsize", "memlock", "nofile", "rtprio", "sigpending", "stack")
 
 #: What an operator may write for a task type, besides the validator's spelling.
-_TASK_NAMES = {kind.name.lower(): kind for kind in TaskType} | {kind.value.lower(): kind for kind in TaskType}
+_TASK_NAMES = {name.lower(): kind for kind in OFFERED_TASKS for name in (kind.name, kind.value)}
 
 
 # Text
@@ -253,7 +253,7 @@ def _task_type(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, TaskType):
         task_type = _TASK_NAMES.get(value.lower())
         if task_type is None:
-            raise ValueError(f"must be among {', '.join(kind.value for kind in TaskType)}, or all left out")
+            raise ValueError(f"must be among {', '.join(OFFERED_TASKS)}, or all left out")
         return task_type
     return value
 

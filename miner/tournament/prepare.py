@@ -91,8 +91,6 @@ def prepare_entry(
     directory = directory.resolve()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise CannotPrepare(f"{directory} is not an empty directory: name one that is not there yet")
-    if TournamentType.ENVIRONMENT in kinds:
-        raise CannotPrepare("environment tasks are not trained yet: prepare an entry for text or image")
     license_files = upstream_files(upstream) if upstream else ()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with temporary_tree(f".{directory.name}-", parent=directory.parent) as folder:

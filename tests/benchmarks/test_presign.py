@@ -6,7 +6,7 @@ import pytest
 from bittensor_core import Keypair
 
 from benchmarks.presign import EXPECTED, GARBAGE_KINDS, SHAPES, LoadKind, Presigner
-from core.domain.tasks import TaskType
+from core.domain.tasks import OFFERED_TASKS
 from core.domain.wire import MinerTaskOffer, TrainRequestText
 from miner.chain import fiber
 from miner.support.addresses import public_key
@@ -60,7 +60,7 @@ def test_real_kinds_are_signed_and_no_two_share_a_nonce(kind: LoadKind) -> None:
 
 def test_offers_go_round_the_text_types_and_each_is_another_task() -> None:
     offers = [MinerTaskOffer.model_validate_json(request.body) for request in presigned(LoadKind.OFFER)]
-    assert [offer.task_type for offer in offers[:4]] == [kind for kind in TaskType if kind.is_text]
+    assert [offer.task_type for offer in offers[:4]] == [kind for kind in OFFERED_TASKS if kind.is_text]
     assert len({offer.task_id for offer in offers}) == len(offers)
     assert not MinerTaskOffer.model_validate_json(presigned(LoadKind.IMAGE_OFFER)[0].body).task_type.is_text
 

@@ -13,7 +13,7 @@ from bittensor_core import Keypair
 pytest.importorskip("substrateinterface", reason="needs the bench extra: pip install 'god-miner[bench]'")
 
 from benchmarks import reference_stack
-from core.domain.tasks import TaskType
+from core.domain.tasks import OFFERED_TASKS, TaskType
 from miner.dev.samples import sample_task
 from miner.dev.validator import ForgedSigner, ValidatorClient, ValidatorOutcome
 from tests.doubles.each import each
@@ -32,7 +32,7 @@ async def transport(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.ASGI
         yield app
 
 
-@pytest.mark.parametrize("task_type", list(TaskType))
+@pytest.mark.parametrize("task_type", OFFERED_TASKS)
 async def test_a_signed_offer_is_answered_as_validators_expect(
     transport: httpx.ASGITransport, task_type: TaskType
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from core.domain.tasks import TaskType
+from core.domain.tasks import OFFERED_TASKS, TaskType
 from miner.chain.fiber import AUTH_HEADERS
 from miner.dev.samples import sample_task
 from miner.http.subnet import ROUTES
@@ -66,7 +66,7 @@ def test_any_signed_bytes(target: DaemonProcess, path: str, body: bytes) -> None
 
 
 @many
-@given(st.sampled_from(TaskType), st.booleans(), st.data())
+@given(st.sampled_from(OFFERED_TASKS), st.booleans(), st.data())
 @example(TaskType.INSTRUCT, True, None)
 def test_a_good_request_with_one_field_gone_wild(
     target: DaemonProcess, kind: TaskType, starts: bool, data: st.DataObject | None

@@ -13,7 +13,7 @@ from itertools import cycle
 from random import Random
 from typing import Any, Literal
 
-from core.domain.tasks import TaskType
+from core.domain.tasks import OFFERED_TASKS, TaskType
 from miner.chain.fiber import NONCE, sign_headers
 from miner.dev.samples import SampleTask, sample_task
 from miner.dev.stack import DevStack
@@ -56,7 +56,7 @@ class Validator:
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
-        self._types = cycle(TaskType)
+        self._types = cycle(OFFERED_TASKS)
 
     def task(self) -> SampleTask:
         return sample_task(next(self._types), self._random)

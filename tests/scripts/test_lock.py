@@ -28,7 +28,8 @@ def test_every_install_line_of_the_dockerfiles_is_found() -> None:
         [wrapper] = by_file[name]
         assert {"pydantic", "pyyaml"} <= set(wrapper.requirements)
         assert wrapper.constraints == lock.DAEMON
-    rewards = by_file["standalone-text-trainer.dockerfile"]
+    games, *rewards = by_file["standalone-text-trainer.dockerfile"]
+    assert (games.requirements, games.optional) == (("open-spiel==2.0.2", "numba>=0.61"), False)
     assert {"textstat", "langcheck", "detoxify"} == {install.requirements[0] for install in rewards}
     assert all(install.optional for install in rewards)
 

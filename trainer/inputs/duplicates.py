@@ -12,6 +12,7 @@ import importlib
 import math
 import random
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -44,9 +45,15 @@ def fingerprint(texts: Iterable[str]) -> int:
     return int.from_bytes(hashlib.blake2b(words.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
+def fingerprint_of_ids(ids: Ids) -> int:
+    """A hash that is the same for the same tokens."""
+    return int.from_bytes(hashlib.blake2b(array("i", ids).tobytes(), digest_size=8).digest(), "big")
+
+
 def near_duplicates(rows: Sequence[Ids], fingerprints: Sequence[int]) -> list[int]:
-    """Of each row the number of its cluster, which is the place of the cluster's first row."""
-    first_of = list(range(len(rows)))
+    """Of each row the number of its cluster, which is the place of the cluster's first row. Without rows,
+    clusters have the same fingerprint."""
+    first_of = list(range(len(fingerprints)))
 
     def first(place: int) -> int:
         while first_of[place] != place:
@@ -60,9 +67,9 @@ def near_duplicates(rows: Sequence[Ids], fingerprints: Sequence[int]) -> list[in
     seen: dict[int, int] = {}
     for place, words in enumerate(fingerprints):
         join(place, seen.setdefault(words, place))
-    for one, other in _alike(rows):
+    for one, other in _alike(rows) if rows else ():
         join(one, other)
-    return [first(place) for place in range(len(rows))]
+    return [first(place) for place in range(len(fingerprints))]
 
 
 def _alike(rows: Sequence[Ids]) -> Iterator[tuple[int, int]]:

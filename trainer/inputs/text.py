@@ -22,15 +22,26 @@ from core.data.facts import DatasetFacts, facts_from_lengths
 from core.domain.evaluation import (
     GRPO_COMPLETION,
     GRPO_KL_LENGTH,
+    UNKNOWN_WINDOW,
     Era,
     EvaluationRules,
     evaluation_rules,
     sequence_limit,
 )
-from core.domain.tasks import ChatDataset, DpoDataset, GrpoDataset, InstructDataset, TaskType
+from core.domain.tasks import (
+    ChatDataset,
+    DpoDataset,
+    EnvironmentDataset,
+    GrpoDataset,
+    InstructDataset,
+    TaskType,
+)
 from core.engines.axolotl.data_keys import GRPO_EXTRA, reward_name
 from core.planning.plan import RowsPlan, TrainingPlan
 from core.runs.run_files import RunSpec
+from trainer.environments.rows import encode_rows
+from trainer.environments.sources import sequence_limit_of
+from trainer.environments.template_probe import fitting_encoder
 from trainer.errors import BadData, BadReward
 from trainer.handoff import PreparedRows
 from trainer.inputs.chat import chat_rows
@@ -42,7 +53,7 @@ from trainer.inputs.dpo_grpo import (
     prompt_rows,
     shorten_prompts,
 )
-from trainer.inputs.duplicates import fingerprint, near_duplicates, thinned
+from trainer.inputs.duplicates import fingerprint, fingerprint_of_ids, near_duplicates, thinned
 from trainer.inputs.files import RawRow, read_rows, texts_in
 from trainer.inputs.instruct import count_learned, instruct_rows, is_completion, split_completion
 from trainer.inputs.requested import requested_rows
@@ -62,6 +73,7 @@ from trainer.inputs.tokens import (
 )
 from trainer.rewards.sandbox import LATE, Rewards
 from trainer.rewards.source import REWARD_TABLE, disable_rewards, write_rewards
+from trainer.runner.planning import usable_cores
 
 #: Why rows are missing, as shown to the operator.
 NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, COPY, UNKNOWN = (
@@ -73,6 +85,8 @@ NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, COPY, UNKNOWN = (
     "a token that the model has no row for",
 )
 _DONE = "done.json"
+#: The longest rows that are made for a training, and how many may be longer than the usual length.
+LONGEST_MADE, FEW = 8192, 0.01
 #: Prompts on which the rewards are tried.
 TRIED = 5
 
@@ -94,6 +108,8 @@ class TextTask:
     limit: int
     #: DPO: what the rows were made from, to read some of them by the other era's rules.
     records: Sequence[RawRow] = ()
+    #: What the operator should know of the rows.
+    notes: tuple[str, ...] = ()
 
     @property
     def rules(self) -> EvaluationRules:
@@ -113,6 +129,8 @@ def encode_task(spec: RunSpec, records: list[RawRow], tokenizer: Tokenizer) -> T
         return _prompts(spec, spec.dataset, records, tokenizer)
     if isinstance(spec.dataset, InstructDataset | ChatDataset):
         return _labelled(spec, spec.dataset, records, tokenizer, window)
+    if isinstance(spec.dataset, EnvironmentDataset):
+        return _made(spec, spec.dataset, records, tokenizer, window)
     raise BadData(f"a task of type {spec.task_type} with {spec.dataset!r} is not trained from rows of text")
 
 
@@ -150,6 +168,47 @@ def _labelled(
     prompts = [len(row.ids) - answer for row, answer in zip(kept, answers, strict=True)]
     facts = facts_from_lengths(spec.task_type, prompts, answers)
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
+
+
+def _made(
+    spec: RunSpec,
+    dataset: EnvironmentDataset,
+    records: list[RawRow],
+    tokenizer: Tokenizer,
+    window: int | None,
+) -> TextTask:
+    """Rows of games: requests as the evaluator makes them, and the expert's answers."""
+    encoder, notes = fitting_encoder(tokenizer, records, spec.model_path)
+    encoded = list(encode_rows(encoder, records, usable_cores()))
+    usual = sequence_limit_of(dataset.environment_names)
+    limit, longer = _limit_of(encoded, usual, min(window or UNKNOWN_WINDOW, LONGEST_MADE))
+    notes += longer
+    known, kept, dropped = _within_vocabulary(spec), list[LabelledRow](), Counter[str]()
+    for row in encoded:
+        reason = drop_reason(row, limit, completion=False)
+        if reason is None and row is not None and not known(row.ids):
+            reason = UNKNOWN
+        if reason is not None or row is None:
+            dropped[reason or NO_ANSWER] += 1
+            continue
+        kept.append(row)
+    _any_left(kept, dropped, f"sequences have {limit} tokens at most")
+    answers = [count_learned(row.labels) for row in kept]
+    prompts = [len(row.ids) - answer for row, answer in zip(kept, answers, strict=True)]
+    prints = array("Q", (fingerprint_of_ids(row.ids) for row in kept))
+    notes += tuple(f"{count:,} of {len(records):,} rows are lost: {why}" for why, count in dropped.items())
+    facts = facts_from_lengths(spec.task_type, prompts, answers)
+    return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit, notes=notes)
+
+
+def _limit_of(rows: Sequence[LabelledRow | None], usual: int, most: int) -> tuple[int, tuple[str, ...]]:
+    """Requests are as long as the evaluator makes them: where the usual length does not do for a model's
+    tokenizer, twice as long."""
+    limit = min(usual, most)
+    while limit < most and sum(row is not None and len(row.ids) > limit for row in rows) > FEW * len(rows):
+        limit = min(2 * limit, most)
+    said = f"rows are longer than {usual} tokens: sequences have {limit}"
+    return limit, (said,) if limit > usual else ()
 
 
 def _within_vocabulary(spec: RunSpec) -> Callable[[Ids], bool]:
@@ -245,7 +304,10 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedRows
     Held-out rows are as long as evaluation takes them, whatever the training can afford.
     """
     rows = plan.rows or RowsPlan()
-    clusters = near_duplicates([_tokens(row) for row in task.rows], task.fingerprints)
+    # Rows that were made share the rules of their games; copies of one position are held out together.
+    made = task.spec.task_type.makes_rows
+    compared = [] if made else [_tokens(row) for row in task.rows]
+    clusters = near_duplicates(compared, task.fingerprints)
     split = hold_out(clusters, [_answer(row) for row in task.rows], plan.steps.eval_rows, plan.seed)
     kept = thinned(split.train, clusters, task.fingerprints, rows.duplicate_weight, plan.seed)
     train = list(_fitted(task, [task.rows[place] for place in kept], plan))
@@ -272,7 +334,7 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedRows
         eval_clusters=tuple(clusters[place] for _, place in pieces),
         mixed_rows=len(mixed),
         dropped=dict(+dropped),
-        notes=notes,
+        notes=(*task.notes, *notes),
         digest=digest,
         rewards_dir=_rewards(task, place / "rewards"),
         other_path=place / "other" if other else None,

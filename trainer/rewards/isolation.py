@@ -24,6 +24,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from core.system.seccomp import BREAKOUTS, NAMESPACES, SyscallRule, set_filter
@@ -170,14 +171,20 @@ def _can_work(uid: int, modules: list[str], scratch: str) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def isolate_process(folder: str, *, own_user: bool, forbidden_file: str, supervisor: int) -> Isolation:
+def isolate_process(
+    folder: str, *, own_user: bool, forbidden_file: str, supervisor: int, modes_fail: bool = True
+) -> Isolation:
     """Let this process and its children change only what lies in `folder`, from here on. Tried at the end:
-    `forbidden_file`, which they must not be able to touch, and `supervisor`, a process out of their reach."""
+    `forbidden_file`, which they must not be able to touch, and `supervisor`, a process out of their reach.
+
+    Modes, owners and times of files cannot be changed. Without `modes_fail` such calls do nothing and report
+    success: shell commands as common as touch and sed make them on the way, and fail where they fail."""
     ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     abi = _landlock(folder)
     means = [f"user {os.getuid()}, of its own" if own_user else f"user {os.getuid()}, the trainer's own"]
     means.append(f"Landlock {abi}" if abi else "no Landlock")
-    rules = [*BREAKOUTS, *NAMESPACES, *_OTHERS, *_NETWORK, *_MODES]
+    modes = _MODES if modes_fail else tuple(replace(rule, errno=0) for rule in _MODES)
+    rules = [*BREAKOUTS, *NAMESPACES, *_OTHERS, *_NETWORK, *modes]
     if not own_user and abi < SCOPED_ABI:
         rules += [
             *_SIGNALS,
@@ -227,7 +234,7 @@ def _exposed(forbidden_file: str, supervisor: int) -> Iterator[str]:
     """Try every way out; return those that work."""
     if _goes(lambda: os.close(os.open(forbidden_file, os.O_WRONLY))):
         yield "its files (writing)"
-    if _goes(lambda: os.chmod(forbidden_file, 0o600)):
+    if _mode_changes(forbidden_file):
         yield "its files (modes)"
     if _goes(lambda: os.rename(forbidden_file, forbidden_file + ".moved")):
         yield "its files (renaming)"
@@ -237,6 +244,12 @@ def _exposed(forbidden_file: str, supervisor: int) -> Iterator[str]:
         yield "its memory (reading)"
     if _goes(lambda: socket.socket().close()):
         yield "the network"
+
+
+def _mode_changes(file: str) -> bool:
+    """Not only whether the call succeeds: the filter may report success and do nothing."""
+    before = os.stat(file).st_mode
+    return _goes(lambda: os.chmod(file, before & 0o777 ^ 0o100)) and os.stat(file).st_mode != before
 
 
 def _goes(attempt: Callable[[], object]) -> bool:

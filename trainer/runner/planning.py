@@ -167,9 +167,15 @@ def model_facts(folder: Path, model_id: str) -> ModelFacts:
 
 
 def make_own_plan(
-    run: RunSpec, model: ModelFacts, data: DatasetFacts, engines: Collection[Engine] = ()
+    run: RunSpec,
+    model: ModelFacts,
+    data: DatasetFacts,
+    engines: Collection[Engine] = (),
+    *,
+    rows_made: bool = True,
 ) -> TrainingPlan:
-    """The plan; with `engines` given, for one of those that this image has."""
+    """The plan; with `engines` given, for one of those that this image has. Environments are planned for
+    before their rows are made, and anew when they are."""
     hardware = detect_machine(Path(run.work_dir))
     # Not for pictures: their engines have a torch of their own, which may see more than we do.
     if hardware.gpus.is_cpu and run.task_type.is_text and (gpus := unusable_gpus()):
@@ -192,7 +198,9 @@ def make_own_plan(
     free = {"reserve": run.deadline_at - run.end_by, "reserve_share": 0.0, "min_epochs": 0.0}
     own = _on_all_gpus(profile.model_copy(update={"limits": profile.limits.model_copy(update=free)}), run)
     vllm = importlib.util.find_spec("vllm") is not None
-    conditions = JobConditions(hardware, model_cached=True, publishes=False, vllm=vllm, era=run.era)
+    conditions = JobConditions(
+        hardware, model_cached=True, publishes=False, vllm=vllm, era=run.era, rows_made=rows_made
+    )
 
     def planned(slowness: float) -> TrainingPlan:
         return make_plan(spec, model, data, hardware, own, conditions=replace(conditions, slowness=slowness))

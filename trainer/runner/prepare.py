@@ -6,12 +6,18 @@ python -m trainer.runner.prepare SPEC.json
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from core.data.facts import MADE_ROWS, assumed_facts
+from core.models.facts import ModelFacts
 from core.planning.plan import TrainingPlan
+from core.runs.run_files import RunSpec
+from trainer.environments.task import ROWS_SHARES, RowsInTheMaking, trained_rows
 from trainer.handoff import PreparedRows, PrepareSpec, write_record
 from trainer.inputs.model_loading import block_imports
-from trainer.inputs.text import read_task, write_task
+from trainer.inputs.text import encode_task, read_task, write_task
 from trainer.inputs.tokens import load_tokenizer, pad_token_for_engine
 from trainer.native import corpus
 from trainer.runner.planning import make_own_plan, model_facts
@@ -35,17 +41,42 @@ def main(path: str) -> int:
 def prepare(spec: PrepareSpec) -> PreparedRows:
     if spec.run.dataset is None:
         return corpus.prepare_corpus(spec)
+    asked = TrainingPlan.from_json(Path(spec.plan_path).read_bytes()) if spec.plan_path is not None else None
+    making = _start_making(spec.run, asked) if spec.run.task_type.makes_rows else None
     tokenizer = load_tokenizer(spec.run.model_path)
-    task = read_task(spec.run, tokenizer)
-    if spec.plan_path is not None:
-        plan = TrainingPlan.from_json(Path(spec.plan_path).read_bytes())
+    if making is not None:
+        records, notes = making.rows()
+        task = encode_task(spec.run, records, tokenizer)
+        task = replace(task, notes=(*notes, *task.notes))
     else:
-        plan = make_own_plan(spec.run, model_facts(Path(spec.run.model_path), spec.run.model_id), task.facts)
+        task = read_task(spec.run, tokenizer)
+    plan = asked or make_own_plan(spec.run, _facts(spec.run), task.facts)
     Path(spec.plan_out).write_text(plan.to_json(), encoding="utf-8")
     prepared = write_task(task, plan, Path(spec.folder))
     for text in prepared.notes:
         ProgressLog(Path(spec.run.progress_path)).note("data", text)
     return prepared.model_copy(update={"pad_token": pad_token_for_engine(tokenizer)})
+
+
+def _facts(run: RunSpec) -> ModelFacts:
+    return model_facts(Path(run.model_path), run.model_id)
+
+
+def _plans_before(run: RunSpec) -> Iterator[TrainingPlan]:
+    """For several numbers of rows: encoding more than can be trained on takes time from the training."""
+    model = _facts(run)
+    for share in ROWS_SHARES:
+        facts = assumed_facts(run.task_type, round(MADE_ROWS * share))
+        yield make_own_plan(run, model, facts, rows_made=False)
+
+
+def _start_making(run: RunSpec, asked: TrainingPlan | None) -> RowsInTheMaking:
+    """As many rows as can be trained on in what the making leaves of the time."""
+    plan = asked or max(_plans_before(run), key=trained_rows)
+    making = RowsInTheMaking.start(run, plan)
+    if making.processes:
+        ProgressLog(Path(run.progress_path)).stage("generate", str(making))
+    return making
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.domain.errors import Problem
 from core.domain.evaluation import Era
-from core.domain.tasks import DatasetType, DpoDataset, EnvironmentDataset, GrpoDataset
-from core.engines.base import EngineConfig, RecipeError, RunInputs
+from core.domain.tasks import DatasetType, DpoDataset, GrpoDataset
+from core.engines.base import EngineConfig, RunInputs
 
 #: The columns of a GRPO task's encoded table.
 GRPO_PROMPT = "prompt"
@@ -27,11 +26,6 @@ RAW_PROMPT_TRAINER = "trainer.axolotl.trainers.RawPromptTrainer"
 
 def dataset_keys(dataset: DatasetType, inputs: RunInputs) -> EngineConfig:
     """`datasets`, `test_datasets` and what goes with them."""
-    if isinstance(dataset, EnvironmentDataset):
-        raise RecipeError(
-            "dataset_type",
-            [Problem("dataset_type", dataset.kind, "is played in tournaments, not trained from rows")],
-        )
     keys: EngineConfig = {"datasets": [{"path": inputs.train_path}]}
     if inputs.eval_path:
         keys["test_datasets"] = [{"path": inputs.eval_path}]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from core.domain.hardware import Hardware
 from core.domain.selectors import SizeBand
-from core.domain.tasks import TaskType
+from core.domain.tasks import OFFERED_TASKS, TaskType
 from core.domain.wire import MinerTaskOffer
 from core.profile.explain import SIZES, ProfileFinding, ProfileFindingLevel
 from core.profile.resolve import LoadedProfile
@@ -55,7 +55,7 @@ def acceptance_counts(
 ) -> list[AcceptanceCount]:
     """Count the offers of every size that it would accept, by task type."""
     fleet, now, counts = idle_fleet(hardware), _quiet_hour(policy.terms.rules.blackout), []
-    for task_type in TaskType:
+    for task_type in OFFERED_TASKS:
         offers = list(_representative(task_type))
         decisions = [decide(offer, now, fleet, SuccessHistory(), policy, profile) for offer in offers]
         failed = Counter(decision.failed[0].rule for decision in decisions if decision.failed)
@@ -82,13 +82,13 @@ def _score_findings(terms: Policy) -> Iterator[ProfileFinding]:
         yield _warning("score.weights", f"add up to {total:g}, not to 1: scores are hard to compare")
     if not weights["task"] or threshold is None:
         return
-    for task_type in terms.rules.tasks or TaskType:
+    for task_type in terms.rules.tasks or OFFERED_TASKS:
         if task_type.is_text and by_kind(terms.score.task, (task_type.word,), -1) < 0:
             yield _warning("score.task", f"{task_type.word} is not listed and counts 0")
 
 
 def _hours_findings(rules: PolicyRules) -> Iterator[ProfileFinding]:
-    for task_type in TaskType:
+    for task_type in OFFERED_TASKS:
         word = task_type.word
         if rules.tasks is not None and task_type not in rules.tasks and word in rules.hours:
             yield _warning(f"rules.hours.{word}", f"never asked: {word} is not in rules.tasks")

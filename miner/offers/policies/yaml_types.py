@@ -9,13 +9,17 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from core.domain.records import Record
-from core.domain.tasks import TASK_WORDS, ImageModelType, task_type_named
+from core.domain.tasks import OFFERED_TASKS, ImageModelType, task_type_named
 
 #: Stable Diffusion 1 and 2, which validators call sdxl too: only the model's name distinguishes them.
 SD = "sd"
 
 #: Every kind of work that hours can be given for: task types, and image models more exactly.
-TASK_KINDS: tuple[str, ...] = (*TASK_WORDS, SD, *(kind.value for kind in ImageModelType))
+TASK_KINDS: tuple[str, ...] = (
+    *(one.word for one in OFFERED_TASKS),
+    SD,
+    *(kind.value for kind in ImageModelType),
+)
 
 
 def operator_key(key: Any) -> Any:

@@ -27,8 +27,7 @@ from miner.tournament.checkout import (
     tracked_files,
 )
 
-#: Environment tasks are not trained yet: who enters them anyway must say so.
-USUAL_KINDS = (TournamentType.TEXT, TournamentType.IMAGE)
+USUAL_KINDS = tuple(TournamentType)
 #: For one answer of a code host, before minutes are given to a clone.
 ANSWER_LIMIT_S = 5.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -20,6 +20,18 @@ from typing import Any
 #: Validators sample as many rows.
 SAMPLED_ROWS = 2000
 END, TURN, START, PAD = "<|endoftext|>", "<|im_end|>", "<|im_start|>", "<|pad|>"
+#: Requests of environments have tools in them, and thousands of letters, each of which may be a token here.
+WINDOW, ENVIRONMENT_WINDOW = 512, 16384
+TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>system\n' }}{{ tools | tojson }}{{ '<|im_end|>\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\n' + (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ '\n<tool_call>\n' }}{{ call.function | tojson }}{{ '\n</tool_call>' }}"
+    "{% endfor %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 #: Which weights validators put into one group, the first that matches.
 GROUPS = (
     ("attention_qkv", r"(q_proj|k_proj|v_proj|qkv_proj|query_key_value|c_attn)\.weight"),
@@ -44,10 +56,11 @@ def texts_of(value: Any) -> Iterator[str]:
             yield from texts_of(inner)
 
 
-def make_model(rows: Path, folder: Path) -> None:
+def make_model(kind: str, rows: Path, folder: Path) -> None:
     """A Qwen2 of two layers with random weights, and a tokenizer made from the rows."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizers = importlib.import_module("tokenizers")
+    window = ENVIRONMENT_WINDOW if kind == "env" else WINDOW
     words = tokenizers.Tokenizer(tokenizers.models.BPE())
     words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = tokenizers.decoders.ByteLevel()
@@ -59,8 +72,10 @@ def make_model(rows: Path, folder: Path) -> None:
     )
     words.train_from_iterator((text for text in texts_of(json.loads(rows.read_bytes()))), trainer)
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token=TURN, pad_token=PAD, model_max_length=2048
+        tokenizer_object=words, eos_token=TURN, pad_token=PAD, model_max_length=max(2048, window)
     )
+    if kind == "env":
+        tokenizer.chat_template = TEMPLATE
     torch.manual_seed(0)
     config = transformers.Qwen2Config(
         vocab_size=len(tokenizer),
@@ -69,7 +84,7 @@ def make_model(rows: Path, folder: Path) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=window,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
@@ -177,7 +192,7 @@ def weight_groups(model: Path) -> dict[str, dict[str, float]]:
 def main(arguments: Sequence[str]) -> int:
     kind, rows, model, target = arguments[0], *map(Path, arguments[1:])
     if not model.exists():
-        make_model(rows, model)
+        make_model(kind, rows, model)
     target.write_text(json.dumps(statistics(kind, rows, model), indent=2), "utf-8")
     return 0
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from core.data.facts import (
     BYTES_PER_TOKEN,
+    MADE_ROWS,
     PERCENTS,
     LengthStats,
     assumed_facts,
@@ -19,7 +20,7 @@ from core.data.facts import (
     text_tokens,
 )
 from core.domain.records import Confidence
-from core.domain.tasks import ImageModelType, TaskType
+from core.domain.tasks import OFFERED_TASKS, ImageModelType, TaskType
 from tests.doubles.each import each
 
 LENGTHS = st.lists(st.integers(0, 200_000), min_size=1, max_size=300)
@@ -83,7 +84,7 @@ def test_prompts_without_answers_and_an_empty_file() -> None:
     assert empty.lengths_confidence is Confidence.GUESS
 
 
-@each("task", [task for task in TaskType if task.is_text])
+@each("task", [task for task in OFFERED_TASKS if task.is_text])
 def test_assumptions_for_an_offer_are_plausible(task: TaskType) -> None:
     facts = assumed_facts(task, hours=3)
     assert facts.rows == 40_000
@@ -91,6 +92,12 @@ def test_assumptions_for_an_offer_are_plausible(task: TaskType) -> None:
     assert 100 < facts.total.mean < 1000
     assert facts.total.p99 < 4096
     assert (facts.rejected is not None) is task.has_pairs
+
+
+def test_of_an_environment_as_many_rows_are_made_whatever_the_hours() -> None:
+    facts = [assumed_facts(TaskType.ENVIRONMENT, hours=hours) for hours in (0.15, 1.5, 3)]
+    assert {one.rows for one in facts} == {MADE_ROWS}
+    assert facts[0].total.p99 < 2048
 
 
 def test_more_hours_mean_more_rows_and_a_stated_count_wins() -> None:

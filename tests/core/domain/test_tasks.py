@@ -1,15 +1,27 @@
 from random import Random
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from core.domain.tasks import TASK_TYPE_OF, DatasetKind, DatasetType, GrpoDataset, dataset_kind
+from core.domain.tasks import (
+    OFFERED_TASKS,
+    TASK_TYPE_OF,
+    DatasetKind,
+    DatasetType,
+    GrpoDataset,
+    TaskType,
+    dataset_kind,
+)
 from miner.dev.samples import sample_task
 from tests.doubles.each import each
 
 #: As validators send them: every key, nulls included.
-SENT = {kind: sample_task(task_type, Random(0)).dataset_type for kind, task_type in TASK_TYPE_OF.items()} | {
-    DatasetKind.ENVIRONMENT: {"environment_names": ["othello"]}
+SENT: dict[DatasetKind, dict[str, Any]] = {
+    kind: {"environment_names": ["othello"]}
+    if task_type is TaskType.ENVIRONMENT
+    else sample_task(task_type, Random(0)).dataset_type
+    for kind, task_type in TASK_TYPE_OF.items()
 }
 ADAPTER: TypeAdapter[DatasetType] = TypeAdapter(DatasetType)
 
@@ -44,5 +56,6 @@ def test_a_long_list_of_wrong_elements_yields_few_problems() -> None:
     assert error.value.error_count() < 300
 
 
-def test_every_kind_but_environments_has_a_task_type() -> None:
-    assert set(DatasetKind) - set(TASK_TYPE_OF) == {DatasetKind.ENVIRONMENT}
+def test_every_kind_of_dataset_has_a_task_type_and_only_environments_are_never_offered() -> None:
+    assert set(TASK_TYPE_OF) == set(DatasetKind)
+    assert set(TaskType) - set(OFFERED_TASKS) == {TaskType.ENVIRONMENT}

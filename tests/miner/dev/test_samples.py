@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from core.domain.tasks import TASK_TYPE_OF, DatasetKind, TaskType
+from core.domain.tasks import OFFERED_TASKS, TASK_TYPE_OF, DatasetKind, TaskType
 from core.domain.wire import MinerTaskOffer, TrainRequestImage, TrainRequestText
 from miner.dev import validator
 from miner.dev.samples import REWARD_FUNCTIONS, TEXT_DS_SIZE, sample_task
@@ -22,7 +22,7 @@ KEYS = {
 }
 
 
-@each("task_type", list(TaskType))
+@each("task_type", OFFERED_TASKS)
 @each("seed", SEEDS)
 def test_examples_are_what_the_wire_models_take(task_type: TaskType, seed: int) -> None:
     task = sample_task(task_type, Random(seed))
@@ -50,9 +50,9 @@ def test_offers_starts_and_dataset_types_have_the_keys_of_the_protocol() -> None
 
 
 def test_type_and_seed_name_a_task() -> None:
-    tasks = [validator.example_task(kind.name.lower(), seed) for kind in TaskType for seed in (5, 6)]
+    tasks = [validator.example_task(kind.name.lower(), seed) for kind in OFFERED_TASKS for seed in (5, 6)]
     assert len({task.task_id for task in tasks}) == len(tasks)
-    assert tasks[0] == validator.example_task(next(iter(TaskType)).name.lower(), 5)
+    assert tasks[0] == validator.example_task(OFFERED_TASKS[0].name.lower(), 5)
 
 
 def test_a_restarted_task_differs_only_in_its_repository() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from core.domain.keys import TaskKey
-from core.domain.tasks import TaskType
+from core.domain.tasks import OFFERED_TASKS, TaskType
 from core.domain.wire import MinerSubmission
 from miner import __version__
 from miner.http.subnet import ROUTES
@@ -30,7 +30,7 @@ from tests.miner.http.daemon_in_process import (
     task,
 )
 
-ALL = each("kind", TaskType)
+ALL = each("kind", OFFERED_TASKS)
 VECTORS = json.loads((Path(__file__).parents[2] / "data" / "fiber_vectors.json").read_text())
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ENTRY = {
@@ -81,7 +81,7 @@ async def test_both_spellings_of_json_verify_and_are_kept_byte_for_byte(
 async def test_a_start_is_a_job_and_a_repeat_renames_it_and_moves_its_deadline(
     running: DaemonInProcess, kind: TaskType
 ) -> None:
-    sample = task(kind, list(TaskType).index(kind))
+    sample = task(kind, OFFERED_TASKS.index(kind))
     again = replace(sample.restarted(Random(7)), hours=sample.hours + 3)
     messages = ("Training is queued.", "Training is queued; repository name and deadline updated.")
     for starts, (given, message) in enumerate(zip((sample, again), messages, strict=True), 1):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core.domain.decisions import Decision
 from core.domain.keys import GpuReservation, ReservationKind, TaskKey
-from core.domain.tasks import TaskType
+from core.domain.tasks import OFFERED_TASKS
 from core.domain.wire import MAX_COUNT, MinerTaskOffer
 from miner.fleet.base import FleetSnapshot
 from miner.offers.history import SuccessHistory
@@ -33,7 +33,7 @@ OFFERS = st.builds(
     model=NAMES | WORDS,
     hours_to_complete=st.floats(0, 10_000) | st.sampled_from([0.0, 0.1, 1.0, 3.0, 6.0]),
     task_id=st.just("task-1"),
-    task_type=st.sampled_from(TaskType),
+    task_type=st.sampled_from(OFFERED_TASKS),
     ds_size=st.none() | st.integers(0, MAX_COUNT),
     model_params_count=st.none() | st.integers(0, MAX_COUNT) | st.sampled_from([8 * 10**9, 70 * 10**9]),
 )
@@ -41,7 +41,7 @@ SENSIBLE = st.builds(
     offer,
     model=NAMES,
     hours_to_complete=st.floats(0.5, 10),
-    task_type=st.sampled_from(TaskType),
+    task_type=st.sampled_from(OFFERED_TASKS),
     model_params_count=st.none() | st.sampled_from([10**9, 8 * 10**9, 34 * 10**9]),
 )
 POLICIES = st.sampled_from(["h100x4", "h100x8", "conservative", "everything-feasible"])

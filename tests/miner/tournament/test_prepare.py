@@ -127,8 +127,11 @@ def test_two_who_prepare_the_same_are_copies_of_each_other(
     assert check_copies(opened).state is FindingState.FAILED
 
 
-def test_the_usual_profile_of_a_text_entry_needs_no_variable(small: Path, tmp_path: Path) -> None:
-    made = prepare_entry(small, tmp_path / "entry", kinds=[TournamentType.TEXT])
+@pytest.mark.parametrize("kind", [TournamentType.TEXT, TournamentType.ENVIRONMENT])
+def test_the_usual_profile_of_an_entry_for_texts_needs_no_variable(
+    small: Path, tmp_path: Path, kind: TournamentType
+) -> None:
+    made = prepare_entry(small, tmp_path / "entry", kinds=[kind])
     assert (made.profile, made.licensed) == ("steady", False)
     files = git_output(made.directory, "ls-files").split()
     assert files == sorted(
@@ -164,8 +167,6 @@ def test_what_is_not_committed_is_not_in_it(small: Path, tmp_path: Path) -> None
 
 def test_what_cannot_be_made_leaves_nothing(small: Path, upstream: Path, tmp_path: Path) -> None:
     place = tmp_path / "entry"
-    with pytest.raises(CannotPrepare, match="environment tasks are not trained yet"):
-        prepare_entry(small, place, kinds=[TournamentType.ENVIRONMENT])
     with pytest.raises(CannotPrepare, match="no dockerfiles/standalone-image-trainer"):
         prepare_entry(small, place, kinds=[TournamentType.IMAGE])
     with pytest.raises(ConfigError, match="no such profile"):

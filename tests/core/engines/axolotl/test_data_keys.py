@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from core.domain.evaluation import Era
-from core.domain.tasks import DatasetType, EnvironmentDataset, GrpoDataset, RewardFunction, TaskType
+from core.domain.tasks import DatasetType, GrpoDataset, RewardFunction, TaskType
 from core.engines.axolotl.data_keys import (
     PAIR_TRAINER,
     PROMPT_TRAINER,
@@ -15,7 +15,6 @@ from core.engines.axolotl.data_keys import (
     dataset_keys,
     reward_weights,
 )
-from core.engines.base import RecipeError
 from tests.core.engines.cases import DATASETS, TEXT_TASKS, inputs
 
 
@@ -63,8 +62,3 @@ def test_the_rewards_are_named_in_the_order_of_the_request() -> None:
 def test_the_weights_of_rewards_sum_to_one(given: tuple[float, ...], used: list[float]) -> None:
     assert reward_weights(rewarded(*given)) == used
     assert keys(rewarded(*given))["trl"]["reward_weights"] == used
-
-
-def test_an_environment_is_not_trained_from_rows() -> None:
-    with pytest.raises(RecipeError, match="tournaments"):
-        keys(EnvironmentDataset(environment_names=["gin_rummy"]))

@@ -39,7 +39,7 @@ from core.planning.plan import (
 from tests.core.engines.cases import TEXT_TASKS, inputs, noted, text_plan
 from tests.doubles.each import each
 
-SFT, CHAT, DPO, GRPO = TEXT_TASKS
+SFT, CHAT, DPO, GRPO, ENVIRONMENT = TEXT_TASKS
 FSDP = Parallelism.FSDP
 ADAPTER_KEYS = ("adapter", "lora_r", "lora_alpha", "lora_dropout", "lora_target_linear", "lora_mlp_kernel")
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")

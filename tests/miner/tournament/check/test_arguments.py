@@ -46,14 +46,18 @@ def small(folder: Path, body: str, **more: Any) -> CheckedEntry:
 def test_our_entry_points_understand_all_kinds(here: CheckedEntry) -> None:
     found = check_arguments(here)
     assert found.state is FindingState.PASSED, (found.text, found.notes)
-    for name in ("instruct-kl", "chat", "dpo", "grpo", "continuous", "flux", "krea2"):
+    for name in ("instruct-kl", "chat", "dpo", "grpo", "continuous", "environment", "flux", "krea2"):
         assert name in found.text
 
 
-def test_environment_tasks_are_not_trained_yet(here: CheckedEntry) -> None:
+def test_kinds_that_are_not_entered_are_said(here: CheckedEntry) -> None:
     found = check_arguments(replace(here, kinds=(TournamentType.ENVIRONMENT,)))
-    assert found.state is FindingState.FAILED
-    assert "EnvTask" in found.text
+    assert found.state is FindingState.PASSED, (found.text, found.notes)
+    assert "all 1 are understood: environment" in found.text
+    assert found.notes[-2:] == (
+        "image: not checked; --kind image does",
+        "text: not checked; --kind text does",
+    )
 
 
 def test_a_parser_that_refuses_unknown_options_fails(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""`god-miner environments`: games between models, as the evaluator of environment tournaments plays them.
+
+They are played in the training environment.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from miner.cli.options import AsJsonObject, load_settings
+
+app = typer.Typer(help="Games of environment tournaments, played at home.", no_args_is_help=True)
+
+
+@app.callback()
+def _environments() -> None:
+    """A group, although it has one command."""
+
+
+@app.command()
+def play(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model's or adapter's directory, http://HOST:PORT/v1[#NAME], or random, expert, mcts:N.",
+        ),
+    ],
+    game: Annotated[
+        list[str] | None, typer.Option(help="A game, again for more; all six if not given.")
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="An opponent, named as MODEL is, again for more; mcts if not given."),
+    ] = None,
+    group: Annotated[
+        bool, typer.Option("--group", help="Everybody against everybody, with rank quantiles.")
+    ] = False,
+    games: Annotated[
+        int | None, typer.Option(min=1, help="Games of a match; as many as there is time for if not given.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="No pair of games begins later in a match.")] = 900.0,
+    seed: Annotated[int, typer.Option(help="Draws the seeds of the games.")] = 42,
+    at_once: Annotated[
+        int | None,
+        typer.Option(min=1, help="Games at once: 8 with a model; 1 is the evaluator's match to the letter."),
+    ] = None,
+    turn_seconds: Annotated[float, typer.Option(min=0.1, help="A longer turn is forfeited.")] = 30.0,
+    base: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="The directory of adapters' base.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="A served model's directory: counts its notes."),
+    ] = None,
+    parser: Annotated[
+        str | None, typer.Option(help="SGLang's parser of a local model: qwen25, hermes, llama3, mistral.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="A directory for transcripts and results.json; else in DATA_DIR.")
+    ] = None,
+    as_json: AsJsonObject = False,
+) -> None:
+    """Play a model against others by the evaluator's rules, and show scores, forfeits and ranks.
+
+    Pairs of games have one seed and swapped seats. A turn is one answer of at most 512 tokens; without a
+    legal move the game is lost. A match ends after 10 forfeits, or 10 losses in a row (later 20). Exit code 1
+    if a model cannot be loaded or reached."""
+    from miner.cli.native_runs import child_environment
+    from miner.engines.choose import training_interpreter
+
+    settings = load_settings()
+    folder = output or settings.data_dir / "environments" / time.strftime("%Y%m%d-%H%M%S")
+    options = {
+        "--games": games,
+        "--seconds": seconds,
+        "--seed": seed,
+        "--at-once": at_once,
+        "--turn-seconds": turn_seconds,
+        "--base": base,
+        "--tokenizer": tokenizer,
+        "--parser": parser,
+        "--output": folder.absolute(),
+    }
+    arguments = [model]
+    for name, values in (("--game", game), ("--against", against)):
+        for value in values or []:
+            arguments += [name, value]
+    for name, option in options.items():
+        arguments += [] if option is None else [name, str(option)]
+    arguments += ["--group"] if group else []
+    arguments += ["--json"] if as_json else []
+    command = [str(training_interpreter(settings).path), "-m", "trainer.environments.play", *arguments]
+    done = subprocess.run(command, env=child_environment(), stdin=subprocess.DEVNULL, check=False)
+    raise typer.Exit(done.returncode)

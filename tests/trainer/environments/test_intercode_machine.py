@@ -1,0 +1,202 @@
+"""Generated commands run in a copy, see the evaluator's paths, and change nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from hashlib import md5
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from trainer.environments.intercode.filesystems import Entry, FileSystem, file_system
+from trainer.environments.intercode.machine import Machine
+from trainer.environments.intercode.shell import MALFORMED, TIMED_OUT, Shell
+from trainer.environments.intercode.tasks import ShellTask
+from trainer.environments.intercode.templates import Template
+
+FILES = FileSystem(
+    1,
+    (
+        Entry("/testbed", mode=0o755),
+        Entry("/testbed/dir1", mode=0o755),
+        Entry("/testbed/dir1/notes.txt", b"one\ntwo\nthree\n"),
+        Entry("/testbed/a b.txt", b"system\n", 0o600),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    with Machine() as machine:
+        yield machine
+
+
+@pytest.fixture(autouse=True)
+def _restored(machine: Machine) -> None:
+    machine.restore(FILES)
+
+
+def shell(machine: Machine, gold: str = "true", seconds: float = 20.0) -> Shell:
+    return Shell(machine, ShellTask("?", gold, (), FILES, Template(gold, ("?",))), command_s=seconds)
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("cat /testbed/dir1/notes.txt | wc -l", "3\n"),
+        ("find /testbed -name '*.txt' | sort", "/testbed/a b.txt\n/testbed/dir1/notes.txt\n"),
+        ("cd /testbed/dir1 && pwd -P", "/testbed/dir1\n"),
+        ("pwd", "/\n"),
+        ("ls testbed", "a b.txt\ndir1\n"),
+        ("D=/testbed/dir1; echo $D \"$D\" '/testbed'", "/testbed/dir1 /testbed/dir1 /testbed\n"),
+        ("echo hi >/tmp/x; cat /tmp/x", "hi\n"),
+        ("sed -n '/system/p' '/testbed/a b.txt'", "system\n"),
+        ("echo /testbed2 a/testbed ./testbed", "/testbed2 a/testbed ./testbed\n"),
+        ("readlink -f /testbed/dir1/..", "/testbed\n"),
+        ("echo -e 'wrong \\xff'", "wrong \N{REPLACEMENT CHARACTER}\n"),
+    ],
+)
+def test_paths_are_the_evaluators_in_commands_and_outputs(
+    machine: Machine, command: str, output: str
+) -> None:
+    assert machine.run(command).stdout == output
+
+
+def test_an_error_names_the_evaluators_path(machine: Machine) -> None:
+    output = machine.run("cat /testbed/none.txt; nosuchtool")
+    assert output.stderr == (
+        "cat: /testbed/none.txt: No such file or directory\n"
+        "/bin/bash: line 1: nosuchtool: command not found\n"
+    )
+    assert output.code == 127
+
+
+def test_a_command_reaches_no_file_but_the_copys(machine: Machine, tmp_path: Path) -> None:
+    ours = tmp_path / "ours.txt"
+    ours.write_text("kept")
+    ours.chmod(0o600)
+    for attempt in (
+        "echo x >",
+        "rm -f",
+        "mv -f /testbed/dir1/notes.txt",
+        "chmod 777",
+        "touch -d 2001-01-01",
+        "ln -sf /x",
+    ):
+        machine.run(f"{attempt} {ours}")
+    machine.run(f"ln -s {ours} /testbed/link; echo x > /testbed/link; echo x > {tmp_path}/new")
+    assert ours.read_text() == "kept"
+    assert ours.stat().st_mode & 0o777 == 0o600
+    assert ours.stat().st_mtime > time.time() - 3_600
+    assert [path.name for path in tmp_path.iterdir()] == ["ours.txt"]
+
+
+def test_a_command_reaches_no_process_and_no_network(machine: Machine) -> None:
+    output = machine.run(f"kill -TERM {os.getpid()}; exec 3<>/dev/tcp/127.0.0.1/9 || echo none")
+    assert "none" in output.stdout
+    assert "not permitted" in output.stderr
+
+
+def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(machine: Machine) -> None:
+    output = machine.run("setsid sleep 864 & echo $!; sleep 864", seconds=0.5)
+    assert output.late
+    assert not Path("/proc", output.stdout.strip()).exists()
+
+
+@pytest.mark.parametrize("command", ["yes", "head -c 3000000 /dev/zero; sleep 60"])
+def test_output_without_end_is_cut_off(machine: Machine, command: str) -> None:
+    output = machine.run(command, seconds=20)
+    assert output.late
+    assert len(output.stdout) < 5 << 20
+
+
+def test_common_commands_that_set_modes_and_times_work(machine: Machine) -> None:
+    command = (
+        "touch /testbed/new && sed -i s/one/1/ /testbed/dir1/notes.txt && cp -p /testbed/new /testbed/n2"
+    )
+    output = machine.run(
+        f"{command} && chmod +x /testbed/new && gzip /testbed/dir1/notes.txt && mkdir -m 700 /testbed/d"
+    )
+    assert (output.code, output.stderr) == (0, "")
+    assert set(machine.state(["/testbed"])) == {
+        "/testbed/a b.txt",
+        "/testbed/d",
+        "/testbed/dir1",
+        "/testbed/dir1/notes.txt.gz",
+        "/testbed/n2",
+        "/testbed/new",
+    }
+
+
+def test_a_restored_copy_has_nothing_of_before(machine: Machine) -> None:
+    before = machine.state(["/testbed"])
+    machine.run("rm -r /testbed/dir1; mkfifo /testbed/f; echo x > '/testbed/a b.txt'; echo y > stray")
+    assert machine.state(["/testbed"]) != before
+    machine.restore(FILES)
+    assert machine.state(["/testbed"]) == before
+    assert machine.run("ls").stdout == "testbed\ntmp\n"
+
+
+def test_state_has_modes_of_folders_targets_of_links_and_digests(machine: Machine) -> None:
+    machine.run("ln -s /testbed/dir1/notes.txt /testbed/link")
+    state = machine.state(["/testbed"])
+    assert state["/testbed/dir1"] == ("<DIR>", 0o40755)
+    assert state["/testbed/link"] == ("<LINK>", "/testbed/dir1/notes.txt")
+    assert state["/testbed/a b.txt"] == (md5(b"system\n").hexdigest(), 7)
+
+
+def test_cd_keeps_its_folder_for_the_next_turn(machine: Machine) -> None:
+    its = shell(machine)
+    assert its.step("cd /testbed") == ""
+    assert its.step("ls") == "a b.txt\ndir1\n"
+    its.step("cd dir1")
+    assert its.step("pwd") == "/testbed/dir1\n"
+    its.step("cd ..")
+    assert its.workdir == "/testbed"
+    assert "No such file or directory" in its.step("cd nowhere")
+    assert its.workdir == "/testbed"
+
+
+def test_after_a_compound_cd_every_command_fails_until_the_folder_is_left(machine: Machine) -> None:
+    its = shell(machine)
+    assert its.step("cd /testbed && ls") == "a b.txt\ndir1\n"
+    assert its.step("ls /testbed") == MALFORMED
+    assert its.step("cd /") == ""
+    assert its.step("ls /testbed") == "a b.txt\ndir1\n"
+
+
+def test_what_no_shell_takes_is_malformed_and_what_runs_on_times_out(machine: Machine) -> None:
+    assert shell(machine).step("echo \0") == MALFORMED
+    assert shell(machine, seconds=0.3).step("sleep 60") == TIMED_OUT
+
+
+@pytest.mark.parametrize(
+    ("commands", "reward"),
+    [
+        (["wc -l < /testbed/dir1/notes.txt"], 1.0),
+        (["wc -w /testbed/dir1/notes.txt"], 0.67),
+        (["ls /testbed", "cat /testbed/dir1/notes.txt | wc -l"], 1.0),
+        ([], 0.67),
+        (["rm /testbed/dir1/notes.txt; echo 3"], 0.72),
+    ],
+)
+def test_a_submission_earns_what_its_last_output_and_changes_are_worth(
+    machine: Machine, commands: list[str], reward: float
+) -> None:
+    its = shell(machine, gold="wc -l < /testbed/dir1/notes.txt")
+    for command in commands:
+        its.step(command)
+    assert its.reward().total == pytest.approx(reward)
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 4])
+def test_a_seed_gives_one_file_system(machine: Machine, kind: int) -> None:
+    files = file_system(kind, Random(3))
+    assert files == file_system(kind, Random(3))
+    assert (files != file_system(kind, Random(4))) == (kind != 4)
+    machine.restore(files)
+    below = [entry.path for entry in files.entries if entry.path not in files.roots]
+    assert sorted(machine.state(files.roots)) == sorted(below)

@@ -1,0 +1,108 @@
+"""A model in a directory is asked as the evaluator's server would ask it, many games in one batch."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer import tiny
+from trainer.environments import prompts
+from trainer.environments.models import ContextOverflow, LocalModel
+from trainer.environments.play import main
+from trainer.environments.tool_calls import ParserName, flat_tools, template_tools
+from trainer.errors import BadModel
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("pyspiel")
+
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for one in messages %}<|im_start|>{{ one.role }}\n{{ one.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOLS = prompts.tools([1, 2])
+
+
+def folder(path: Path, template: str = TEMPLATE, window: int = 8192) -> Path:
+    tiny.save(path, "qwen", window=window)
+    (path / "chat_template.jinja").write_text(template)
+    return path
+
+
+def talk(words: str) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": "hello"}, {"role": "user", "content": words}]
+
+
+def test_tools_are_rendered_as_the_server_shows_them(tmp_path: Path) -> None:
+    model = LocalModel(folder(tmp_path))
+    lines = model.prompt(talk("x"), TOOLS).splitlines()
+    assert [json.dumps(tool) for tool in template_tools(TOOLS)] == lines[:5]
+
+
+def test_a_template_that_wants_bare_functions_gets_them(tmp_path: Path) -> None:
+    strict = (
+        "{% for tool in tools %}{% if tool.function %}{{ raise_exception('bare') }}{% endif %}{% endfor %}"
+    )
+    model = LocalModel(folder(tmp_path, strict + TEMPLATE))
+    assert json.loads(model.prompt(talk("x"), TOOLS).splitlines()[0]) == flat_tools(TOOLS)[0]
+
+
+def test_a_template_without_tool_support_is_refused(tmp_path: Path) -> None:
+    model = LocalModel(folder(tmp_path, "{{ raise_exception('no tools here') }}"))
+    with pytest.raises(BadModel, match="no tools here"):
+        model.answer(talk("x"), TOOLS, max_tokens=4, seed=1)
+
+
+def test_answers_in_a_batch_are_those_of_each_alone(tmp_path: Path) -> None:
+    model = LocalModel(folder(tmp_path))
+    questions = [talk(words) for words in ("fox", "the quick brown fox jumps", "red pears " * 9)]
+
+    def ask(messages: list[dict[str, Any]]) -> str | None:
+        return model.answer(messages, [], max_tokens=12, seed=1).text
+
+    alone = [ask(one) for one in questions]
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(ask, questions)) == alone
+    assert len(set(alone)) > 1
+
+
+def test_a_context_that_is_too_short_forfeits(tmp_path: Path) -> None:
+    model = LocalModel(folder(tmp_path, window=256))
+    with pytest.raises(ContextOverflow, match="the context has 256"):
+        model.answer(talk("x"), TOOLS, max_tokens=512, seed=1)
+
+
+def test_an_unknown_family_needs_a_parser(tmp_path: Path) -> None:
+    path = folder(tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "gemma"}))
+    with pytest.raises(BadModel):
+        LocalModel(path)
+    (path / "config.json").write_text(json.dumps(config))
+    assert LocalModel(path, parser=ParserName.HERMES)
+
+
+def test_an_adapter_is_played_on_its_base(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = folder(tmp_path / "base")
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    peft.get_peft_model(tiny.load(base), settings).save_pretrained(tmp_path / "adapter")
+    model = LocalModel(tmp_path / "adapter", base=base)
+    plain = LocalModel(base)
+    asked = talk("the quick brown fox")
+    assert model.answer(asked, [], max_tokens=6, seed=1) == plain.answer(asked, [], max_tokens=6, seed=1)
+
+
+def test_a_model_that_cannot_play_forfeits_and_the_match_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder(tmp_path / "silly", window=256)
+    options = ["--game", "leduc_poker", "--against", "random", "--at-once", "1", "--json"]
+    assert main([str(path), *options]) == 0
+    (match,) = json.loads(capsys.readouterr().out)["matches"]
+    assert match["forfeits"] == [{"context": 10}, {}]
+    assert match["ended"] == "silly forfeited 10 games"

@@ -1,0 +1,85 @@
+"""The program seats models and players, plays all matches and reports them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer.environments import play
+from trainer.environments.match import MatchRules
+from trainer.environments.models import ChatAnswer, ScriptedModel
+from trainer.environments.play import BadContestant, ModelOptions, entry_for, main, model_entry, play_all
+from trainer.environments.tool_calls import game_action
+
+pytest.importorskip("pyspiel")
+
+
+def test_a_group_is_played_and_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--group", "--against", "mcts:50", "--against", "mcts:2", "--games", "20"]
+    assert main(["random", "--game", "clobber", *options, "--output", str(tmp_path), "--json"]) == 0
+    shown = capsys.readouterr()
+    facts = json.loads(shown.out)
+    assert facts == json.loads((tmp_path / "results.json").read_text())
+    places = facts["rank_quantiles"]["clobber"]
+    assert places["mcts:50"] == 1.0
+    assert sum(places.values()) == 1.5
+    assert [match["names"] for match in facts["matches"]] == [
+        ["random", "mcts:50"],
+        ["random", "mcts:2"],
+        ["mcts:50", "mcts:2"],
+    ]
+    games = sum(match["games"] for match in facts["matches"])
+    assert len(list(tmp_path.rglob("*.txt"))) == games
+    assert "clobber mcts:50 : mcts:2: " in shown.err
+
+
+@pytest.mark.parametrize("game", ["gin_rummy", "goofspiel", "othello", "liars_dice", "leduc_poker"])
+def test_mcts_plays_every_game(game: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mcts:2", "--against", "random", "--game", game, "--games", "2"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[2].split()[:4] == [game, "mcts:2", "random", "2"]
+
+
+def test_the_expert_is_our_player_one_for_a_game(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def player_for(game: str) -> Any:
+        made.append(game)
+        return SimpleNamespace(choose=lambda state: state.legal_actions()[-1])
+
+    module = ModuleType("trainer.environments.players")
+    module.player_for = player_for  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trainer.environments.players", module)
+    entries = [entry_for("expert", ModelOptions()), entry_for("random", ModelOptions())]
+    (result,) = play_all(["leduc_poker"], entries, MatchRules(games=8, at_once=4))
+    assert (made, result.games) == (["leduc_poker"], 8)
+    assert not any(result.forfeits)
+
+
+def test_a_model_is_seated_in_every_match() -> None:
+    def reply(messages: Any, tools: Any) -> ChatAnswer:
+        legal = tools[-1]["function"]["parameters"]["properties"].get("action_id", {}).get("enum")
+        return ChatAnswer(None, (game_action(legal[0]),) if legal else ())
+
+    entries = [model_entry("one", ScriptedModel(reply), 1), entry_for("random", ModelOptions())]
+    results = play_all(["leduc_poker", "clobber"], entries, MatchRules(games=4))
+    assert [(result.game, result.games) for result in results] == [("leduc_poker", 4), ("clobber", 4)]
+    assert all(result.turns[0] > 4 and not result.forfeits[0] for result in results)
+
+
+@pytest.mark.parametrize("text", ["no-such-folder", "mcts:0", "mcts:many"])
+def test_what_cannot_play_is_named(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BadContestant):
+        entry_for(text, ModelOptions())
+    assert main([text, "--game", "clobber"]) == 1
+    assert text in capsys.readouterr().err
+
+
+def test_two_of_a_name_are_told_apart() -> None:
+    names = [entry.name for entry in play._entries(["random", "random", "mcts"], ModelOptions())]
+    assert names == ["random#1", "random#2", "mcts"]

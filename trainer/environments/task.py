@@ -1,0 +1,168 @@
+"""An environment task before its training: rows are made in processes of their own, then encoded.
+
+    making = RowsInTheMaking.start(run, plan)     # at once: the model's files are read meanwhile
+    rows, notes = making.rows()
+
+The file that validators send holds a thousand copies of one sentence and is not read, and the servers that
+they start beside a game are not asked: everything is played here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from core.data.facts import MADE_ROWS
+from core.domain.tasks import EnvironmentDataset
+from core.domain.units import show_seconds
+from core.planning.environments import making_rows_share
+from core.planning.plan import TrainingPlan
+from core.runs.run_files import RunSpec
+from trainer.environments.generation import GRACE_S
+from trainer.environments.sources import (
+    SEEDS,
+    RowsOrder,
+    RowsReport,
+    known_environments,
+    unknown_environments,
+)
+from trainer.errors import BadData
+from trainer.handoff import read_record, write_record
+from trainer.inputs.files import RawRow
+from trainer.runner.planning import usable_cores
+
+log = logging.getLogger(__name__)
+
+#: However short the time: rows of each environment, and seconds for making them.
+LEAST_EACH, LEAST_S = 64, 20.0
+#: Rows made for one that is planned to be trained on: where steps are faster than was thought the clock makes
+#: more of them, and where they are slower it ends the epoch early.
+_SPARE = 2.0
+#: Parts of the most rows for which a training is planned before there are any.
+ROWS_SHARES = (1.0, 0.25, 0.06, 0.015)
+LAST_RESORT = "leduc_poker"
+#: What ends a process that makes rows, where it does not end by itself.
+_LATE_S = 5.0
+
+
+@dataclass
+class RowsInTheMaking:
+    """The processes that make rows; none for what an earlier attempt of this run has made."""
+
+    orders: tuple[RowsOrder, ...]
+    processes: Mapping[str, subprocess.Popen[bytes]]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def start(cls, run: RunSpec, plan: TrainingPlan) -> Self:
+        assert isinstance(run.dataset, EnvironmentDataset)
+        orders = tuple(rows_orders(run, plan))
+        new = [order for order in orders if not order.report_path.is_file()]
+        processes = {order.environment: _started(order) for order in new}
+        return cls(orders, processes, unknown_environments(run.dataset.environment_names))
+
+    def __str__(self) -> str:
+        names = ", ".join(order.environment for order in self.orders)
+        seconds = max(max(order.end_by for order in self.orders) - time.time(), 0.0)
+        first = self.orders[0]
+        time_left = f"{show_seconds(seconds)} at most"
+        return f"{first.rows:,} rows each of {names}, on {first.cores} cores, {time_left}"
+
+    def rows(self) -> tuple[list[RawRow], tuple[str, ...]]:
+        """All rows, and what is to be said of them; `BadData` where there are none."""
+        notes, rows = list(self.notes), list[RawRow]()
+        for order in self.orders:
+            _end(order, self.processes.get(order.environment))
+            rows += _taken(order, notes)
+        if not rows:
+            order = _last_resort(self.orders[0])
+            notes.append(f"none of these has rows: {order.environment} is played instead")
+            _end(order, _started(order))
+            rows = _taken(order, notes)
+        if not rows:
+            raise BadData(f"no rows were made: {'; '.join(notes)}")
+        return rows, tuple(notes)
+
+
+def _started(order: RowsOrder) -> subprocess.Popen[bytes]:
+    path = Path(order.folder) / "order.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_record(path, order)
+    return subprocess.Popen([sys.executable, "-m", "trainer.environments.generation", str(path)])
+
+
+def _end(order: RowsOrder, process: subprocess.Popen[bytes] | None) -> None:
+    if process is None:
+        return
+    try:
+        process.wait(max(order.end_by + GRACE_S + _LATE_S - time.time(), _LATE_S))
+    except subprocess.TimeoutExpired:
+        # A player that is not ready by then has no rows to wait for.
+        process.kill()
+        process.wait()
+
+
+def _taken(order: RowsOrder, notes: list[str]) -> list[RawRow]:
+    rows = list(_read(order.rows_path))
+    report = read_record(RowsReport, order.report_path)
+    notes.append(f"{order.environment}: {_said(len(rows), report)}")
+    notes += report.notes if report else ()
+    return rows
+
+
+def _last_resort(order: RowsOrder) -> RowsOrder:
+    """The game that is ready at once: a model that has learned its form is worth more than none at all."""
+    folder = Path(order.folder).with_name("instead")
+    instead = {"environment": LAST_RESORT, "end_by": time.time() + LEAST_S, "folder": str(folder)}
+    return order.model_copy(update=instead)
+
+
+def _said(rows: int, report: RowsReport | None) -> str:
+    if report is None:
+        return f"{rows:,} rows, and its process has not ended well" if rows else "no rows: not ready in time"
+    ready = f", of which {report.ready_s:.0f} s to get ready"
+    return f"{rows:,} rows of {report.games:,} games in {report.seconds:.0f} s{ready}"
+
+
+def trained_rows(plan: TrainingPlan) -> int:
+    return plan.steps.total * plan.batch.effective
+
+
+def rows_orders(run: RunSpec, plan: TrainingPlan) -> Iterator[RowsOrder]:
+    """As many rows as the plan trains on, the same of each, in the planned part of the time that is left."""
+    assert isinstance(run.dataset, EnvironmentDataset)
+    names = known_environments(run.dataset.environment_names)
+    wanted = min(round(trained_rows(plan) * _SPARE) + plan.steps.eval_rows, MADE_ROWS)
+    now, cores = time.time(), usable_cores()
+    end_by = now + max(making_rows_share(plan.model.params_total) * (run.end_by - now), LEAST_S)
+    for place, name in enumerate(names):
+        yield RowsOrder(
+            environment=name,
+            rows=max(-(-wanted // len(names)), LEAST_EACH),
+            end_by=end_by,
+            # Not all are ready at once, and some end early: the others take over what is free then.
+            cores=min(cores, -(-2 * cores // len(names))),
+            seed=(run.seed * 100 + place) * SEEDS,
+            folder=str(Path(run.work_dir) / "environments" / name),
+            requested_data=run.requested_data,
+        )
+
+
+def _read(path: Path) -> Iterator[RawRow]:
+    """Complete lines: the last one of a process that was killed is none."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    continue
+    except OSError:
+        return

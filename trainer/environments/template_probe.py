@@ -1,0 +1,119 @@
+"""Whether the model's own template carries rows: tried before the training on rows of each environment.
+
+Templates differ in what they do with calls. Some leave them out, some refuse two in one turn, some fail on
+an empty list of calls, and some show no tools. What is learned is read as the evaluator's server reads it,
+and has to be the calls that were meant. Where another form of the same answer works it is taken, and said;
+where none does, nothing is worth training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.environments.rows import CallForm, RowEncoder
+from trainer.environments.tool_calls import find_calls, parser_for
+from trainer.errors import BadModel
+from trainer.inputs.files import RawRow
+from trainer.inputs.tokens import Tokenizer
+
+
+def fitting_encoder(
+    tokenizer: Tokenizer, rows: Sequence[RawRow], model_path: str
+) -> tuple[RowEncoder, tuple[str, ...]]:
+    """The first form in which the template loses nothing, and what is to be said of it. `BadModel` if there
+    is none."""
+    if not tokenizer.chat_template:
+        raise BadModel(f"the tokenizer in {model_path} has no chat template: no request can be written")
+    # Its name is made up in tournaments, and says nothing.
+    parser = parser_for("", _model_type(model_path))
+    probed = list(_one_of_each(rows))
+    flat = not _takes_tools(RowEncoder(tokenizer), probed)
+    problems: dict[CallForm, str] = {}
+    for form in CallForm:
+        encoder = RowEncoder(tokenizer, form, parser, flat)
+        problem = next((problem for row in probed if (problem := problem_of(encoder, row))), None)
+        if problem is None:
+            return encoder, tuple(_notes(encoder, problems, probed))
+        problems[form] = problem
+    tried = "; ".join(f"{form}: {problem}" for form, problem in problems.items())
+    raise BadModel(f"the model's chat template cannot carry an environment's rows: {tried}"[:2000])
+
+
+def _takes_tools(encoder: RowEncoder, rows: Sequence[RawRow]) -> bool:
+    for row in rows:
+        asked = [message for message in row["messages"] if message["role"] != "assistant"]
+        try:
+            encoder.render(asked, encoder.tools(row), asks=True)
+        except Exception:  # noqa: BLE001 - a template is a program: it fails with whatever it meets
+            return False
+    return True
+
+
+def _one_of_each(rows: Sequence[RawRow]) -> Iterator[RawRow]:
+    """Of each environment a row with the most calls in a turn, and one without any."""
+    seen: dict[tuple[Any, bool], RawRow] = {}
+    for row in rows:
+        key = row.get("environment"), _calls(row) > 0
+        if key not in seen or _calls(row) > _calls(seen[key]):
+            seen[key] = row
+    yield from seen.values()
+
+
+def _calls(row: RawRow) -> int:
+    return max((len(message.get("tool_calls") or ()) for message in row["messages"]), default=0)
+
+
+def problem_of(encoder: RowEncoder, row: RawRow) -> str | None:
+    """What the template loses of this row; None: nothing."""
+    name = row.get("environment")
+    try:
+        turns = encoder.turns(row)
+    except Exception as error:  # noqa: BLE001 - a template is a program: it fails with whatever it meets
+        return f"{name}: {str(error)[:200] or type(error).__name__}"
+    whole = "".join(text for turn in turns for text in turn)
+    for message in row["messages"]:
+        text = str(message.get("content") or "").strip()
+        if text not in whole:
+            return f"{name}: a text of {message['role']} is lost"
+    answers = [message for message in row["messages"] if message["role"] == "assistant"]
+    for (_, learned), answer in zip(turns, answers, strict=True):
+        wanted = [call["function"] for call in encoder.calls(answer)]
+        if (lost := _lost(encoder, learned, wanted)) is not None:
+            return f"{name}: {lost}"
+    return None
+
+
+def _lost(encoder: RowEncoder, learned: str, wanted: Sequence[Mapping[str, Any]]) -> str | None:
+    if encoder.parser is None:
+        missing = [call["name"] for call in wanted if call["name"] not in learned]
+        return f"the call of {missing[0]} is lost" if missing else None
+    text = learned.removesuffix(encoder.tokenizer.eos_token or "").strip()
+    names = {call["name"] for call in wanted}
+    _, calls = find_calls(text, encoder.parser, names)
+    found = [(call.name, dict(call.arguments)) for call in calls]
+    if found == [(call["name"], dict(call["arguments"])) for call in wanted]:
+        return None
+    return f"{len(wanted)} calls are written, {len(found)} are read by {encoder.parser}: {text[:200]!r}"
+
+
+def _notes(encoder: RowEncoder, problems: Mapping[CallForm, str], rows: Sequence[RawRow]) -> Iterator[str]:
+    if encoder.parser is None:
+        yield "the evaluator has no parser of calls for such a model: what is trained may count as forfeits"
+    if problems:
+        yield f"calls are written in the form {encoder.form.value!r}: {'; '.join(problems.values())}"[:1000]
+    for row in rows:
+        names = [tool.get("function", tool)["name"] for tool in encoder.tools(row) or ()]
+        prompt = "".join(read for read, _ in encoder.turns(row))
+        if not all(name in prompt for name in names):
+            yield "the chat template does not show tools: their names are learned from the answers alone"
+            return
+
+
+def _model_type(model_path: str) -> str:
+    try:
+        return str(json.loads((Path(model_path) / "config.json").read_text("utf-8")).get("model_type", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
