@@ -22,6 +22,8 @@ from core.profile.targets import ProfileLimits, Targets
 EVALUATIONS = 10
 #: Images to train on where the profile gives neither epochs nor steps.
 IMAGES = 2000
+#: With fewer rows of text than this, `few_rows_power` allows more passes.
+MANY_ROWS = 10_000
 #: GRPO evaluates by generating; more prompts than this cost more than they show.
 GRPO_EVAL_ROWS = 64
 #: Checkpoints during a run without evaluations, at least.
@@ -90,7 +92,8 @@ def wanted_steps(
         # An epoch of images takes moments, so they are counted in steps.
         steps = math.inf if caps else max(limits.max_epochs * per_epoch, IMAGES / effective)
     else:
-        steps = limits.max_epochs * per_epoch
+        steps = limits.max_epochs * (MANY_ROWS / min(max(seq.rows, 1), MANY_ROWS)) ** limits.few_rows_power
+        steps *= per_epoch
     wanted = max(round(min([steps, *caps])), 1)
     return wanted, wanted / per_epoch
 

@@ -495,6 +495,12 @@ class ProfileLimits(Record):
     eval_share: float = Field(default=0.1, gt=0, le=1, description="Most training time for evaluations.")
     min_epochs: float = Field(default=0.25, ge=0, description="Refuse trainings of fewer passes.")
     max_epochs: float = Field(default=4.0, gt=0, description="Most passes, if `num_epochs` is unset.")
+    few_rows_power: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Text: below 10,000 rows `max_epochs` is multiplied by (10,000 / rows) ^ this.",
+    )
     max_steps: int | None = Field(default=None, ge=1, description="Most optimizer steps.")
     max_lora_r: int = Field(default=2048, ge=1, description="Largest LoRA rank after scaling.")
     min_lora_r: int = Field(default=8, ge=1, description="Lowest rank that the planner may choose.")

@@ -58,6 +58,11 @@ LITTLE, HARMLESS = 0.02, 0.04
 #: of rates; 0.3 is published for pretraining. With 0.15, full trainings 33 and 45 times as long as their
 #: candidates lost to a fifth of the rate. Too low costs less than too high.
 SHORTER = 0.3
+#: Parts of the base's loss that the best candidate takes off: up to the first one the model is tuned already,
+#: and a longer training wants the candidates' own rate (1.5 and 3 times the planned one in the table of text
+#: rules, where a third of that was taken); from the second on it is untouched. Preferences begin at ln 2 with
+#: any model, and gain little in a few steps.
+TUNED_GAIN, UNTOUCHED_GAIN = 0.15, 0.4
 #: A masked loss below this (nats per token) is hardly an untouched model's: those begin at 1.2 and more, and
 #: only tasks whose answers follow from their prompts end lower. The search then begins at this part of the
 #: planned rate: in the benchmark a model wanted half of the rate it was trained with, a fully trained one a
@@ -114,6 +119,8 @@ class LrSearch:
     noise: float = 0.0
     #: Whether the base knows the task already (`is_tuned`).
     tuned: bool = False
+    #: Whether the rows are preferences.
+    pairs: bool = False
     #: The steps of the training that follows, if one takes so many seconds.
     whole_steps: Callable[[float], float] = lambda step_s: 1.0
     #: Called with every candidate, while the model is still as it was scored.
@@ -141,7 +148,7 @@ class LrSearch:
         finally:
             self.prober.restore()
             self.prober.end()
-        chosen = choose_rate(self.probes, base, self.lower_is_better, self.noise, self.longer**-SHORTER)
+        chosen = choose_rate(self.probes, base, self.lower_is_better, self.noise, self.longer, self.pairs)
         return None if chosen is None else min(max(chosen, self._lowest), self._highest)
 
     @property
@@ -281,10 +288,14 @@ def _neighbours(gains: dict[float, float], factor: float) -> tuple[float, float]
 
 
 def choose_rate(
-    probes: Sequence[Probe], base: float, lower_is_better: bool, noise: float = 0.0, correction: float = 1.0
+    probes: Sequence[Probe],
+    base: float,
+    lower_is_better: bool,
+    noise: float = 0.0,
+    longer: float = 1.0,
+    pairs: bool = False,
 ) -> float | None:
-    """The factor that the candidates speak for. `correction`: on the best candidate's, for a longer
-    training."""
+    """The factor that the candidates speak for, of a training that is so many times as long."""
     gains = gains_of(probes, base, lower_is_better)
     if not gains:
         return min((probe.factor for probe in probes), default=None)
@@ -293,10 +304,17 @@ def choose_rate(
         least = (1 - NEARLY) * best if best > 0 else best
         return max(factor for factor, gain in gains.items() if gain >= least - noise)
     if best < LITTLE * abs(base):
-        return _highest_harmless(gains, HARMLESS * abs(base))
+        harmless = _highest_harmless(gains, HARMLESS * abs(base))
+        # A loss on preferences hardly moves at any rate in a few steps: three times the planned one was the
+        # best of those tried there (0.54 and 0.62 against 0.63 at the planned), and ten times lost.
+        return min(harmless, RUNG) if pairs else harmless
     peak = _peak(gains)
-    # A single candidate is a planned rate that nothing speaks against.
-    return peak * correction if len(probes) > 1 else peak
+    if len(probes) == 1:  # a planned rate that nothing speaks against
+        return peak
+    untouched = 1.0
+    if not pairs and base:
+        untouched = (best / abs(base) - TUNED_GAIN) / (UNTOUCHED_GAIN - TUNED_GAIN)
+    return float(peak * longer ** -(SHORTER * min(max(untouched, 0.0), 1.0)))
 
 
 def _highest_harmless(gains: dict[float, float], most: float) -> float:

@@ -227,6 +227,7 @@ class Session:
             score_s=self.clock.eval_s,
             noise=0.0 if scorer.lower_is_better else SAMPLED_NOISE,
             tuned=tuned,
+            pairs=self.plan.task.task_type.has_pairs,
             whole_steps=lambda step_s: min(self.clock.wanted, (self.clock.left - seconds) / step_s),
             on_probe=self._on_probe,
         )

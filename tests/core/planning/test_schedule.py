@@ -62,6 +62,15 @@ def test_without_epochs_in_the_profile_the_limit_applies() -> None:
     assert _fit(limits={"max_epochs": 3}).epochs == pytest.approx(3)
 
 
+@each(("rows", "passes"), [(32_000, 3.0), (10_000, 3.0), (3_200, 4.0), (160, 8.4)])
+def test_few_rows_are_passed_over_more_often(rows: int, passes: float) -> None:
+    """A profile says by which power; nothing changes from 10,000 rows on."""
+    limits = ProfileLimits(max_epochs=3, few_rows_power=0.25)
+    _, epochs = wanted_steps(_sequences(rows), 32, Targets(), limits)
+    assert epochs == pytest.approx(passes, rel=0.02)
+    assert wanted_steps(_sequences(rows), 32, Targets(num_epochs=2), limits)[1] == pytest.approx(2)
+
+
 def test_the_clock_cuts_what_does_not_fit() -> None:
     schedule = _fit(600)
     assert not schedule.complete

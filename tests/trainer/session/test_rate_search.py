@@ -20,6 +20,7 @@ from trainer.session.ranks import Communicator
 from trainer.session.rate_search import (
     MAX_STEPS,
     MIN_STEPS,
+    RUNG,
     TUNED_FIRST,
     LrSearch,
     Probe,
@@ -292,8 +293,10 @@ def test_the_choice_is_the_top_of_the_gains(
 def test_where_no_candidate_gains_anything_the_highest_that_does_no_harm_is_taken(
     probes: list[tuple[float, float]], chosen: float
 ) -> None:
-    found = choose_rate([Probe(*one) for one in probes], 1.008, lower_is_better=True, correction=0.5)
+    found = choose_rate([Probe(*one) for one in probes], 1.008, lower_is_better=True, longer=10)
     assert found == pytest.approx(chosen, rel=0.03)
+    pairs = choose_rate([Probe(*one) for one in probes], 1.008, True, longer=10, pairs=True)
+    assert pairs == pytest.approx(min(chosen, RUNG), rel=0.03), "preferences: not far above the plan"
 
 
 def test_the_longer_the_training_the_lower_the_rate() -> None:
@@ -304,8 +307,18 @@ def test_the_longer_the_training_the_lower_the_rate() -> None:
         chosen.append(lr_search.run(2.0, 1000.0))
         assert lr_search.steps == MAX_STEPS
     assert chosen == pytest.approx([1.0, 10**-0.3, 10**-0.6], rel=0.01)
-    one = choose_rate([Probe(1, 0.5)], 2.0, lower_is_better=True, correction=0.5)
+    one = choose_rate([Probe(1, 0.5)], 2.0, lower_is_better=True, longer=100)
     assert one == 1, "of one there is no choice"
+
+
+def test_the_less_the_candidates_gain_the_less_a_longer_training_lowers_their_rate() -> None:
+    """A tuned start shows a part of what an untouched model shows in a few steps."""
+    chosen = []
+    for gain in (1.5, 0.8, 0.55, 0.3):
+        probes = [Probe(0.3, 2.0 - 0.9 * gain), Probe(1, 2.0 - gain), Probe(10 / 3, 2.0 - 0.9 * gain)]
+        chosen.append(choose_rate(probes, 2.0, lower_is_better=True, longer=100))
+    assert chosen == pytest.approx([10**-0.6, 10**-0.6, 10**-0.3, 1.0], rel=0.01)
+    assert choose_rate(probes, 2.0, True, longer=100, pairs=True) == pytest.approx(10**-0.6, rel=0.01)
 
 
 def test_differences_within_the_noise_are_none() -> None:
