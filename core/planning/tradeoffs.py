@@ -319,7 +319,10 @@ def _planner_reasons(needs: Requirements, result: SearchResult) -> dict[str, str
         "steps.eval_rows": f"{targets.val_set_size:.0%} of the rows{least}, at most {targets.val_rows_max}",
     }
     if targets.sequence_len is None and not needs.model.is_image:
-        reasons["sequence.length"] = f"99th percentile of the rows is {needs.data.total.p99} tokens"
+        total = needs.data.total
+        made = f"the longest row has {total.max} tokens, and none is left out"
+        said = f"99th percentile of the rows is {total.p99} tokens"
+        reasons["sequence.length"] = made if needs.task.task_type.makes_rows else said
     if seq.packing and targets.sample_packing is None:
         rows = seq.rows / max(seq.per_epoch, 1)
         reasons["sequence.packing"] = f"about {rows:.1f} rows fill one sequence"
