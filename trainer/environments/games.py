@@ -170,6 +170,15 @@ def deal(state: pyspiel.State, draw: np.random.RandomState) -> None:
         state.apply_action(draw.choice(outcomes, p=chances))
 
 
+def returns_of(state: pyspiel.State) -> list[float] | None:
+    """The returns of a game that is over, None before; after dice and cards were drawn.
+
+    OpenSpiel allows a knock in gin rummy after which no action is legal: the evaluator counts a draw."""
+    if state.is_terminal():
+        return list(state.returns())
+    return None if state.legal_actions() else [0.0, 0.0]
+
+
 def outcome(game: pyspiel.Game, returns: list[float], player: int) -> Outcome:
     """How a game with these returns ends for a player: more than half of the range is a win."""
     import pyspiel

@@ -19,6 +19,7 @@ from trainer.environments.games import (
     load,
     opened,
     outcome,
+    returns_of,
     seeds,
     variant_of,
 )
@@ -223,8 +224,7 @@ def play_game(game: str, seed: int, seated: tuple[Contestant, Contestant]) -> Ga
     returns: list[float] | None = None
     while returns is None:
         deal(state, draw)
-        if state.is_terminal():
-            returns = list(state.returns())
+        if (returns := returns_of(state)) is not None:
             break
         seat = state.current_player()
         turn = seated[seat].turn(state)

@@ -15,7 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainer.environments.games import board_game, deal, dealer, load, opened, outcome, variant_of
+from trainer.environments.games import (
+    Outcome,
+    board_game,
+    deal,
+    dealer,
+    load,
+    opened,
+    outcome,
+    returns_of,
+    variant_of,
+)
 from trainer.environments.memory import SLOTS, Area, Memory
 from trainer.environments.players import Player, player_for
 from trainer.environments.players.mcts import MctsPlayer
@@ -87,7 +97,7 @@ class GameSource:
         state, draw = opened(game, drawn), dealer(drawn)
         seats, at_random = self._seats(game, chance)
         deal(state, draw)
-        while not state.is_terminal():
+        while (returns := returns_of(state)) is None:
             seat = seats[state.current_player()]
             action = self._moved(state, seat, chance)
             if chance.random() < at_random:
@@ -97,7 +107,8 @@ class GameSource:
         if chance.random() < _REFLECTED:
             for player, seat in enumerate(seats):
                 if seat.share == 1:
-                    seat.rows.append(self._reflection(game, state, player, seat))
+                    ended = outcome(game, returns, player)
+                    seat.rows.append(self._reflection(state, player, seat, ended))
         return [row for seat in seats for row in seat.rows]
 
     def _seats(self, game: pyspiel.Game, chance: random.Random) -> tuple[tuple[Seat, Seat], float]:
@@ -142,11 +153,8 @@ class GameSource:
             "tools": json.dumps(template_tools(tools(state.legal_actions(player)))),
         }
 
-    def _reflection(
-        self, game: pyspiel.Game, state: pyspiel.State, player: int, seat: Seat
-    ) -> dict[str, Any]:
+    def _reflection(self, state: pyspiel.State, player: int, seat: Seat, ended: Outcome) -> dict[str, Any]:
         """The first empty slot gets what is worth keeping; if none is empty, the first."""
-        ended = outcome(game, state.returns(), player)
         slots = seat.memory.slots[Area.LONG_TERM]
         slot = slots.index("") + 1 if "" in slots else 1
         text = f"{ended.capitalize()} as Player {player}. Keep to it: {_ADVICE[self.name]}."

@@ -9,6 +9,7 @@ pyspiel = pytest.importorskip("pyspiel")
 pytest.importorskip("numba")
 
 from tests.trainer.environments.players.playing import after, at_random, game, returns, score  # noqa: E402
+from trainer.environments.games import returns_of  # noqa: E402
 from trainer.environments.players import gin_rummy as gin  # noqa: E402
 from trainer.environments.players.mcts import MctsPlayer  # noqa: E402
 
@@ -79,6 +80,8 @@ def test_it_does_not_knock_where_no_discard_is_allowed() -> None:
     assert gin.KNOCK in state.legal_actions()
     knocked = state.child(gin.KNOCK)
     assert knocked.legal_actions() == []
+    assert returns_of(knocked) == [0.0, 0.0], "the evaluator counts it as a draw"
+    assert returns_of(state) is None
     assert gin.GinRummyPlayer().choose(state) < gin.UPCARD
 
 
