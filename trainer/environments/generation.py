@@ -3,9 +3,10 @@
 python -m trainer.environments.generation ORDER.json
 
 A process of its own without torch, so that its workers are small. Those of several environments run side by
-side: they share the cores, and while one still solves its game the others play. Rows lie in one file, a line
-each; the report beside it is written last. A row of an environment counts for what it is, however many a game
-has: each stops at the same number.
+side: they share the cores, and while one still solves its game the others play. Each worker writes rows to a
+file of its own, a line each: one that is killed could leave half a message in a pipe, and whoever reads it
+would wait for ever. The report beside them is written last. A row of an environment counts for what it is,
+however many a game has: each stops at the same number.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import ctypes
 import json
 import logging
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -39,6 +41,7 @@ _TICK_S = 0.2
 _PARENT_DIED = 1  # PR_SET_PDEATHSIG
 
 _source: RowSource | None = None
+_part: IO[str] | None = None
 
 
 def end_with_parent() -> None:
@@ -46,14 +49,25 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)
 
 
-def _make(seed: int) -> tuple[list[str], str]:
-    """Rows as lines; or none, and why."""
+def _begin(folder: str) -> None:
+    """In each worker."""
+    global _part
+    end_with_parent()
+    _part = (Path(folder) / f"rows-{os.getpid()}.jsonl").open("a", encoding="utf-8")
+
+
+def _make(seed: int) -> tuple[int, str]:
+    """Write the rows of a job; return how many. Or none, and why."""
     assert _source is not None
+    assert _part is not None
     try:
-        return [json.dumps({"environment": _source.name, **row}) for row in _source.rows(seed)], ""
+        lines = [json.dumps({"environment": _source.name, **row}) + "\n" for row in _source.rows(seed)]
     except Exception as error:  # noqa: BLE001 - one game in thousands; the maker counts them
         place = traceback.extract_tb(error.__traceback__)[-1]
-        return [], f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"[:300]
+        return 0, f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"[:300]
+    _part.write("".join(lines))
+    _part.flush()
+    return len(lines), ""
 
 
 class RowMaker:
@@ -73,24 +87,25 @@ class RowMaker:
         # Before workers are forked: what a player solves or compiles is theirs as well.
         self.source.get_ready()
         ready_s, _source = time.time() - self.began, self.source
-        with self.order.rows_path.open("w", encoding="utf-8") as file:
-            while self.open:
-                try:
-                    self._pool(file)
-                except BrokenProcessPool:
-                    self._strike("a worker was killed")
+        for part in self.order.parts():  # of an attempt before this one
+            part.unlink()
+        while self.open:
+            try:
+                self._pool()
+            except BrokenProcessPool:
+                self._strike("a worker was killed")
         return RowsReport(
-            rows=self.rows,
+            rows=min(self.rows, self.order.rows),
             games=self.done,
             ready_s=ready_s,
             seconds=time.time() - self.began,
             notes=tuple(self.notes),
         )
 
-    def _pool(self, file: IO[str]) -> None:
+    def _pool(self) -> None:
         forking = multiprocessing.get_context("fork")
-        pool = ProcessPoolExecutor(self.order.cores, mp_context=forking, initializer=end_with_parent)
-        running: set[Future[tuple[list[str], str]]] = set()
+        pool = ProcessPoolExecutor(self.order.cores, forking, _begin, (self.order.folder,))
+        running: set[Future[tuple[int, str]]] = set()
         try:
             while self.open and not self._is_over():
                 while len(running) < _AHEAD * self.order.cores and self._expected(len(running)):
@@ -100,7 +115,7 @@ class RowMaker:
                     break
                 ended, running = wait(running, timeout=_TICK_S, return_when=FIRST_COMPLETED)
                 for future in ended:
-                    self._take(*future.result(), file)
+                    self._take(*future.result())
             self.open = False
         finally:
             # Nothing that still runs is waited for.
@@ -113,14 +128,12 @@ class RowMaker:
         each = self.rows / self.done if self.done else 1.0
         return self.open and not self.exhausted and self.rows + running * each < self.order.rows
 
-    def _take(self, lines: list[str], problem: str, file: IO[str]) -> None:
-        kept = lines[: self.order.rows - self.rows]
-        file.writelines(line + "\n" for line in kept)
-        self.rows += len(kept)
+    def _take(self, rows: int, problem: str) -> None:
+        self.rows += rows
         self.done += 1
         if problem:
             self._strike(problem)
-        elif not lines:
+        elif not rows:
             self.exhausted = True
 
     def _strike(self, problem: str) -> None:
@@ -137,8 +150,15 @@ class RowMaker:
 
 def generate(order: RowsOrder) -> RowsReport:
     """Make the rows and the report. With time enough the same order makes the same rows, in some order."""
-    order.rows_path.parent.mkdir(parents=True, exist_ok=True)
-    report = RowMaker(order, source_of(order.environment, order.requested_data)).run()
+    Path(order.folder).mkdir(parents=True, exist_ok=True)
+    began = time.time()
+    try:
+        report = RowMaker(order, source_of(order.environment, order.requested_data)).run()
+    except Exception as error:
+        log.exception("%s cannot be played", order.environment)
+        why = f"{order.environment} cannot be played: {type(error).__name__}: {error}"[:300]
+        seconds = time.time() - began
+        report = RowsReport(rows=0, games=0, ready_s=seconds, seconds=seconds, notes=(why,))
     write_record(order.report_path, report)
     return report
 

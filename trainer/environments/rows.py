@@ -23,6 +23,7 @@ from trainer.inputs.tokens import IGNORED, LabelledRow, Tokenizer, compact_ids, 
 Message = dict[str, Any]
 #: Rows that are encoded by one worker at a time, and how many make a second worker worth its start.
 _CHUNK, _WORTH_A_POOL = 256, 4 * 256
+_ANSWER = "An answer."
 
 
 class CallForm(StrEnum):
@@ -45,6 +46,8 @@ class RowEncoder(NamedTuple):
     parser: ParserName | None = None
     #: Whether the template gets tools without what stands around a function, as the server tries next.
     flat: bool = False
+    #: What the template writes at the end of a turn; empty: the tokenizer's end token.
+    end: str = ""
 
     def messages(self, row: RawRow) -> list[Message]:
         """The row's messages in this form. An empty `tool_calls` ends some templates, so there is none."""
@@ -98,7 +101,7 @@ class RowEncoder(NamedTuple):
             answer = self._ended(answered[len(asked) :])
             turns.append((asked[len(done) :], answer))
             done = asked + answer
-        return turns
+        return self._closed(turns)
 
     def _turns_of_whole(
         self, messages: Sequence[Message], tools: Any, places: Sequence[int]
@@ -108,7 +111,7 @@ class RowEncoder(NamedTuple):
         whole, first = self.render(messages, tools, asks=False), messages[: places[0]]
         asks = self.render(first, tools, asks=True).removeprefix(self.render(first, tools, asks=False))
         asks, _, _ = asks.partition("<think>")
-        end = self.tokenizer.eos_token or ""
+        end = self._turn_end
         turns, rest = [], whole
         for _ in places:
             read, found, rest = rest.partition(asks)
@@ -116,13 +119,30 @@ class RowEncoder(NamedTuple):
             if not (asks and end and found and ended):
                 raise BadModel("the chat template writes a request in another way once it is answered")
             turns.append((read + found, answer + ended))
-        return turns
+        return self._closed(turns)
+
+    @property
+    def _turn_end(self) -> str:
+        return self.end or self.tokenizer.eos_token or ""
 
     def _ended(self, answer: str) -> str:
-        """Up to the token that ends it: nothing after that is ever generated."""
-        end = self.tokenizer.eos_token or ""
+        """Up to what ends the turn: nothing after that is ever generated."""
+        end = self._turn_end
         before, found, _ = answer.rpartition(end) if end else (answer, "", "")
         return before + end if found else answer.rstrip() + end
+
+    def _closed(self, turns: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """The last turn ends with the tokenizer's end token too, where a turn's end is another one: servers
+        stop there. Earlier turns are what the next request shows of them."""
+        eos = self.tokenizer.eos_token or ""
+        if turns and not turns[-1][1].endswith(eos):
+            turns[-1] = (turns[-1][0], turns[-1][1] + eos)
+        return turns
+
+    def said(self, learned: str) -> str:
+        """A learned turn without what ends it."""
+        eos = self.tokenizer.eos_token or ""
+        return learned.removesuffix(eos).removesuffix(self._turn_end).strip()
 
     def encode(self, rows: Sequence[RawRow]) -> Iterator[LabelledRow | None]:
         """In order; None for a row that the template refuses."""
@@ -143,6 +163,17 @@ class RowEncoder(NamedTuple):
             return self.turns(row)
         except Exception:  # noqa: BLE001 - a template is a program: it refuses with whatever it meets
             return None
+
+
+def turn_end(tokenizer: Tokenizer) -> str:
+    """What the template writes after an answer; empty where it writes nothing or fails."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except Exception:  # noqa: BLE001 - a template is a program: it fails with whatever it meets
+        return ""
+    _, found, end = text.rpartition(_ANSWER)
+    return end.strip() if found else ""
 
 
 def _written(call: Mapping[str, Any], parser: ParserName | None) -> str:

@@ -6,7 +6,9 @@ What plays is imported with the first row that it makes: planning and encoding k
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,9 +47,23 @@ class RowsOrder(Record):
     #: Folders of the datasets that came with the task.
     requested_data: tuple[str, ...] = ()
 
-    @property
-    def rows_path(self) -> Path:
-        return Path(self.folder) / "rows.jsonl"
+    def parts(self) -> list[Path]:
+        """Files of rows as lines, one of each worker."""
+        return sorted(Path(self.folder).glob("rows-*.jsonl"))
+
+    def made(self) -> Iterator[dict[str, Any]]:
+        """The rows that there are, as many as were ordered. The last line of a worker that was killed is
+        none."""
+        return itertools.islice(self._lines(), self.rows)
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        for part in self.parts():
+            with part.open(encoding="utf-8") as lines:
+                for line in lines:
+                    try:
+                        yield json.loads(line)
+                    except ValueError:
+                        continue
 
     @property
     def report_path(self) -> Path:

@@ -9,7 +9,6 @@ they start beside a game are not asked: everything is played here.
 
 from __future__ import annotations
 
-import json
 import logging
 import subprocess
 import sys
@@ -64,7 +63,7 @@ class RowsInTheMaking:
     def start(cls, run: RunSpec, plan: TrainingPlan) -> Self:
         assert isinstance(run.dataset, EnvironmentDataset)
         orders = tuple(rows_orders(run, plan))
-        new = [order for order in orders if not order.report_path.is_file()]
+        new = [order for order in orders if not _is_made(order)]
         processes = {order.environment: _started(order) for order in new}
         return cls(orders, processes, unknown_environments(run.dataset.environment_names))
 
@@ -91,6 +90,11 @@ class RowsInTheMaking:
         return rows, tuple(notes)
 
 
+def _is_made(order: RowsOrder) -> bool:
+    """By an attempt before this one, if only in part: its maker may have been killed."""
+    return order.report_path.is_file() or sum(1 for _ in order.made()) >= LEAST_EACH
+
+
 def _started(order: RowsOrder) -> subprocess.Popen[bytes]:
     path = Path(order.folder) / "order.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +114,7 @@ def _end(order: RowsOrder, process: subprocess.Popen[bytes] | None) -> None:
 
 
 def _taken(order: RowsOrder, notes: list[str]) -> list[RawRow]:
-    rows = list(_read(order.rows_path))
+    rows = list(order.made())
     report = read_record(RowsReport, order.report_path)
     notes.append(f"{order.environment}: {_said(len(rows), report)}")
     notes += report.notes if report else ()
@@ -126,7 +130,7 @@ def _last_resort(order: RowsOrder) -> RowsOrder:
 
 def _said(rows: int, report: RowsReport | None) -> str:
     if report is None:
-        return f"{rows:,} rows, and its process has not ended well" if rows else "no rows: not ready in time"
+        return f"{rows:,} rows, by a process that was ended" if rows else "no rows: not ready in time"
     ready = f", of which {report.ready_s:.0f} s to get ready"
     return f"{rows:,} rows of {report.games:,} games in {report.seconds:.0f} s{ready}"
 
@@ -153,16 +157,3 @@ def rows_orders(run: RunSpec, plan: TrainingPlan) -> Iterator[RowsOrder]:
             folder=str(Path(run.work_dir) / "environments" / name),
             requested_data=run.requested_data,
         )
-
-
-def _read(path: Path) -> Iterator[RawRow]:
-    """Complete lines: the last one of a process that was killed is none."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    continue
-    except OSError:
-        return

@@ -11,35 +11,54 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainer.environments.rows import CallForm, RowEncoder
+from trainer.environments.rows import CallForm, RowEncoder, turn_end
 from trainer.environments.tool_calls import find_calls, parser_for
 from trainer.errors import BadModel
 from trainer.inputs.files import RawRow
 from trainer.inputs.tokens import Tokenizer
 
 
-def fitting_encoder(
-    tokenizer: Tokenizer, rows: Sequence[RawRow], model_path: str
-) -> tuple[RowEncoder, tuple[str, ...]]:
-    """The first form in which the template loses nothing, and what is to be said of it. `BadModel` if there
-    is none."""
+class FittingEncoder(NamedTuple):
+    encoder: RowEncoder
+    #: What is to be said of it.
+    notes: tuple[str, ...]
+    #: Environments whose rows the template does not carry.
+    left_out: frozenset[str]
+
+
+def fitting_encoder(tokenizer: Tokenizer, rows: Sequence[RawRow], model_path: str) -> FittingEncoder:
+    """The first form in which the template loses nothing, or the least environments. `BadModel` if it carries
+    none."""
     if not tokenizer.chat_template:
         raise BadModel(f"the tokenizer in {model_path} has no chat template: no request can be written")
     # Its name is made up in tournaments, and says nothing.
     parser = parser_for("", _model_type(model_path))
     probed = list(_one_of_each(rows))
-    flat = not _takes_tools(RowEncoder(tokenizer), probed)
-    problems: dict[CallForm, str] = {}
+    flat, end = not _takes_tools(RowEncoder(tokenizer), probed), turn_end(tokenizer)
+    names = {str(row.get("environment")) for row in probed}
+    lost: dict[CallForm, dict[str, str]] = {}
     for form in CallForm:
-        encoder = RowEncoder(tokenizer, form, parser, flat)
-        problem = next((problem for row in probed if (problem := problem_of(encoder, row))), None)
-        if problem is None:
-            return encoder, tuple(_notes(encoder, problems, probed))
-        problems[form] = problem
-    tried = "; ".join(f"{form}: {problem}" for form, problem in problems.items())
-    raise BadModel(f"the model's chat template cannot carry an environment's rows: {tried}"[:2000])
+        lost[form] = dict(_losses(RowEncoder(tokenizer, form, parser, flat, end), probed))
+        if not lost[form]:
+            break
+    form = min(lost, key=lambda tried: len(lost[tried]))
+    if lost[form].keys() == names:
+        tried = "; ".join(f"{form}: {next(iter(found.values()))}" for form, found in lost.items())
+        raise BadModel(f"the model's chat template cannot carry an environment's rows: {tried}"[:2000])
+    encoder, left_out = RowEncoder(tokenizer, form, parser, flat, end), frozenset(lost[form])
+    carried = [row for row in probed if str(row.get("environment")) not in left_out]
+    before = [next(iter(lost[tried].values())) for tried in lost if tried is not form]
+    without = [f"left out, for the template does not carry it: {why}"[:500] for why in lost[form].values()]
+    return FittingEncoder(encoder, (*_notes(encoder, before, carried), *without), left_out)
+
+
+def _losses(encoder: RowEncoder, rows: Sequence[RawRow]) -> Iterator[tuple[str, str]]:
+    """By environment."""
+    for row in rows:
+        if (problem := problem_of(encoder, row)) is not None:
+            yield str(row.get("environment")), problem
 
 
 def _takes_tools(encoder: RowEncoder, rows: Sequence[RawRow]) -> bool:
@@ -90,7 +109,7 @@ def _lost(encoder: RowEncoder, learned: str, wanted: Sequence[Mapping[str, Any]]
     if encoder.parser is None:
         missing = [call["name"] for call in wanted if call["name"] not in learned]
         return f"the call of {missing[0]} is lost" if missing else None
-    text = learned.removesuffix(encoder.tokenizer.eos_token or "").strip()
+    text = encoder.said(learned)
     names = {call["name"] for call in wanted}
     _, calls = find_calls(text, encoder.parser, names)
     found = [(call.name, dict(call.arguments)) for call in calls]
@@ -99,11 +118,11 @@ def _lost(encoder: RowEncoder, learned: str, wanted: Sequence[Mapping[str, Any]]
     return f"{len(wanted)} calls are written, {len(found)} are read by {encoder.parser}: {text[:200]!r}"
 
 
-def _notes(encoder: RowEncoder, problems: Mapping[CallForm, str], rows: Sequence[RawRow]) -> Iterator[str]:
+def _notes(encoder: RowEncoder, problems: Sequence[str], rows: Sequence[RawRow]) -> Iterator[str]:
     if encoder.parser is None:
         yield "the evaluator has no parser of calls for such a model: what is trained may count as forfeits"
-    if problems:
-        yield f"calls are written in the form {encoder.form.value!r}: {'; '.join(problems.values())}"[:1000]
+    if encoder.form is not CallForm.NATIVE:
+        yield f"calls are written in the form {encoder.form.value!r}: {'; '.join(problems)}"[:1000]
     for row in rows:
         names = [tool.get("function", tool)["name"] for tool in encoder.tools(row) or ()]
         prompt = "".join(read for read, _ in encoder.turns(row))

@@ -178,7 +178,8 @@ def _made(
     window: int | None,
 ) -> TextTask:
     """Rows of games: requests as the evaluator makes them, and the expert's answers."""
-    encoder, notes = fitting_encoder(tokenizer, records, spec.model_path)
+    encoder, notes, left_out = fitting_encoder(tokenizer, records, spec.model_path)
+    records = [row for row in records if row.get("environment") not in left_out]
     encoded = list(encode_rows(encoder, records, usable_cores()))
     usual = sequence_limit_of(dataset.environment_names)
     limit, longer = _limit_of(encoded, usual, min(window or UNKNOWN_WINDOW, LONGEST_MADE))

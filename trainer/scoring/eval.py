@@ -181,7 +181,7 @@ def evaluate(
 ) -> EvalReport:
     """Score base and models; `GodMinerError` for data or models that cannot be scored."""
     kind = task.task_type
-    if kind is None:
+    if kind is None or kind.makes_rows:
         raise BadData("environment tasks are played, not scored on rows")
     if kind.generates and not allow_rewards:
         # A training's rewards run within the walls of its engine; here there are none but the child's.

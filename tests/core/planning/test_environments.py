@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from core.data.facts import MADE_ROWS, assumed_facts, facts_from_lengths
 from core.domain.choices import GpuStrategy, LrSchedule, Method
 from core.domain.tasks import TaskType
@@ -68,12 +70,21 @@ def test_the_making_of_rows_has_its_share_of_the_time_until_they_are_made(name: 
     assert after.steps.total >= before.steps.total
 
 
-def test_an_epoch_is_the_most_and_the_clock_may_end_it_earlier() -> None:
+def test_three_passes_are_the_most_and_the_clock_may_end_them_earlier() -> None:
     steps = [planned("Qwen/Qwen2.5-7B-Instruct", hours=hours).steps for hours in (0.75, 1.5, 6)]
     assert [one.total for one in steps] == sorted(one.total for one in steps)
     assert steps[0].epochs < 1
-    assert steps[-1].epochs == 1
-    assert steps[-1].total * 128 >= 0.99 * MADE_ROWS
+    assert steps[-1].epochs == 3
+    assert steps[-1].total * 128 >= 2.99 * MADE_ROWS
+
+
+def test_a_dataset_of_few_rows_has_enough_steps() -> None:
+    """Repairs: 1,683 rows of 6,500 tokens, and no more can be made."""
+    facts = facts_from_lengths(TaskType.ENVIRONMENT, [3000] * 1683, [3500] * 1683)
+    plan = planned("Qwen/Qwen2.5-7B-Instruct", hours=2.5, total=facts.total, prompt=facts.prompt, rows=1683)
+    assert plan.verdict.feasible, plan.verdict.reason
+    assert plan.steps.total >= 100
+    assert plan.steps.epochs == pytest.approx(3, rel=0.02)
 
 
 def test_even_a_tenth_of_an_epoch_is_trained() -> None:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from core.domain.tasks import TaskType
+from core.domain.tasks import OFFERED_TASKS
 from core.domain.wire import TournamentType
 from miner.chain.fiber import (
     MINER_HOTKEY,
@@ -66,7 +66,7 @@ class Miner:
 
 
 def test_choices_are_the_ones_that_the_rest_of_the_code_knows() -> None:
-    assert set(get_args(dev.TaskName)) == {kind.name.lower() for kind in TaskType}
+    assert set(get_args(dev.TaskName)) == {kind.name.lower() for kind in OFFERED_TASKS}
     assert set(get_args(dev.RepoType)) == {kind.value for kind in TournamentType}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -29,7 +28,10 @@ class Source:
 
     name = "a game"
 
-    def __init__(self, each: int = 3, fails: int = 0, dies: int = 0, seconds: float = 0.0) -> None:
+    def __init__(
+        self, each: int = 3, fails: int = 0, dies: int = 0, seconds: float = 0.0, text: str = ""
+    ) -> None:
+        self.text = text
         self.each, self.fails, self.dies, self.seconds = each, fails, dies, seconds
         self.ready = False
 
@@ -43,7 +45,7 @@ class Source:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fails and seed % self.fails == 0:
             raise ValueError(f"no game {seed}")
-        return [{"messages": [seed, place], "tools": None} for place in range(self.each)]
+        return [{"messages": [seed, place], "tools": self.text or None} for place in range(self.each)]
 
 
 def made(
@@ -52,7 +54,7 @@ def made(
     end_by = time.time() + seconds
     order = RowsOrder(environment=source.name, rows=rows, end_by=end_by, cores=2, folder=str(folder))
     report = RowMaker(order, source).run()
-    return report, [json.loads(line) for line in order.rows_path.read_text("utf-8").splitlines()]
+    return report, list(order.made())
 
 
 def test_as_many_rows_as_asked_of_as_many_games_as_that_takes(tmp_path: Path) -> None:
@@ -65,13 +67,13 @@ def test_as_many_rows_as_asked_of_as_many_games_as_that_takes(tmp_path: Path) ->
 
 def test_the_end_of_the_time_ends_it_and_what_is_there_stays(tmp_path: Path) -> None:
     report, rows = made(tmp_path, Source(each=LEAST_ROWS, seconds=0.05), rows=10**9, seconds=1.0)
-    assert LEAST_ROWS <= len(rows) == report.rows < 10**9
+    assert LEAST_ROWS <= report.rows <= len(rows) < 10**9
     assert report.seconds < 30
 
 
 def test_without_any_time_there_are_a_few_rows(tmp_path: Path) -> None:
     report, rows = made(tmp_path, Source(), rows=10**9, seconds=-1.0)
-    assert LEAST_ROWS <= len(rows) == report.rows < 100 * LEAST_ROWS
+    assert LEAST_ROWS <= report.rows <= len(rows) < 100 * LEAST_ROWS
 
 
 def test_not_even_those_are_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +115,29 @@ def test_a_source_without_more_rows_ends_early_and_none_is_lost(tmp_path: Path) 
     report, rows = made(tmp_path, Twenty())
     assert (report.rows, report.notes) == (60, ())
     assert {row["messages"][0] for row in rows} == set(range(1, 21))
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0])
+def test_large_rows_of_workers_that_are_ended_amid_them_keep_nobody_waiting(
+    tmp_path: Path, seconds: float
+) -> None:
+    """More than a pipe holds, so that a worker is killed in the middle of writing them."""
+    source = Source(each=80, text="x" * 9000)
+    report, rows = made(tmp_path, source, rows=10**9, seconds=seconds)
+    assert len(rows) >= report.rows >= LEAST_ROWS
+    assert report.seconds < 30
+
+
+def test_what_cannot_be_played_is_reported_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_source(name: str, folders: Sequence[str]) -> Source:
+        raise OSError("no shell here")
+
+    monkeypatch.setattr(generation, "source_of", no_source)
+    order = RowsOrder(environment="intercode", rows=9, end_by=0.0, cores=1, folder=str(tmp_path))
+    assert generation.generate(order).notes == ("intercode cannot be played: OSError: no shell here",)
+    assert order.report_path.is_file()
 
 
 def test_unknown_names_are_said_and_the_known_ones_are_trained() -> None:

@@ -13,8 +13,8 @@ from trainer.environments.players.mcts import MctsPlayer  # noqa: E402
 
 
 def _player(name: str) -> Player:
-    """With fewer iterations for liar's dice, whose solution takes a minute."""
-    return liars_dice.LiarsDicePlayer(12) if name == "liars_dice" else player_for(name)
+    """With next to no iterations for liar's dice, whose solution takes a minute."""
+    return liars_dice.LiarsDicePlayer(2) if name == "liars_dice" else player_for(name)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

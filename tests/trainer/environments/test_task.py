@@ -50,7 +50,7 @@ def made(
 WRITES = f"""
 import json, pathlib, sys
 folder = pathlib.Path(json.loads(pathlib.Path(sys.argv[1]).read_text())["folder"])
-(folder / "rows.jsonl").write_text({ROW!r} + "\\n")
+(folder / "rows-1.jsonl").write_text({ROW!r} + "\\n")
 """
 REPORTS = (
     WRITES
@@ -91,10 +91,10 @@ def test_rows_and_what_is_to_be_said_of_them(tmp_path: Path, monkeypatch: pytest
 
 def test_rows_of_a_process_that_was_killed_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But not the line that it was writing."""
-    cut = WRITES + '\n(folder / "rows.jsonl").open("a").write("{\\"mess")\nraise SystemExit(9)'
+    cut = WRITES + '\n(folder / "rows-1.jsonl").open("a").write("{\\"mess")\nraise SystemExit(9)'
     rows, notes = made(tmp_path, monkeypatch, cut, "leduc_poker")
     assert rows == [json.loads(ROW)]
-    assert "not ended well" in notes[0]
+    assert notes[0] == "leduc_poker: 1 rows, by a process that was ended"
 
 
 def test_an_environment_that_hangs_costs_its_own_rows(
@@ -130,12 +130,25 @@ def test_rows_of_an_earlier_attempt_are_not_made_again(
     run = run_of(tmp_path, "leduc_poker")
     [order] = rows_orders(run, PLAN)
     Path(order.folder).mkdir(parents=True)
-    order.rows_path.write_text(ROW + "\n", encoding="utf-8")
+    (Path(order.folder) / "rows-1.jsonl").write_text(ROW + "\n", encoding="utf-8")
     write_record(order.report_path, RowsReport(rows=1, games=1, ready_s=0, seconds=1))
     worker(monkeypatch, "raise SystemExit('not again')")
     making = RowsInTheMaking.start(run, PLAN)
     assert not making.processes
     assert making.rows()[0] == [json.loads(ROW)]
+
+
+def test_nor_are_enough_rows_of_a_maker_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path, "leduc_poker")
+    [order] = rows_orders(run, PLAN)
+    Path(order.folder).mkdir(parents=True)
+    (Path(order.folder) / "rows-1.jsonl").write_text(f"{ROW}\n" * task.LEAST_EACH, encoding="utf-8")
+    worker(monkeypatch, "raise SystemExit('not again')")
+    making = RowsInTheMaking.start(run, PLAN)
+    assert not making.processes
+    assert len(making.rows()[0]) == task.LEAST_EACH
 
 
 def test_an_order_survives_its_file(tmp_path: Path) -> None:

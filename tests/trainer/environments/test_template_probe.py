@@ -79,7 +79,7 @@ def test_the_first_form_that_loses_nothing_is_taken(
 ) -> None:
     words = models.tokenizer()
     words.chat_template = template if "{" in template else models.template(template)
-    encoder, notes = fitting_encoder(words, rows(), str(models.config_only(tmp_path, family)))
+    encoder, notes, _ = fitting_encoder(words, rows(), str(models.config_only(tmp_path, family)))
     assert encoder.form is form
     assert said in " ".join(notes)
     assert bool(notes) is bool(said)
@@ -90,12 +90,12 @@ def test_a_template_that_wants_functions_gets_them_as_the_server_tries_next(tmp_
     words = models.tokenizer()
     shown = "{% for t in tools or [] %}{{ t.name + ': ' }}{{ t | tojson }}{% endfor %}"
     words.chat_template = by_hand(CALLS, shown)
-    encoder, notes = fitting_encoder(words, rows(), str(models.config_only(tmp_path, "qwen2")))
+    encoder, notes, _ = fitting_encoder(words, rows(), str(models.config_only(tmp_path, "qwen2")))
     assert (encoder.flat, encoder.form, notes) == (True, CallForm.NATIVE, ())
 
 
 def test_a_family_without_a_parser_is_said_aloud(tmp_path: Path) -> None:
-    _, notes = fitting_encoder(models.tokenizer(), rows(), str(models.config_only(tmp_path, "olmo3")))
+    _, notes, _ = fitting_encoder(models.tokenizer(), rows(), str(models.config_only(tmp_path, "olmo3")))
     assert "no parser" in notes[0]
 
 
@@ -113,3 +113,31 @@ def test_a_template_that_carries_no_row_ends_the_run(tmp_path: Path, template: s
     words.chat_template = template
     with pytest.raises(BadModel, match=why):
         fitting_encoder(words, rows(), str(models.config_only(tmp_path, "qwen2")))
+
+
+def test_rows_of_an_environment_that_the_template_does_not_carry_are_left_out(tmp_path: Path) -> None:
+    words = models.tokenizer()
+    words.chat_template = by_hand(
+        CALLS + "{{ raise_exception('no thoughts') if 'THOUGHT' in (m.content or '') }}"
+    )
+    encoder, notes, left_out = fitting_encoder(words, rows(), str(models.config_only(tmp_path, "qwen2")))
+    assert left_out == {"swe_infinite"}
+    assert encoder.form is CallForm.NATIVE
+    assert "left out, for the template does not carry it: swe_infinite: no thoughts" in notes[-1]
+
+
+def test_a_turn_may_end_with_another_token_than_the_tokenizer_s(tmp_path: Path) -> None:
+    """Then every turn ends as the next request shows it, and only the last with both."""
+    words = models.tokenizer()
+    words.chat_template, words.eos_token = by_hand(CALLS), "</s>"
+    answers = [assistant_message([], text) for text in ("first", "second")]
+    talk = [{"role": "user", "content": "a"}, answers[0], {"role": "user", "content": "b"}, answers[1]]
+    several = {"environment": "swe_infinite", "messages": talk, "tools": None}
+    encoder, _, left_out = fitting_encoder(
+        words, [*rows(), several], str(models.config_only(tmp_path, "qwen2"))
+    )
+    assert not left_out
+    turns = encoder.turns(several)
+    assert [learned for _, learned in turns] == ["first<|im_end|>", "second<|im_end|></s>"]
+    whole = encoder.render(talk, None, asks=False)
+    assert "".join(text for turn in turns for text in turn).removesuffix("</s>") == whole.rstrip()

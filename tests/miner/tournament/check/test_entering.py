@@ -108,7 +108,8 @@ def test_a_balance_below_the_fees_fails(
     entry: CheckedEntry, site: PublicApiSite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     more = {**wallet(tmp_path), "PUBLIC_API_URL": site.url}
-    online = replace(with_settings(entry, monkeypatch, **more), offline=False)
+    two = (TournamentType.TEXT, TournamentType.IMAGE)
+    online = replace(with_settings(entry, monkeypatch, **more), offline=False, kinds=two)
     enough = check_limits(online)
     assert enough.state is FindingState.UNKNOWN  # 1.5 of 1.12: the other limits remain
     assert "fee text: 0.71 TAO, by the public API, never refunded" in enough.notes
