@@ -144,7 +144,9 @@ def _played(model: Path, game: str, opponent: str, played: int) -> dict[str, Any
     while total.games < played:
         number += 1
         rules = MatchRules(seconds=1e9, games=played - total.games, base_seed=number, at_once=8)
-        result = play_match(game, lambda: (ours.contestant(), theirs.contestant()), rules, lambda *_: None)
+        result = play_match(
+            game, lambda: (ours.contestant(ours.name), theirs.contestant(theirs.name)), rules, lambda *_: None
+        )
         total.wins, total.draws = total.wins + result.wins, total.draws + result.draws
         total.losses += result.losses
         total.forfeits[0].update(result.forfeits[0])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from core.domain.errors import GodMinerError
 from trainer.environments.games import (
     Outcome,
     deal,
@@ -155,7 +156,7 @@ class ModelContestant:
             answer = self._model.answer(
                 messages, memory_tools(), max_tokens=REFLECTION_TOKENS, seed=self._seed
             )
-        except (AnswerTimeout, ContextOverflow):
+        except GodMinerError:  # a server that is away is found out at the next turn
             return ()
         self._note(answer.calls)
         return answer.calls

@@ -13,7 +13,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8
 _SAY_EVERY_S = 5.0
-_UCT = 2.0
-_MCTS_MEMORY_MB = 1000
 
 
 class BadContestant(GodMinerError):
@@ -67,7 +65,8 @@ class Entry:
 
     name: str
     is_model: bool
-    contestant: Callable[[], Contestant]
+    #: Made anew for each series of games, with the name that it has there.
+    contestant: Callable[[str], Contestant]
 
 
 def entry_for(text: str, options: ModelOptions) -> Entry:
@@ -93,11 +92,11 @@ def entry_for(text: str, options: ModelOptions) -> Entry:
 
 def model_entry(name: str, model: ChatModel, seed: int) -> Entry:
     """An entry for a model that is loaded already."""
-    return Entry(name, True, lambda: ModelContestant(name, model, seed))
+    return Entry(name, True, lambda shown: ModelContestant(shown, model, seed))
 
 
 def _player(name: str, make: Callable[[str, pyspiel.Game, int, int], Choose]) -> Entry:
-    return Entry(name, False, lambda: PlayerContestant(name, make))
+    return Entry(name, False, lambda shown: PlayerContestant(shown, make))
 
 
 def _random(game: str, loaded: pyspiel.Game, seat: int, seed: int) -> Choose:
@@ -112,19 +111,9 @@ def _mcts(simulations: str) -> Callable[[str, pyspiel.Game, int, int], Choose]:
         raise BadContestant(f"mcts:{simulations}: the number of simulations is 1 or more")
 
     def make(game: str, loaded: pyspiel.Game, seat: int, seed: int) -> Choose:
-        import pyspiel
-
-        bot = pyspiel.MCTSBot(
-            loaded,
-            pyspiel.RandomRolloutEvaluator(1, seed + seat),
-            _UCT,
-            int(simulations or board_game(game).simulations),
-            _MCTS_MEMORY_MB,
-            True,
-            seed + seat,
-            False,
-        )
-        return lambda state: int(bot.step(state))
+        search = importlib.import_module("trainer.environments.players.mcts").MctsPlayer
+        choose: Choose = search(loaded, int(simulations or board_game(game).simulations), seed + seat).choose
+        return choose
 
     return make
 
@@ -165,21 +154,19 @@ def play_all(
     group: bool = False,
     output: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> list[MatchResult]:
+) -> Iterator[MatchResult]:
     """Play all matches one after the other, and keep the transcripts."""
-    results = []
     for game in games:
         for one, other in pairings(entries, group):
             folder = match_folder(output, game, (one.name, other.name)) if output else None
             result = play_match(
                 game,
-                lambda one=one, other=other: (one.contestant(), other.contestant()),  # type: ignore[misc]
+                lambda one=one, other=other: (one.contestant(one.name), other.contestant(other.name)),  # type: ignore[misc]
                 rules,
                 _Progress(folder, say),
             )
-            results.append(result)
             say(_state(result) + f", {result.ended}")
-    return results
+            yield result
 
 
 class _Progress:
@@ -252,7 +239,8 @@ def _entries(texts: Sequence[str], options: ModelOptions) -> list[Entry]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play what the command line asks for; 0 when all matches were played."""
+    """Play what the command line asks for; 0 when all matches were played. What ended before a failure is
+    reported."""
     asked = _parser().parse_args(arguments)
     options = ModelOptions(asked.base, asked.tokenizer, asked.parser, asked.turn_seconds, asked.seed)
     games = asked.game or list(PVP_GAMES)
@@ -261,23 +249,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
+    results: list[MatchResult] = []
+    failed = False
     try:
         entries = _entries([asked.model, *(asked.against or ["mcts"])], options)
         at_once = asked.at_once or (AT_ONCE if any(entry.is_model for entry in entries) else 1)
         seconds = asked.seconds or board_game(games[0]).evaluation_seconds
         rules = MatchRules(seconds, asked.games, asked.seed, at_once)
-        results = play_all(games, entries, rules, group=asked.group, output=asked.output, say=say)
+        for result in play_all(games, entries, rules, group=asked.group, output=asked.output, say=say):
+            results.append(result)
     except GodMinerError as error:
         say(str(error))
-        return 1
-    facts = report(results, entries, asked.group)
+        if not results:
+            return 1
+        failed = True
+    group = asked.group and not failed
+    facts = report(results, entries, group)
     if asked.output:
         asked.output.mkdir(parents=True, exist_ok=True)
         (asked.output / "results.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
         say(f"transcripts: {asked.output}")
-    text = json.dumps(facts) if asked.as_json else "\n".join(report_lines(results, entries, asked.group))
+    text = json.dumps(facts) if asked.as_json else "\n".join(report_lines(results, entries, group))
     sys.stdout.write(text + "\n")
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

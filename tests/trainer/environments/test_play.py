@@ -12,7 +12,7 @@ import pytest
 
 from trainer.environments import play
 from trainer.environments.match import MatchRules
-from trainer.environments.models import ChatAnswer, ScriptedModel
+from trainer.environments.models import ChatAnswer, ModelUnreachable, ScriptedModel
 from trainer.environments.play import BadContestant, ModelOptions, entry_for, main, model_entry, play_all
 from trainer.environments.tool_calls import game_action
 
@@ -67,7 +67,7 @@ def test_a_model_is_seated_in_every_match() -> None:
         return ChatAnswer(None, (game_action(legal[0]),) if legal else ())
 
     entries = [model_entry("one", ScriptedModel(reply), 1), entry_for("random", ModelOptions())]
-    results = play_all(["leduc_poker", "clobber"], entries, MatchRules(games=4))
+    results = list(play_all(["leduc_poker", "clobber"], entries, MatchRules(games=4)))
     assert [(result.game, result.games) for result in results] == [("leduc_poker", 4), ("clobber", 4)]
     assert all(result.turns[0] > 4 and not result.forfeits[0] for result in results)
 
@@ -83,3 +83,56 @@ def test_what_cannot_play_is_named(text: str, capsys: pytest.CaptureFixture[str]
 def test_two_of_a_name_are_told_apart() -> None:
     names = [entry.name for entry in play._entries(["random", "random", "mcts"], ModelOptions())]
     assert names == ["random#1", "random#2", "mcts"]
+
+
+def test_a_group_may_have_two_of_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--group", "--against", "random", "--against", "mcts:2", "--games", "4", "--json"]
+    assert main(["random", "--game", "leduc_poker", *options]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert set(facts["rank_quantiles"]["leduc_poker"]) == {"random#1", "random#2", "mcts:2"}
+    assert facts["matches"][0]["names"] == ["random#1", "random#2"]
+
+
+def _moves(messages: Any, tools: Any) -> ChatAnswer:
+    """Fails where it is to reflect: there no move is offered."""
+    legal = tools[-1]["function"]["parameters"]["properties"].get("action_id", {}).get("enum")
+    if not legal:
+        raise ModelUnreachable("gone for a moment")
+    return ChatAnswer(None, (game_action(legal[0]),))
+
+
+def test_a_reflection_that_fails_is_no_matter() -> None:
+    entries = [model_entry("one", ScriptedModel(_moves), 1), entry_for("random", ModelOptions())]
+    [result] = play_all(["leduc_poker"], entries, MatchRules(games=4))
+    assert (result.games, result.ended) == (4, "all games played")
+
+
+def test_what_ended_before_a_server_went_away_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away_in_clobber(messages: Any, tools: Any) -> ChatAnswer:
+        if "clobber" in messages[0]["content"]:
+            raise ModelUnreachable("nobody listens")
+        return _moves(messages, tools)
+
+    entries = [model_entry("one", ScriptedModel(away_in_clobber), 1), entry_for("random", ModelOptions())]
+    monkeypatch.setattr(play, "_entries", lambda texts, options: entries)
+    asked = ["one", "--game", "leduc_poker", "--game", "clobber", "--games", "4", "--output", str(tmp_path)]
+    assert main(asked) == 1
+    shown = capsys.readouterr()
+    assert "nobody listens" in shown.err
+    assert "leduc_poker" in shown.out
+    [match] = json.loads((tmp_path / "results.json").read_text())["matches"]
+    assert (match["game"], match["games"]) == ("leduc_poker", 4)
+
+
+def test_a_search_that_ends_its_process_does_not_end_the_match() -> None:
+    """After a knock of three melds no discard is allowed, and the engine's search crashes there."""
+    from tests.trainer.environments.players.playing import NO_DISCARD, after
+    from trainer.environments.players.gin_rummy import UPCARD
+
+    state = after("gin_rummy", NO_DISCARD, knock_card=9)
+    state.apply_action(UPCARD)
+    [contestant] = [entry_for("mcts:200", ModelOptions()).contestant("search")]
+    contestant.begin("gin_rummy", state.get_game(), 0, 1)
+    assert contestant.turn(state).action in state.legal_actions()

@@ -18,6 +18,8 @@ PARAMETERS = {
 }
 
 Choice = Callable[[pyspiel.State], int]
+#: Gin rummy: with the nine of diamonds, three melds of three.
+NO_DISCARD = [10, 36, 49, 18, 19, 20, 32, 33, *[0, 1, 13, 16, 22, 26, 29, 35], 34]
 
 
 def game(name: str, **changed: int) -> pyspiel.Game:

@@ -8,7 +8,7 @@ import pytest
 pyspiel = pytest.importorskip("pyspiel")
 pytest.importorskip("numba")
 
-from tests.trainer.environments.players.playing import after, at_random, game, returns, score  # noqa: E402
+from tests.trainer.environments.players.playing import NO_DISCARD, after, at_random, game, returns, score  # noqa: E402
 from trainer.environments.games import returns_of  # noqa: E402
 from trainer.environments.players import gin_rummy as gin  # noqa: E402
 from trainer.environments.players.mcts import MctsPlayer  # noqa: E402
@@ -70,12 +70,8 @@ def test_it_knocks_as_soon_as_allowed_and_lays_all_melds() -> None:
     assert state.returns()[0] > 0
 
 
-# With the nine of diamonds, three melds of three.
-_NO_DISCARD = [10, 36, 49, 18, 19, 20, 32, 33, *[0, 1, 13, 16, 22, 26, 29, 35], 34]
-
-
 def test_it_does_not_knock_where_no_discard_is_allowed() -> None:
-    state = after("gin_rummy", _NO_DISCARD, knock_card=9)
+    state = after("gin_rummy", NO_DISCARD, knock_card=9)
     state.apply_action(gin.UPCARD)
     assert gin.KNOCK in state.legal_actions()
     knocked = state.child(gin.KNOCK)
@@ -86,7 +82,7 @@ def test_it_does_not_knock_where_no_discard_is_allowed() -> None:
 
 
 def test_a_search_that_meets_such_a_knock_still_chooses() -> None:
-    state = after("gin_rummy", _NO_DISCARD, knock_card=9)
+    state = after("gin_rummy", NO_DISCARD, knock_card=9)
     search = MctsPlayer(state.get_game(), 200, seed=1)
     assert search.choose(state) in state.legal_actions()
     assert search.choose(state) == search.choose(state)
