@@ -74,9 +74,13 @@ def played(name: str, game_name: str, made: Callable[[], Player], seeds: int) ->
             ended = (
                 games.outcome(game, list(state.returns()), seat)
                 if state.is_terminal()
-                else games.Outcome.DRAW
+                else games.GameOutcome.DRAW
             )
-            seats[seat] += {games.Outcome.WIN: 1.0, games.Outcome.DRAW: 0.5, games.Outcome.LOSS: 0.0}[ended]
+            seats[seat] += {
+                games.GameOutcome.WIN: 1.0,
+                games.GameOutcome.DRAW: 0.5,
+                games.GameOutcome.LOSS: 0.0,
+            }[ended]
     return {
         "name": name,
         "game": game_name,

@@ -30,16 +30,18 @@ class UnknownGame(BadData):
     code = "unknown_game"
 
 
-class Outcome(StrEnum):
+class GameOutcome(StrEnum):
     """How a game ends for one player, in the word that the evaluator shows to it in capitals."""
 
     WIN = "win"
     LOSS = "loss"
     DRAW = "draw"
 
-    def other(self) -> Outcome:
+    def other(self) -> GameOutcome:
         """How it ends for the opponent."""
-        return {Outcome.WIN: Outcome.LOSS, Outcome.LOSS: Outcome.WIN}.get(self, Outcome.DRAW)
+        return {GameOutcome.WIN: GameOutcome.LOSS, GameOutcome.LOSS: GameOutcome.WIN}.get(
+            self, GameOutcome.DRAW
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ def returns_of(state: pyspiel.State) -> list[float] | None:
     return None if state.legal_actions() else [0.0, 0.0]
 
 
-def outcome(game: pyspiel.Game, returns: list[float], player: int) -> Outcome:
+def outcome(game: pyspiel.Game, returns: list[float], player: int) -> GameOutcome:
     """How a game with these returns ends for a player: more than half of the range is a win."""
     import pyspiel
 
@@ -188,7 +190,7 @@ def outcome(game: pyspiel.Game, returns: list[float], player: int) -> Outcome:
         low, high = game.min_utility(), game.max_utility()
         # Divided as the evaluator does: a sum of halves rounds otherwise.
         mine, other = ((mine - low) / (high - low), 0.5) if high > low else (0.5, 0.5)
-    return Outcome.WIN if mine > other else Outcome.LOSS if mine < other else Outcome.DRAW
+    return GameOutcome.WIN if mine > other else GameOutcome.LOSS if mine < other else GameOutcome.DRAW
 
 
 def forfeited(game: pyspiel.Game, loser: int) -> list[float]:

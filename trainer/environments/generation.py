@@ -4,8 +4,8 @@ python -m trainer.environments.generation ORDER.json
 
 A process of its own without torch, so that its workers are small. Those of several environments run side by
 side: they share the cores, and while one still solves its game the others play. Each worker writes rows to a
-file of its own, a line each: one that is killed could leave half a message in a pipe, and whoever reads it
-would wait for ever. The report beside them is written last. A row of an environment counts for what it is,
+file of its own, a line each: a killed worker could leave half a message in a pipe, and its reader would wait
+for ever. The report beside them is written last. A row of an environment counts for what it is,
 however many a game has: each stops at the same number.
 """
 
@@ -70,7 +70,7 @@ def _make(seed: int) -> tuple[int, str]:
     return len(lines), ""
 
 
-class RowMaker:
+class RowsGeneration:
     """One generation, from a source that gets ready to the last row."""
 
     def __init__(self, order: RowsOrder, source: RowSource) -> None:
@@ -153,7 +153,7 @@ def generate(order: RowsOrder) -> RowsReport:
     Path(order.folder).mkdir(parents=True, exist_ok=True)
     began = time.time()
     try:
-        report = RowMaker(order, source_of(order.environment, order.requested_data)).run()
+        report = RowsGeneration(order, source_of(order.environment, order.requested_data)).run()
     except Exception as error:
         log.exception("%s cannot be played", order.environment)
         why = f"{order.environment} cannot be played: {type(error).__name__}: {error}"[:300]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from core.domain.errors import GodMinerError
 from trainer.environments.games import (
-    Outcome,
+    GameOutcome,
     deal,
     dealer,
     forfeited,
@@ -83,7 +83,7 @@ class GameRecord:
     #: By seat.
     names: tuple[str, str]
     #: By seat.
-    outcomes: tuple[Outcome, Outcome]
+    outcomes: tuple[GameOutcome, GameOutcome]
     returns: tuple[float, ...]
     turns: tuple[Turn, ...]
     #: By seat: what was noted after the game.
@@ -98,7 +98,7 @@ class GameRecord:
 
 
 class Contestant(Protocol):
-    """One side of a match. Made anew for each series of games with one memory."""
+    """One side of a match: a new one for each series of games, with one memory."""
 
     name: str
 
@@ -110,7 +110,7 @@ class Contestant(Protocol):
         """Decide; a turn without an action forfeits."""
         ...
 
-    def reflect(self, state: pyspiel.State, ended: Outcome) -> tuple[ToolCall, ...]:
+    def reflect(self, state: pyspiel.State, ended: GameOutcome) -> tuple[ToolCall, ...]:
         """Look back at a game that was not forfeited."""
         ...
 
@@ -149,7 +149,7 @@ class ModelContestant:
         seconds = time.monotonic() - began
         return Turn(self._seat, shown, notes, answer, action, forfeit=forfeit, seconds=seconds)
 
-    def reflect(self, state: pyspiel.State, ended: Outcome) -> tuple[ToolCall, ...]:
+    def reflect(self, state: pyspiel.State, ended: GameOutcome) -> tuple[ToolCall, ...]:
         """Ask for notes; no answer is no matter."""
         messages = reflection_messages(self._game, state, self._seat, self.memory, ended)
         try:
@@ -208,7 +208,7 @@ class PlayerContestant:
         shown = observe(self._game, state, self._seat)
         return Turn(self._seat, shown, "", None, chosen, forfeit=forfeit, seconds=seconds)
 
-    def reflect(self, state: pyspiel.State, ended: Outcome) -> tuple[ToolCall, ...]:
+    def reflect(self, state: pyspiel.State, ended: GameOutcome) -> tuple[ToolCall, ...]:
         """Learn nothing."""
         return ()
 
@@ -301,11 +301,11 @@ class MatchResult:
     def add(self, record: GameRecord, seat: int) -> None:
         """Count a game in which the first side had this seat."""
         ended = record.outcomes[seat]
-        self.wins += ended is Outcome.WIN
-        self.draws += ended is Outcome.DRAW
-        self.losses += ended is Outcome.LOSS
+        self.wins += ended is GameOutcome.WIN
+        self.draws += ended is GameOutcome.DRAW
+        self.losses += ended is GameOutcome.LOSS
         for side, theirs in enumerate((ended, ended.other())):
-            self._in_a_row[side] = self._in_a_row[side] + 1 if theirs is Outcome.LOSS else 0
+            self._in_a_row[side] = self._in_a_row[side] + 1 if theirs is GameOutcome.LOSS else 0
         if record.forfeit:
             loser, kind = record.forfeit
             self.forfeits[0 if loser == seat else 1][kind] += 1

@@ -200,7 +200,7 @@ def _read_answer(text: str) -> ChatAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _PendingAnswer:
     prompt: str
     max_tokens: int
     answer: Future[tuple[str, bool]]
@@ -241,7 +241,7 @@ class LocalModel:
         self.cut = cut_tokens(self._tokenizer)
         # Tokenizers of transformers are not safe in several threads.
         self._lock = threading.Lock()
-        self._questions: queue.SimpleQueue[_Question] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[_PendingAnswer] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name="model", daemon=True).start()
 
     def prompt(self, messages: Messages, tools: Tools) -> str:
@@ -264,7 +264,7 @@ class LocalModel:
             tokens = len(self._tokenizer.encode(prompt, add_special_tokens=False))
         if tokens + max_tokens > self._context:
             raise ContextOverflow(f"{tokens} + {max_tokens} tokens, the context has {self._context}")
-        question = _Question(prompt, max_tokens, Future())
+        question = _PendingAnswer(prompt, max_tokens, Future())
         self._questions.put(question)
         text, cut_off = question.answer.result()
         rest, calls = find_calls(text, self._parser, (tool["function"]["name"] for tool in tools))
@@ -287,7 +287,7 @@ class LocalModel:
                     if not question.answer.done():
                         question.answer.set_exception(error)
 
-    def _generate(self, batch: Sequence[_Question]) -> list[tuple[str, bool]]:
+    def _generate(self, batch: Sequence[_PendingAnswer]) -> list[tuple[str, bool]]:
         torch, tokenizer = self._torch, self._tokenizer
         with self._lock:
             read = tokenizer(

@@ -60,16 +60,16 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MatchEntry:
     """Who can be seated in any match."""
 
     name: str
     is_model: bool
-    #: Made anew for each series of games, with the name that it has there.
+    #: Makes a new one for each series of games, with the name that it has there.
     contestant: Callable[[str], Contestant]
 
 
-def entry_for(text: str, options: ModelOptions) -> Entry:
+def entry_for(text: str, options: ModelOptions) -> MatchEntry:
     """Make an entry of what a person named; a model is loaded once for all matches."""
     if text == "random":
         return _player(text, _random)
@@ -90,13 +90,13 @@ def entry_for(text: str, options: ModelOptions) -> Entry:
     return model_entry(folder.resolve().name, made, options.seed)
 
 
-def model_entry(name: str, model: ChatModel, seed: int) -> Entry:
+def model_entry(name: str, model: ChatModel, seed: int) -> MatchEntry:
     """An entry for a model that is loaded already."""
-    return Entry(name, True, lambda shown: ModelContestant(shown, model, seed))
+    return MatchEntry(name, True, lambda shown: ModelContestant(shown, model, seed))
 
 
-def _player(name: str, make: Callable[[str, pyspiel.Game, int, int], Choose]) -> Entry:
-    return Entry(name, False, lambda shown: PlayerContestant(shown, make))
+def _player(name: str, make: Callable[[str, pyspiel.Game, int, int], Choose]) -> MatchEntry:
+    return MatchEntry(name, False, lambda shown: PlayerContestant(shown, make))
 
 
 def _random(game: str, loaded: pyspiel.Game, seat: int, seed: int) -> Choose:
@@ -139,7 +139,7 @@ def _expert() -> Callable[[str, pyspiel.Game, int, int], Choose]:
     return make
 
 
-def pairings(entries: Sequence[Entry], group: bool) -> list[tuple[Entry, Entry]]:
+def pairings(entries: Sequence[MatchEntry], group: bool) -> list[tuple[MatchEntry, MatchEntry]]:
     """The first against each other, or everybody against everybody."""
     if group:
         return list(itertools.combinations(entries, 2))
@@ -148,7 +148,7 @@ def pairings(entries: Sequence[Entry], group: bool) -> list[tuple[Entry, Entry]]
 
 def play_all(
     games: Sequence[str],
-    entries: Sequence[Entry],
+    entries: Sequence[MatchEntry],
     rules: MatchRules,
     *,
     group: bool = False,
@@ -190,7 +190,7 @@ def _state(result: MatchResult) -> str:
     return f"{result.game} {names}: {counts}"
 
 
-def report_lines(results: Sequence[MatchResult], entries: Sequence[Entry], group: bool) -> list[str]:
+def report_lines(results: Sequence[MatchResult], entries: Sequence[MatchEntry], group: bool) -> list[str]:
     """What people read at the end."""
     lines = tables.match_table(results)
     if group:
@@ -199,7 +199,7 @@ def report_lines(results: Sequence[MatchResult], entries: Sequence[Entry], group
     return lines
 
 
-def report(results: Sequence[MatchResult], entries: Sequence[Entry], group: bool) -> Mapping[str, Any]:
+def report(results: Sequence[MatchResult], entries: Sequence[MatchEntry], group: bool) -> Mapping[str, Any]:
     """The same for machines."""
     facts: dict[str, Any] = {"matches": [tables.as_json(result) for result in results]}
     if group:
@@ -226,12 +226,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _entries(texts: Sequence[str], options: ModelOptions) -> list[Entry]:
+def _entries(texts: Sequence[str], options: ModelOptions) -> list[MatchEntry]:
     entries = [entry_for(text, options) for text in texts]
     names = [entry.name for entry in entries]
     # The same name twice: a model against itself, or directories of one name.
     return [
-        Entry(f"{one.name}#{names[: place + 1].count(one.name)}", one.is_model, one.contestant)
+        MatchEntry(f"{one.name}#{names[: place + 1].count(one.name)}", one.is_model, one.contestant)
         if names.count(one.name) > 1
         else one
         for place, one in enumerate(entries)

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.environments.games import Outcome, board_game, name_of
+from trainer.environments.games import GameOutcome, board_game, name_of
 from trainer.environments.memory import SLOTS, Area, Memory
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def turn_messages(name: str, state: pyspiel.State, player: int, memory: Memory) 
 
 
 def reflection_messages(
-    name: str, state: pyspiel.State, player: int, memory: Memory, outcome: Outcome
+    name: str, state: pyspiel.State, player: int, memory: Memory, outcome: GameOutcome
 ) -> list[dict[str, Any]]:
     """The conversation after a game, in which only notes can be written."""
     asked = (

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.environments.games import (
-    Outcome,
+    GameOutcome,
     board_game,
     deal,
     dealer,
@@ -153,7 +153,9 @@ class GameSource:
             "tools": json.dumps(template_tools(tools(state.legal_actions(player)))),
         }
 
-    def _reflection(self, state: pyspiel.State, player: int, seat: Seat, ended: Outcome) -> dict[str, Any]:
+    def _reflection(
+        self, state: pyspiel.State, player: int, seat: Seat, ended: GameOutcome
+    ) -> dict[str, Any]:
         """The first empty slot gets what is worth keeping; if none is empty, the first."""
         slots = seat.memory.slots[Area.LONG_TERM]
         slot = slots.index("") + 1 if "" in slots else 1

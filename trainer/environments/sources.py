@@ -16,6 +16,7 @@ from pydantic import Field
 
 from core.data.facts import MADE_ROWS
 from core.domain.records import Record
+from trainer.errors import TrainingError
 
 #: The games that two models play against each other.
 GAMES = ("gin_rummy", "liars_dice", "leduc_poker", "othello", "clobber", "goofspiel")
@@ -124,11 +125,14 @@ class ShellSource:
 
     def get_ready(self) -> None:
         """Fails where commands cannot be kept from the container's own files."""
-        importlib.import_module("trainer.environments.intercode.machine").Machine().close()
+        importlib.import_module("trainer.environments.intercode.machine").ShellMachine().close()
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Any]]:
         made = importlib.import_module("trainer.environments.intercode.generation").generate
-        return list(made(seed, _SHELL_S, _SHELL_ROWS))
+        rows = list(made(seed, _SHELL_S, _SHELL_ROWS))
+        if not rows:  # which would say that there are no more
+            raise TrainingError(f"no shell task was made in {_SHELL_S:.0f} s")
+        return rows
 
 
 class RepairSource:

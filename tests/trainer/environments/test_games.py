@@ -9,7 +9,7 @@ import pytest
 from trainer.environments.games import (
     GAMES,
     PVP_GAMES,
-    Outcome,
+    GameOutcome,
     UnknownGame,
     board_game,
     deal,
@@ -60,8 +60,8 @@ def test_who_forfeits_loses() -> None:
     for name in PVP_GAMES:
         game = load(name, 0)
         returns = forfeited(game, 1)
-        assert (outcome(game, returns, 0), outcome(game, returns, 1)) == (Outcome.WIN, Outcome.LOSS)
-        assert outcome(game, [0.0, 0.0], 0) is Outcome.DRAW
+        assert (outcome(game, returns, 0), outcome(game, returns, 1)) == (GameOutcome.WIN, GameOutcome.LOSS)
+        assert outcome(game, [0.0, 0.0], 0) is GameOutcome.DRAW
 
 
 def test_an_unknown_game_is_named_with_those_there_are() -> None:

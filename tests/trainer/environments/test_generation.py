@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from trainer.environments import generation
-from trainer.environments.generation import LEAST_ROWS, RowMaker
+from trainer.environments.generation import LEAST_ROWS, RowsGeneration
 from trainer.environments.sources import (
     GAMES,
     RowsOrder,
     RowsReport,
+    ShellSource,
     known_environments,
     sequence_limit_of,
     unknown_environments,
 )
+from trainer.errors import TrainingError
 
 
 class Source:
@@ -53,7 +55,7 @@ def made(
 ) -> tuple[RowsReport, list[Any]]:
     end_by = time.time() + seconds
     order = RowsOrder(environment=source.name, rows=rows, end_by=end_by, cores=2, folder=str(folder))
-    report = RowMaker(order, source).run()
+    report = RowsGeneration(order, source).run()
     return report, list(order.made())
 
 
@@ -152,3 +154,12 @@ def test_unknown_names_are_said_and_the_known_ones_are_trained() -> None:
 def test_the_longest_rows_decide_the_length() -> None:
     assert sequence_limit_of(["leduc_poker", "chess"]) == 4096
     assert sequence_limit_of(["leduc_poker", "swe_infinite"]) == 8192
+
+
+def test_a_shell_that_makes_nothing_in_its_time_fails_and_is_not_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No rows would say that there are no more tasks."""
+    monkeypatch.setattr("trainer.environments.intercode.generation.generate", lambda *asked: iter(()))
+    with pytest.raises(TrainingError, match="no shell task was made"):
+        ShellSource().rows(1)

@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from trainer.environments.intercode.filesystems import Entry, FileSystem, file_system
-from trainer.environments.intercode.machine import Machine
+from trainer.environments.intercode.filesystems import FileEntry, FileSystem, file_system
+from trainer.environments.intercode.machine import ShellMachine
 from trainer.environments.intercode.shell import MALFORMED, TIMED_OUT, Shell
 from trainer.environments.intercode.tasks import ShellTask
 from trainer.environments.intercode.templates import Template
@@ -20,26 +20,26 @@ from trainer.environments.intercode.templates import Template
 FILES = FileSystem(
     1,
     (
-        Entry("/testbed", mode=0o755),
-        Entry("/testbed/dir1", mode=0o755),
-        Entry("/testbed/dir1/notes.txt", b"one\ntwo\nthree\n"),
-        Entry("/testbed/a b.txt", b"system\n", 0o600),
+        FileEntry("/testbed", mode=0o755),
+        FileEntry("/testbed/dir1", mode=0o755),
+        FileEntry("/testbed/dir1/notes.txt", b"one\ntwo\nthree\n"),
+        FileEntry("/testbed/a b.txt", b"system\n", 0o600),
     ),
 )
 
 
 @pytest.fixture(scope="module")
-def machine() -> Iterator[Machine]:
-    with Machine() as machine:
+def machine() -> Iterator[ShellMachine]:
+    with ShellMachine() as machine:
         yield machine
 
 
 @pytest.fixture(autouse=True)
-def _restored(machine: Machine) -> None:
+def _restored(machine: ShellMachine) -> None:
     machine.restore(FILES)
 
 
-def shell(machine: Machine, gold: str = "true", seconds: float = 20.0) -> Shell:
+def shell(machine: ShellMachine, gold: str = "true", seconds: float = 20.0) -> Shell:
     return Shell(machine, ShellTask("?", gold, (), FILES, Template(gold, ("?",))), command_s=seconds)
 
 
@@ -60,12 +60,12 @@ def shell(machine: Machine, gold: str = "true", seconds: float = 20.0) -> Shell:
     ],
 )
 def test_paths_are_the_evaluators_in_commands_and_outputs(
-    machine: Machine, command: str, output: str
+    machine: ShellMachine, command: str, output: str
 ) -> None:
     assert machine.run(command).stdout == output
 
 
-def test_an_error_names_the_evaluators_path(machine: Machine) -> None:
+def test_an_error_names_the_evaluators_path(machine: ShellMachine) -> None:
     output = machine.run("cat /testbed/none.txt; nosuchtool")
     assert output.stderr == (
         "cat: /testbed/none.txt: No such file or directory\n"
@@ -74,7 +74,7 @@ def test_an_error_names_the_evaluators_path(machine: Machine) -> None:
     assert output.code == 127
 
 
-def test_a_command_reaches_no_file_but_the_copys(machine: Machine, tmp_path: Path) -> None:
+def test_a_command_reaches_no_file_but_the_copys(machine: ShellMachine, tmp_path: Path) -> None:
     ours = tmp_path / "ours.txt"
     ours.write_text("kept")
     ours.chmod(0o600)
@@ -94,26 +94,26 @@ def test_a_command_reaches_no_file_but_the_copys(machine: Machine, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["ours.txt"]
 
 
-def test_a_command_reaches_no_process_and_no_network(machine: Machine) -> None:
+def test_a_command_reaches_no_process_and_no_network(machine: ShellMachine) -> None:
     output = machine.run(f"kill -TERM {os.getpid()}; exec 3<>/dev/tcp/127.0.0.1/9 || echo none")
     assert "none" in output.stdout
     assert "not permitted" in output.stderr
 
 
-def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(machine: Machine) -> None:
+def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(machine: ShellMachine) -> None:
     output = machine.run("setsid sleep 864 & echo $!; sleep 864", seconds=0.5)
     assert output.late
     assert not Path("/proc", output.stdout.strip()).exists()
 
 
 @pytest.mark.parametrize("command", ["yes", "head -c 3000000 /dev/zero; sleep 60"])
-def test_output_without_end_is_cut_off(machine: Machine, command: str) -> None:
+def test_output_without_end_is_cut_off(machine: ShellMachine, command: str) -> None:
     output = machine.run(command, seconds=20)
     assert output.late
     assert len(output.stdout) < 5 << 20
 
 
-def test_common_commands_that_set_modes_and_times_work(machine: Machine) -> None:
+def test_common_commands_that_set_modes_and_times_work(machine: ShellMachine) -> None:
     command = (
         "touch /testbed/new && sed -i s/one/1/ /testbed/dir1/notes.txt && cp -p /testbed/new /testbed/n2"
     )
@@ -131,7 +131,7 @@ def test_common_commands_that_set_modes_and_times_work(machine: Machine) -> None
     }
 
 
-def test_a_restored_copy_has_nothing_of_before(machine: Machine) -> None:
+def test_a_restored_copy_has_nothing_of_before(machine: ShellMachine) -> None:
     before = machine.state(["/testbed"])
     machine.run("rm -r /testbed/dir1; mkfifo /testbed/f; echo x > '/testbed/a b.txt'; echo y > stray")
     assert machine.state(["/testbed"]) != before
@@ -140,7 +140,7 @@ def test_a_restored_copy_has_nothing_of_before(machine: Machine) -> None:
     assert machine.run("ls").stdout == "testbed\ntmp\n"
 
 
-def test_state_has_modes_of_folders_targets_of_links_and_digests(machine: Machine) -> None:
+def test_state_has_modes_of_folders_targets_of_links_and_digests(machine: ShellMachine) -> None:
     machine.run("ln -s /testbed/dir1/notes.txt /testbed/link")
     state = machine.state(["/testbed"])
     assert state["/testbed/dir1"] == ("<DIR>", 0o40755)
@@ -148,7 +148,7 @@ def test_state_has_modes_of_folders_targets_of_links_and_digests(machine: Machin
     assert state["/testbed/a b.txt"] == (md5(b"system\n").hexdigest(), 7)
 
 
-def test_cd_keeps_its_folder_for_the_next_turn(machine: Machine) -> None:
+def test_cd_keeps_its_folder_for_the_next_turn(machine: ShellMachine) -> None:
     its = shell(machine)
     assert its.step("cd /testbed") == ""
     assert its.step("ls") == "a b.txt\ndir1\n"
@@ -160,7 +160,7 @@ def test_cd_keeps_its_folder_for_the_next_turn(machine: Machine) -> None:
     assert its.workdir == "/testbed"
 
 
-def test_after_a_compound_cd_every_command_fails_until_the_folder_is_left(machine: Machine) -> None:
+def test_after_a_compound_cd_every_command_fails_until_the_folder_is_left(machine: ShellMachine) -> None:
     its = shell(machine)
     assert its.step("cd /testbed && ls") == "a b.txt\ndir1\n"
     assert its.step("ls /testbed") == MALFORMED
@@ -168,7 +168,7 @@ def test_after_a_compound_cd_every_command_fails_until_the_folder_is_left(machin
     assert its.step("ls /testbed") == "a b.txt\ndir1\n"
 
 
-def test_what_no_shell_takes_is_malformed_and_what_runs_on_times_out(machine: Machine) -> None:
+def test_what_no_shell_takes_is_malformed_and_what_runs_on_times_out(machine: ShellMachine) -> None:
     assert shell(machine).step("echo \0") == MALFORMED
     assert shell(machine, seconds=0.3).step("sleep 60") == TIMED_OUT
 
@@ -184,7 +184,7 @@ def test_what_no_shell_takes_is_malformed_and_what_runs_on_times_out(machine: Ma
     ],
 )
 def test_a_submission_earns_what_its_last_output_and_changes_are_worth(
-    machine: Machine, commands: list[str], reward: float
+    machine: ShellMachine, commands: list[str], reward: float
 ) -> None:
     its = shell(machine, gold="wc -l < /testbed/dir1/notes.txt")
     for command in commands:
@@ -193,7 +193,7 @@ def test_a_submission_earns_what_its_last_output_and_changes_are_worth(
 
 
 @pytest.mark.parametrize("kind", [1, 2, 3, 4])
-def test_a_seed_gives_one_file_system(machine: Machine, kind: int) -> None:
+def test_a_seed_gives_one_file_system(machine: ShellMachine, kind: int) -> None:
     files = file_system(kind, Random(3))
     assert files == file_system(kind, Random(3))
     assert (files != file_system(kind, Random(4))) == (kind != 4)

@@ -14,7 +14,7 @@ import pytest
 from trainer.environments.intercode import prompts
 from trainer.environments.intercode.filesystems import file_system
 from trainer.environments.intercode.generation import Row, generate, rows_of
-from trainer.environments.intercode.machine import Machine
+from trainer.environments.intercode.machine import ShellMachine
 from trainer.environments.intercode.rehearsal import play_task, rehearse
 from trainer.environments.intercode.tasks import draw_tasks, fill
 from trainer.environments.intercode.templates import TEMPLATES, Template
@@ -80,7 +80,7 @@ def test_no_time_gives_no_rows_and_does_not_run_on() -> None:
 def test_a_folder_that_does_not_exist_is_left_before_the_command() -> None:
     template = Template("seq 1 3", ("count to three",), kinds=(1,), wrong=("cd /testbed && ls",))
     files = file_system(1, Random(1))
-    with Machine() as machine:
+    with ShellMachine() as machine:
         for seed in range(40):
             task = fill(template, files, Random(seed), held_out=True)
             assert task is not None
@@ -97,11 +97,11 @@ from core.system.seccomp import SyscallRule, set_filter
 set_filter([SyscallRule("landlock_create_ruleset", (444, 444), errno.ENOSYS)])
 from trainer.environments.intercode.filesystems import file_system
 from trainer.environments.intercode.generation import rows_of
-from trainer.environments.intercode.machine import Machine
+from trainer.environments.intercode.machine import ShellMachine
 from trainer.environments.intercode.tasks import fill
 from trainer.environments.intercode.templates import Template
 files, made = file_system(1, Random(1)), []
-with Machine() as machine:
+with ShellMachine() as machine:
     for gold in ("wc -l < <text>", "touch <dir>/<new>.txt", "rm <file>", "sort <text> > <root>/<new>"):
         task = fill(Template(gold, ("?", "?")), files, Random(1))
         made.append(len(rows_of(task, machine, Random(1))))
@@ -164,7 +164,7 @@ def test_who_knows_the_commands_earns_nearly_everything_in_a_rehearsal() -> None
 def test_who_never_calls_a_tool_has_ten_turns_and_what_no_change_is_worth() -> None:
     silent = ScriptedModel(lambda messages, tools: ChatAnswer("I would list the files."))
     task = next(task for task in draw_tasks(Random(1), held_out=True) if task.template.gold.startswith("wc"))
-    with Machine() as machine:
+    with ShellMachine() as machine:
         played = play_task(silent, task, machine)
     assert (played.without_call, played.submitted) == (10, False)
     assert played.history[0] == "Thought 1: I would list the files."
@@ -185,7 +185,7 @@ def test_who_never_calls_a_tool_has_ten_turns_and_what_no_change_is_worth() -> N
 def test_the_first_call_of_a_turn_counts(calls: tuple[ToolCall, ...], observation: str) -> None:
     answers = iter([ChatAnswer(None, calls), ChatAnswer(None, (prompts.execute("submit now"),))])
     task = next(draw_tasks(Random(1)))
-    with Machine() as machine:
+    with ShellMachine() as machine:
         played = play_task(ScriptedModel(lambda messages, tools: next(answers)), task, machine)
     assert played.history[1] == f"Observation 1: {observation}"
     assert played.submitted

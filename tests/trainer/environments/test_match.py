@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.doubles.each import each
-from trainer.environments.games import Outcome
+from trainer.environments.games import GameOutcome
 from trainer.environments.match import (
     Forfeit,
     GameRecord,
@@ -82,7 +82,7 @@ def ignore(result: MatchResult, record: GameRecord) -> None:
 def test_a_turn_without_a_move_forfeits_the_game(reply: Reply, kind: str) -> None:
     record = play_game("leduc_poker", 5, (model("silent", reply), at_random()))
     assert record.forfeit == (0, Forfeit(kind))
-    assert record.outcomes == (Outcome.LOSS, Outcome.WIN)
+    assert record.outcomes == (GameOutcome.LOSS, GameOutcome.WIN)
     assert record.reflections[0] == ()
     assert f"silent forfeits: {kind}" in transcript(record)
 
@@ -106,7 +106,7 @@ def test_ten_forfeits_end_a_match_after_the_pair() -> None:
     ],
 )
 def test_losses_in_a_row_end_a_match(outcomes: str, stopped_after: int | None) -> None:
-    ends = {"L": Outcome.LOSS, "W": Outcome.WIN, "D": Outcome.DRAW}
+    ends = {"L": GameOutcome.LOSS, "W": GameOutcome.WIN, "D": GameOutcome.DRAW}
     result = MatchResult("leduc_poker", ("one", "other"))
     for number, letter in enumerate(outcomes, 1):
         ended = ends[letter]

@@ -14,7 +14,7 @@ import pytest
 from trainer.environments import prompts
 from trainer.environments.games import (
     PVP_GAMES,
-    Outcome,
+    GameOutcome,
     deal,
     dealer,
     load,
@@ -84,6 +84,6 @@ def test_every_prompt_and_schema_is_the_evaluators(name: str) -> None:
         else:
             ended = outcome(game, state.returns(), one["seat"])
             assert ended == one["outcome"]
-            written = prompts.reflection_messages(name, state, one["seat"], memory, Outcome(ended))
+            written = prompts.reflection_messages(name, state, one["seat"], memory, GameOutcome(ended))
             assert [message["content"] for message in written] == one["reflection"]
     assert turns == TURNS

@@ -59,7 +59,7 @@ _STEMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileEntry:
     """A folder, or a file where there is content."""
 
     path: str
@@ -86,21 +86,21 @@ class FileSystem:
     """A tree of one kind; folders stand before what is in them."""
 
     kind: int
-    entries: tuple[Entry, ...]
+    entries: tuple[FileEntry, ...]
 
     @property
     def roots(self) -> tuple[str, ...]:
         return MANAGED[self.kind]
 
     @property
-    def folders(self) -> list[Entry]:
+    def folders(self) -> list[FileEntry]:
         return [entry for entry in self.entries if not entry.is_file]
 
     @property
-    def files(self) -> list[Entry]:
+    def files(self) -> list[FileEntry]:
         return [entry for entry in self.entries if entry.is_file]
 
-    def below(self, folder: str) -> list[Entry]:
+    def below(self, folder: str) -> list[FileEntry]:
         return [entry for entry in self.files if entry.path.startswith(folder + "/")]
 
     def write(self, root: str, now: float) -> None:
@@ -120,8 +120,8 @@ class FileSystem:
 
 def file_system(kind: int, random: Random) -> FileSystem:
     """Draw one."""
-    folders = [Entry(path, mode=0o755, age_days=_age(random)) for path in _folders(kind, random)]
-    files: dict[str, Entry] = {}
+    folders = [FileEntry(path, mode=0o755, age_days=_age(random)) for path in _folders(kind, random)]
+    files: dict[str, FileEntry] = {}
     for entry in _files(kind, [folder.path for folder in folders], random):
         files.setdefault(entry.path, entry)
     if kind in (2, 3):
@@ -157,7 +157,7 @@ def _folders(kind: int, random: Random) -> Iterator[str]:
     yield from MANAGED[kind][1:]
 
 
-def _files(kind: int, folders: list[str], random: Random) -> Iterator[Entry]:
+def _files(kind: int, folders: list[str], random: Random) -> Iterator[FileEntry]:
     for suffix, most in _SUFFIXES.get(kind, {}).items():
         stem = random.choice(_STEMS.get(suffix, (suffix + "file", random.choice(WORDS))))
         for number in range(1, random.randint(max(1, most // 2), most) + 1):
@@ -166,10 +166,10 @@ def _files(kind: int, folders: list[str], random: Random) -> Iterator[Entry]:
                 name = name[:-1] + f" {number}"
             content = _content(suffix, random)
             mode = 0o755 if suffix in ("sh", "py") and random.random() < 0.7 else random.choice(_MODES)
-            yield Entry(f"{random.choice(folders)}/{name}.{suffix}", content, mode, _age(random))
+            yield FileEntry(f"{random.choice(folders)}/{name}.{suffix}", content, mode, _age(random))
     if folders:
-        yield Entry(f"{random.choice(folders)}/empty.txt", b"", 0o644, _age(random))
-        yield Entry(
+        yield FileEntry(f"{random.choice(folders)}/empty.txt", b"", 0o644, _age(random))
+        yield FileEntry(
             f"{random.choice(folders)}/.hidden{random.randint(1, 3)}.txt", _content("txt", random), 0o644, 0.5
         )
 
@@ -248,7 +248,7 @@ def _text(random: Random) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _archive(kind: int, root: str, files: list[Entry], random: Random) -> Entry:
+def _archive(kind: int, root: str, files: list[FileEntry], random: Random) -> FileEntry:
     """Made of some of its files; the same bytes for the same files."""
     packed = io.BytesIO()
     with (
@@ -260,4 +260,4 @@ def _archive(kind: int, root: str, files: list[Entry], random: Random) -> Entry:
             member.size = len(file.content or b"")
             tar.addfile(member, io.BytesIO(file.content or b""))
     name = {2: "files", 3: "archive"}[kind]
-    return Entry(join(root, f"{name}.tar.gz"), packed.getvalue(), 0o644, 3.5)
+    return FileEntry(join(root, f"{name}.tar.gz"), packed.getvalue(), 0o644, 3.5)

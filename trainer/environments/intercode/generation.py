@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from trainer.environments.intercode.machine import Machine
+from trainer.environments.intercode.machine import ShellMachine
 from trainer.environments.intercode.prompts import NO_CALL, execute, history_of, messages, submit, tools
 from trainer.environments.intercode.shell import Shell
 from trainer.environments.intercode.tasks import ShellTask, draw_tasks
@@ -36,7 +36,7 @@ def generate(seed: int, seconds: float, most: int) -> Iterator[Row]:
     until = time.monotonic() + seconds
     random = Random(f"intercode {seed}")  # noqa: S311 - a seed gives the same rows
     seen, made = set[str](), 0
-    with Machine() as machine:
+    with ShellMachine() as machine:
         for task in draw_tasks(random):
             for row in rows_of(task, machine, random):
                 prompt = row["messages"][1]["content"]
@@ -50,7 +50,7 @@ def generate(seed: int, seconds: float, most: int) -> Iterator[Row]:
                 return
 
 
-def rows_of(task: ShellTask, machine: Machine, random: Random) -> list[Row]:
+def rows_of(task: ShellTask, machine: ShellMachine, random: Random) -> list[Row]:
     """The expert's turns; none where its command does not do what is asked, or not every time."""
     shell = Shell(machine, task, command_s=_COMMAND_S)
     history: list[str] = []

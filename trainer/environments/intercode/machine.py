@@ -57,7 +57,7 @@ class Output(NamedTuple):
     malformed: bool
 
 
-class Machine:
+class ShellMachine:
     """One copy; a context manager. Not for several threads at once."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Machine:
             self.close()
             raise
 
-    def __enter__(self) -> Machine:
+    def __enter__(self) -> ShellMachine:
         return self
 
     def __exit__(self, *error: object) -> None:

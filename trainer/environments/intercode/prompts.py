@@ -1,6 +1,6 @@
 """What the evaluator sends to a model in a shell task: a fixed text, and the question with all turns so far.
 
-The conversation is made anew for each turn: the history is text, not messages.
+Each turn is a new conversation: the history is text, not messages.
 """
 
 from __future__ import annotations

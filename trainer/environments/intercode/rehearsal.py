@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from trainer.environments.intercode.machine import Machine
+from trainer.environments.intercode.machine import ShellMachine
 from trainer.environments.intercode.prompts import (
     EXECUTE,
     MAX_TOKENS,
@@ -42,7 +42,7 @@ class PlayedTask:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class ShellRehearsal:
     """All tasks that were played."""
 
     tasks: tuple[PlayedTask, ...]
@@ -53,15 +53,15 @@ class Rehearsal:
         return sum(task.reward for task in self.tasks) / len(self.tasks) if self.tasks else 0.0
 
 
-def rehearse(model: ChatModel, *, tasks: int = TASKS, seed: int = 0) -> Rehearsal:
+def rehearse(model: ChatModel, *, tasks: int = TASKS, seed: int = 0) -> ShellRehearsal:
     """Let it play held-out tasks, one after the other; the same for the same seed."""
     random = Random(f"intercode rehearsal {seed}")  # noqa: S311 - a seed gives the same tasks
     drawn = draw_tasks(random, held_out=True)
-    with Machine() as machine:
-        return Rehearsal(tuple(play_task(model, next(drawn), machine, seed) for _ in range(tasks)))
+    with ShellMachine() as machine:
+        return ShellRehearsal(tuple(play_task(model, next(drawn), machine, seed) for _ in range(tasks)))
 
 
-def play_task(model: ChatModel, task: ShellTask, machine: Machine, seed: int = 0) -> PlayedTask:
+def play_task(model: ChatModel, task: ShellTask, machine: ShellMachine, seed: int = 0) -> PlayedTask:
     """One task. A turn that fails to be answered in time or in the context ends it with nothing."""
     shell = Shell(machine, task)
     history: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.environments.intercode.filesystems import MANAGED
-from trainer.environments.intercode.machine import COMMAND_S, Machine
+from trainer.environments.intercode.machine import COMMAND_S, ShellMachine
 from trainer.environments.intercode.reward import ShellReward, shell_reward
 from trainer.environments.intercode.tasks import ShellTask
 
@@ -13,7 +13,7 @@ TIMED_OUT, MALFORMED = "Command timed out", "Malformed command"
 class Shell:
     """The shell of one task on a machine, whose copy it replaces."""
 
-    def __init__(self, machine: Machine, task: ShellTask, *, command_s: float = COMMAND_S) -> None:
+    def __init__(self, machine: ShellMachine, task: ShellTask, *, command_s: float = COMMAND_S) -> None:
         self._machine, self._task, self._command_s = machine, task, command_s
         self._roots = MANAGED[task.files.kind]
         machine.restore(task.files)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from random import Random
 
-from trainer.environments.intercode.filesystems import WORDS, Entry, FileSystem, file_system
+from trainer.environments.intercode.filesystems import WORDS, FileEntry, FileSystem, file_system
 from trainer.environments.intercode.templates import TEMPLATES, Template
 
 _SLOT = re.compile(r"<([a-z]+2?)>")
@@ -91,7 +91,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 Draw = Callable[[FileSystem, Random, Mapping[str, str]], str | None]
 
 
-def _one(entries: list[Entry], random: Random) -> str | None:
+def _one(entries: list[FileEntry], random: Random) -> str | None:
     return random.choice(entries).path if entries else None
 
 

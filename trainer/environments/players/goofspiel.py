@@ -147,7 +147,7 @@ def _scores(cards, bids, prizes, results, prize, lead, games, seed):  # type: ig
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownBids:
     """Rounds so far as the player saw them."""
 
     cards: int
@@ -158,7 +158,7 @@ class Known:
     lead: float
 
 
-def known(state: pyspiel.State) -> Known:
+def known(state: pyspiel.State) -> KnownBids:
     player = state.current_player()
     lines = state.information_state_string(player).splitlines()
     words = {name.strip(): rest.split() for name, _, rest in (line.partition(":") for line in lines)}
@@ -168,7 +168,7 @@ def known(state: pyspiel.State) -> Known:
     results = tuple(_WON if w == player else _LOST if w == 1 - player else _TIED for w in winners)
     points = [float(word) for word in words["Points"]]
     cards = len(words[f"P{player} hand"]) + len(bids)
-    return Known(cards, bids, tuple(prizes), results, prize, points[player] - points[1 - player])
+    return KnownBids(cards, bids, tuple(prizes), results, prize, points[player] - points[1 - player])
 
 
 class GoofspielPlayer(Player):

@@ -6,15 +6,15 @@ pyspiel = pytest.importorskip("pyspiel")
 pytest.importorskip("numba")
 
 from tests.trainer.environments.players.playing import after, at_random, score  # noqa: E402
-from trainer.environments.players.goofspiel import GoofspielPlayer, Known, known  # noqa: E402
+from trainer.environments.players.goofspiel import GoofspielPlayer, KnownBids, known  # noqa: E402
 
 
 def test_rounds_are_read_as_the_player_saw_them() -> None:
     # Prizes 5, 8, 2: the first seat bid 3 and 4, the second 6 and 4.
     state = after("goofspiel", [4, 2, 5, 7, 3, 3, 1])
-    assert known(state) == Known(8, (3, 4), (5, 8), (-1, 0), 2, -5.0)
+    assert known(state) == KnownBids(8, (3, 4), (5, 8), (-1, 0), 2, -5.0)
     state.apply_action(0)
-    assert known(state) == Known(8, (6, 4), (5, 8), (1, 0), 2, 5.0)
+    assert known(state) == KnownBids(8, (6, 4), (5, 8), (1, 0), 2, 5.0)
 
 
 def test_the_highest_card_decides_when_all_hangs_on_the_prize() -> None:
