@@ -19,6 +19,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 MAX_REWARD_FUNCTIONS = 64
 MAX_REWARD_SOURCE = 200_000
 MAX_ENVIRONMENTS = 256
+#: Environments of tournaments: games that two models play against each other, and what a model does alone.
+PVP_GAMES = ("gin_rummy", "liars_dice", "leduc_poker", "othello", "clobber", "goofspiel")
+INTERCODE, SWE = "intercode", "swe_infinite"
 
 
 @dataclass(frozen=True)

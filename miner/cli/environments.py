@@ -5,6 +5,7 @@ They are played in the training environment.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -32,7 +33,8 @@ def play(
         ),
     ],
     game: Annotated[
-        list[str] | None, typer.Option(help="A game, again for more; all six if not given.")
+        list[str] | None,
+        typer.Option(help="A game or intercode, again for more; the six games if not given."),
     ] = None,
     against: Annotated[
         list[str] | None,
@@ -42,7 +44,10 @@ def play(
         bool, typer.Option("--group", help="Everybody against everybody, with rank quantiles.")
     ] = False,
     games: Annotated[
-        int | None, typer.Option(min=1, help="Games of a match; as many as there is time for if not given.")
+        int | None,
+        typer.Option(
+            min=1, help="Games of a match, else as many as there is time for; shell tasks, else 20."
+        ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="No pair of games begins later in a match.")] = 900.0,
     seed: Annotated[int, typer.Option(help="Draws the seeds of the games.")] = 42,
@@ -69,8 +74,9 @@ def play(
     """Play a model against others by the evaluator's rules, and show scores, forfeits and ranks.
 
     Pairs of games have one seed and swapped seats. A turn is one answer of at most 512 tokens; without a
-    legal move the game is lost. A match ends after 10 forfeits, or 10 losses in a row (later 20). Exit code 1
-    if a model cannot be loaded or reached."""
+    legal move the game is lost. A match ends after 10 forfeits, or 10 losses in a row (later 20). Shell tasks
+    of intercode are played by each model alone. Exit code 1 if a model cannot be loaded or reached, 130 after
+    Ctrl-C: what ended before is shown."""
     from miner.cli.native_runs import child_environment
     from miner.engines.choose import training_interpreter
 
@@ -96,5 +102,17 @@ def play(
     arguments += ["--group"] if group else []
     arguments += ["--json"] if as_json else []
     command = [str(training_interpreter(settings).path), "-m", "trainer.environments.play", *arguments]
-    done = subprocess.run(command, env=child_environment(), stdin=subprocess.DEVNULL, check=False)
-    raise typer.Exit(done.returncode)
+    environment = child_environment()
+    if key := os.environ.get("OPENAI_API_KEY"):  # for a server that is played
+        environment["OPENAI_API_KEY"] = key
+    with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL) as process:
+        raise typer.Exit(_ended(process))
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code. Ctrl-C reaches it too: it then reports what it has."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue

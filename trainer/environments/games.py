@@ -105,7 +105,6 @@ _GAMES = (
     ),
 )
 GAMES: Mapping[str, BoardGame] = {game.name: game for game in _GAMES}
-PVP_GAMES: tuple[str, ...] = tuple(GAMES)
 
 
 def board_game(name: str) -> BoardGame:
@@ -113,7 +112,7 @@ def board_game(name: str) -> BoardGame:
     try:
         return GAMES[name]
     except KeyError:
-        raise UnknownGame(f"{name!r} is no game; there are {', '.join(PVP_GAMES)}") from None
+        raise UnknownGame(f"{name!r} is no game; there are {', '.join(GAMES)}") from None
 
 
 def seeds(base_seed: int) -> Iterator[int]:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 FORFEIT_LIMIT = 10
 #: So many losses in a row end a match of at most so many games; a longer one ends after twice as many.
 LOSS_LIMIT = 10
+#: How a match ends that Ctrl-C ends.
+INTERRUPTED = "interrupted"
+
+
+class GameStopped(Exception):
+    """A game that is not played to its end."""
 
 
 class Forfeit(StrEnum):
@@ -213,8 +219,10 @@ class PlayerContestant:
         return ()
 
 
-def play_game(game: str, seed: int, seated: tuple[Contestant, Contestant]) -> GameRecord:
-    """Play a game with the contestants in their seats."""
+def play_game(
+    game: str, seed: int, seated: tuple[Contestant, Contestant], stops: Callable[[], bool] = lambda: False
+) -> GameRecord:
+    """Play a game with the contestants in their seats; `GameStopped` before the next turn when it stops."""
     began = time.monotonic()
     variant = variant_of(game, seed)
     loaded = load(game, variant)
@@ -227,6 +235,8 @@ def play_game(game: str, seed: int, seated: tuple[Contestant, Contestant]) -> Ga
         deal(state, draw)
         if (returns := returns_of(state)) is not None:
             break
+        if stops():
+            raise GameStopped
         seat = state.current_player()
         turn = seated[seat].turn(state)
         if turn.action is None:
@@ -325,18 +335,19 @@ class MatchResult:
 
 #: Called after each game, by one thread at a time.
 OnGame = Callable[[MatchResult, GameRecord], None]
-#: Both sides, made anew for each series of games.
+#: Makes both sides, new ones for each series of games.
 Sides = Callable[[], tuple[Contestant, Contestant]]
 
 
 def play_match(
     game: str, sides: Sides, rules: MatchRules, on_game: OnGame, now: Callable[[], float] = time.monotonic
 ) -> MatchResult:
-    """Play pairs until the evaluator would stop, the time is over or enough games are played."""
+    """Play pairs until the evaluator would stop, the time is over or enough games are played. Ctrl-C ends the
+    match too: what was played before counts."""
     began = now()
     first = sides()
     result = MatchResult(game, (first[0].name, first[1].name))
-    lock = threading.Lock()
+    lock, interrupted = threading.Lock(), threading.Event()
     pairs = _pairs(rules)
 
     def next_seed() -> int | None:
@@ -352,27 +363,36 @@ def play_match(
         while (seed := next_seed()) is not None:
             try:
                 played = [
-                    (play_game(game, seed, (one, other)), 0),
-                    (play_game(game, seed, (other, one)), 1),
+                    (play_game(game, seed, (one, other), interrupted.is_set), 0),
+                    (play_game(game, seed, (other, one), interrupted.is_set), 1),
                 ]
+                with lock:
+                    for record, seat in played:
+                        result.add(record, seat)
+                        on_game(result, record)
+                    result.ended = result.ended or result.stop()
+            except GameStopped:
+                return
             except BaseException:
                 with lock:
                     result.ended = result.ended or "an error"
                 raise
-            with lock:
-                for record, seat in played:
-                    result.add(record, seat)
-                    on_game(result, record)
-                result.ended = result.ended or result.stop()
 
-    if rules.at_once == 1:
-        play_series(*first)
-    else:
-        with ThreadPoolExecutor(rules.at_once, "games") as pool:
-            series = [pool.submit(play_series, *first)]
-            series += [pool.submit(play_series, *sides()) for _ in range(rules.at_once - 1)]
-        for one in series:
-            one.result()
+    with ThreadPoolExecutor(rules.at_once, "games") as pool:
+        try:
+            if rules.at_once == 1:
+                play_series(*first)
+            else:
+                series = [
+                    pool.submit(play_series, *(sides() if number else first))
+                    for number in range(rules.at_once)
+                ]
+                wait(series)
+                for one in series:
+                    one.result()
+        except KeyboardInterrupt:
+            interrupted.set()
+            result.ended = INTERRUPTED
     result.seconds = now() - began
     return result
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from core.domain.errors import GodMinerError
 from trainer.environments.memory import Cut, cut_tokens, cut_words
@@ -24,7 +24,7 @@ from trainer.environments.tool_calls import (
     ToolCall,
     find_calls,
     flat_tools,
-    parser_for,
+    parser_of_model,
     read_arguments,
     template_tools,
     without_thoughts,
@@ -39,6 +39,7 @@ _GATHER_S = 0.02
 _BATCH = 32
 _LONGEST_ANSWER = 16 << 20
 _RETRY_S = 1.0
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
 class ModelUnreachable(GodMinerError):
@@ -102,9 +103,15 @@ class EndpointModel:
         self, address: str, *, tokenizer: Path | None = None, turn_seconds: float = TURN_SECONDS
     ) -> None:
         self._address = urlsplit(address)
-        if self._address.scheme not in {"http", "https"} or not self._address.hostname:
-            raise BadModel(f"{address!r} is no address of a server: http://HOST:PORT/v1")
+        if (
+            self._address.scheme not in {"http", "https"}
+            or not self._address.hostname
+            or not _has_port(self._address)
+        ):
+            raise BadModel(f"{address!r} is not the address of a server: http://HOST:PORT/v1")
         self._turn_seconds = turn_seconds
+        #: In the clear a key is sent to this machine alone.
+        self._takes_key = self._address.scheme == "https" or self._address.hostname in _THIS_MACHINE
         self.cut = cut_tokens(_load_tokenizer(tokenizer)) if tokenizer else cut_words
         self._name = self._address.fragment or self._first_model()
 
@@ -162,7 +169,7 @@ class EndpointModel:
         timer.daemon = True
         timer.start()
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("OPENAI_API_KEY"):
+        if (key := os.environ.get("OPENAI_API_KEY")) and self._takes_key:
             headers["Authorization"] = f"Bearer {key}"
         try:
             connection.connect()
@@ -181,6 +188,14 @@ class EndpointModel:
         if expired.is_set():
             raise AnswerTimeout(f"no answer within {self._turn_seconds:g} s")
         return response.status, content.decode("utf-8", "replace")
+
+
+def _has_port(address: SplitResult) -> bool:
+    """A number that can be a port, or none."""
+    try:
+        return address.port is None or address.port > 0
+    except ValueError:
+        return False
 
 
 def _read_answer(text: str) -> ChatAnswer:
@@ -225,12 +240,14 @@ class LocalModel:
         self._torch = torch
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model, source = _load_model(folder, base, self._device)
-        self._tokenizer = _load_tokenizer(folder if (folder / "tokenizer_config.json").is_file() else source)
+        # The server takes the base's tokenizer and template, whatever an adapter brings.
+        has_own = base is None or (source / "tokenizer_config.json").is_file()
+        self._tokenizer = _load_tokenizer(source if has_own else base)
         self._tokenizer.padding_side = "left"
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         config = self._model.config
-        self._parser = parser or parser_for(source.name, str(getattr(config, "model_type", "")))
+        self._parser = parser or parser_of_model(source.name, str(getattr(config, "model_type", "")))
         if self._parser is None:
             raise BadModel(
                 f"{folder}: the evaluator knows no tool parser for {config.model_type}, every turn would be "
@@ -281,13 +298,19 @@ class LocalModel:
                     break
             try:
                 for question, result in zip(batch, self._generate(batch), strict=True):
-                    question.answer.set_result(result)
+                    if result is None:
+                        question.answer.set_exception(
+                            AnswerTimeout(f"no answer within {self._turn_seconds:g} s")
+                        )
+                    else:
+                        question.answer.set_result(result)
             except Exception as error:  # noqa: BLE001 - whoever waits gets it
                 for question in batch:
                     if not question.answer.done():
                         question.answer.set_exception(error)
 
-    def _generate(self, batch: Sequence[_PendingAnswer]) -> list[tuple[str, bool]]:
+    def _generate(self, batch: Sequence[_PendingAnswer]) -> list[tuple[str, bool] | None]:
+        """Answer all in one batch: text, and whether it was cut off. None for one that takes too long."""
         torch, tokenizer = self._torch, self._tokenizer
         with self._lock:
             read = tokenizer(
@@ -302,14 +325,18 @@ class LocalModel:
                 max_new_tokens=limit,
                 max_time=self._turn_seconds,
                 do_sample=False,
+                # Here it would count the prompt's tokens too, which hold every legal move.
+                repetition_penalty=1.0,
                 pad_token_id=tokenizer.pad_token_id,
             )[:, read["input_ids"].shape[1] :].tolist()
-        if time.monotonic() - began >= self._turn_seconds:
-            raise AnswerTimeout(f"no answer within {self._turn_seconds:g} s")
+        is_late = time.monotonic() - began >= self._turn_seconds
         ends = _end_tokens(self._model, tokenizer)
-        results = []
+        results: list[tuple[str, bool] | None] = []
         for one, ids in zip(batch, made, strict=True):
             end = next((place for place, token in enumerate(ids) if token in ends), None)
+            if is_late and end is None:
+                results.append(None)
+                continue
             kept = ids[: one.max_tokens] if end is None else ids[: min(end, one.max_tokens)]
             with self._lock:
                 text = tokenizer.decode(kept, skip_special_tokens=False)
@@ -338,12 +365,12 @@ def _load_model(folder: Path, base: Path | None, device: str) -> tuple[Any, Path
     from transformers import AutoModelForCausalLM
 
     source, adapter = folder, folder / "adapter_config.json"
-    if adapter.is_file():
-        named = json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path")
-        source = base or Path(str(named))
-    if not (source / "config.json").is_file():
-        raise BadModel(f"{source}: no config.json; --base names the directory of an adapter's base")
     try:
+        if adapter.is_file():
+            named = json.loads(adapter.read_text("utf-8")).get("base_model_name_or_path")
+            source = base or Path(str(named))
+        if not (source / "config.json").is_file():
+            raise BadModel(f"{source}: no config.json; --base names the directory of an adapter's base")
         # The evaluator serves in 16 bits; a CPU has no kernels for them.
         model = AutoModelForCausalLM.from_pretrained(
             str(source),
@@ -354,6 +381,8 @@ def _load_model(folder: Path, base: Path | None, device: str) -> tuple[Any, Path
             from peft import PeftModel
 
             model = PeftModel.from_pretrained(model, str(folder))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise BadModel(f"{folder}: the model cannot be loaded: {error}") from None
+    except BadModel:
+        raise
+    except Exception as error:  # files that are cut off or no model's fail with whatever they meet
+        raise BadModel(f"{folder}: the model cannot be loaded: {type(error).__name__}: {error}") from error
     return model.to(device).eval(), source

@@ -1,12 +1,14 @@
 """Play matches of the evaluator's kind: python -m trainer.environments.play MODEL --game G --against …
 
 MODEL and each --against are a directory, the address of a server, or one of the players random, expert and
-mcts:N. Progress goes to stderr, the table or the JSON to stdout.
+mcts:N. Of `intercode` each model plays the same tasks, alone. Progress goes to stderr, the table or the JSON
+to stdout.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import itertools
 import json
@@ -14,14 +16,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.domain.errors import GodMinerError
+from core.domain.tasks import INTERCODE, PVP_GAMES
 from trainer.environments import tables
-from trainer.environments.games import PVP_GAMES, board_game
+from trainer.environments.games import board_game
+from trainer.environments.intercode.rehearsal import TASKS, PlayedTask, ShellRehearsal, rehearse
 from trainer.environments.match import (
+    INTERRUPTED,
     Choose,
     Contestant,
     GameRecord,
@@ -33,13 +38,15 @@ from trainer.environments.match import (
 )
 from trainer.environments.models import TURN_SECONDS, ChatModel, EndpointModel, LocalModel
 from trainer.environments.tool_calls import ParserName
-from trainer.environments.transcript import match_folder, write_transcript
+from trainer.environments.transcript import match_folder, shell_folder, write_task, write_transcript
 
 if TYPE_CHECKING:
     import pyspiel
 
 AT_ONCE = 8
 _SAY_EVERY_S = 5.0
+#: As shells report it.
+_INTERRUPTED_CODE = 130
 
 
 class BadContestant(GodMinerError):
@@ -64,7 +71,8 @@ class MatchEntry:
     """Who can be seated in any match."""
 
     name: str
-    is_model: bool
+    #: None: a player that looks at the state itself.
+    model: ChatModel | None
     #: Makes a new one for each series of games, with the name that it has there.
     contestant: Callable[[str], Contestant]
 
@@ -83,7 +91,7 @@ def entry_for(text: str, options: ModelOptions) -> MatchEntry:
     folder = Path(text)
     if not folder.is_dir():
         raise BadContestant(
-            f"{text!r} is no directory; name a model's directory, http://HOST:PORT/v1, "
+            f"{text!r} is not a directory; name a model's directory, http://HOST:PORT/v1, "
             "random, expert, mcts or mcts:N"
         )
     made = LocalModel(folder, base=options.base, parser=options.parser, turn_seconds=options.turn_seconds)
@@ -92,11 +100,11 @@ def entry_for(text: str, options: ModelOptions) -> MatchEntry:
 
 def model_entry(name: str, model: ChatModel, seed: int) -> MatchEntry:
     """An entry for a model that is loaded already."""
-    return MatchEntry(name, True, lambda shown: ModelContestant(shown, model, seed))
+    return MatchEntry(name, model, lambda shown: ModelContestant(shown, model, seed))
 
 
 def _player(name: str, make: Callable[[str, pyspiel.Game, int, int], Choose]) -> MatchEntry:
-    return MatchEntry(name, False, lambda shown: PlayerContestant(shown, make))
+    return MatchEntry(name, None, lambda shown: PlayerContestant(shown, make))
 
 
 def _random(game: str, loaded: pyspiel.Game, seat: int, seed: int) -> Choose:
@@ -155,7 +163,7 @@ def play_all(
     output: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[MatchResult]:
-    """Play all matches one after the other, and keep the transcripts."""
+    """Play all matches one after the other, and keep the transcripts. After Ctrl-C none follows."""
     for game in games:
         for one, other in pairings(entries, group):
             folder = match_folder(output, game, (one.name, other.name)) if output else None
@@ -167,6 +175,8 @@ def play_all(
             )
             say(_state(result) + f", {result.ended}")
             yield result
+            if result.ended == INTERRUPTED:
+                return
 
 
 class _Progress:
@@ -190,27 +200,90 @@ def _state(result: MatchResult) -> str:
     return f"{result.game} {names}: {counts}"
 
 
-def report_lines(results: Sequence[MatchResult], entries: Sequence[MatchEntry], group: bool) -> list[str]:
-    """What people read at the end."""
-    lines = tables.match_table(results)
+def play_shells(
+    entries: Sequence[MatchEntry],
+    rules: MatchRules,
+    *,
+    output: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[ShellRehearsal]:
+    """Let each model play the same shell tasks, and keep the transcripts."""
+    for entry in entries:
+        if entry.model is None:
+            say(f"{entry.name} plays no {INTERCODE}: that is for models")
+            continue
+        progress = _ShellProgress(shell_folder(output, entry.name) if output else None, entry.name, say)
+        played = rehearse(
+            entry.model,
+            name=entry.name,
+            tasks=rules.games or TASKS,
+            seed=rules.base_seed,
+            at_once=rules.at_once,
+            on_task=progress,
+        )
+        say(f"{INTERCODE} {entry.name}: {len(played.tasks)} tasks, mean reward {played.mean:.2f}")
+        yield played
+        if played.interrupted:
+            return
+
+
+class _ShellProgress:
+    """Write the transcript of each task, and say what it earned."""
+
+    def __init__(self, folder: Path | None, name: str, say: Callable[[str], None]) -> None:
+        self._folder, self._name, self._say = folder, name, say
+
+    def __call__(self, number: int, task: PlayedTask) -> None:
+        if self._folder is not None:
+            write_task(self._folder, number, task)
+        self._say(f"{INTERCODE} {self._name}: task {number}, reward {task.reward:.2f}")
+
+
+@dataclass
+class Played:
+    """What came out of everything that was asked for."""
+
+    matches: list[MatchResult] = field(default_factory=list)
+    shells: list[ShellRehearsal] = field(default_factory=list)
+
+    @property
+    def interrupted(self) -> bool:
+        return any(one.ended == INTERRUPTED for one in self.matches) or any(
+            one.interrupted for one in self.shells
+        )
+
+    def quantiles(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
+        """By game and name: rank quantiles, of shell tasks among the models."""
+        found = tables.group_scores(self.matches, names)
+        if self.shells:
+            found[INTERCODE] = tables.rank_quantiles({one.name: one.mean for one in self.shells})
+        return found
+
+
+def report_lines(played: Played, names: Sequence[str], group: bool) -> list[str]:
+    """What people read at the end; `names` are everybody's."""
+    lines = tables.match_table(played.matches) if played.matches else []
+    if played.shells:
+        lines += [*([""] if lines else []), *tables.shell_table(played.shells)]
     if group:
-        names = [entry.name for entry in entries]
-        lines += ["", *tables.group_table(tables.group_scores(results, names), names)]
+        lines += ["", *tables.group_table(played.quantiles(names), names)]
     return lines
 
 
-def report(results: Sequence[MatchResult], entries: Sequence[MatchEntry], group: bool) -> Mapping[str, Any]:
+def report(played: Played, names: Sequence[str], group: bool) -> Mapping[str, Any]:
     """The same for machines."""
-    facts: dict[str, Any] = {"matches": [tables.as_json(result) for result in results]}
+    facts: dict[str, Any] = {"matches": [tables.as_json(result) for result in played.matches]}
+    if played.shells:
+        facts["shell_tasks"] = [tables.shell_as_json(one) for one in played.shells]
     if group:
-        facts["rank_quantiles"] = tables.group_scores(results, [entry.name for entry in entries])
+        facts["rank_quantiles"] = played.quantiles(names)
     return facts
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="environments play", description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--game", action="append", choices=PVP_GAMES, default=[])
+    parser.add_argument("--game", action="append", choices=[*PVP_GAMES, INTERCODE], default=[])
     parser.add_argument("--against", action="append", default=[])
     parser.add_argument("--group", action="store_true")
     parser.add_argument("--games", type=int)
@@ -231,7 +304,7 @@ def _entries(texts: Sequence[str], options: ModelOptions) -> list[MatchEntry]:
     names = [entry.name for entry in entries]
     # The same name twice: a model against itself, or directories of one name.
     return [
-        MatchEntry(f"{one.name}#{names[: place + 1].count(one.name)}", one.is_model, one.contestant)
+        dataclasses.replace(one, name=f"{one.name}#{names[: place + 1].count(one.name)}")
         if names.count(one.name) > 1
         else one
         for place, one in enumerate(entries)
@@ -239,39 +312,65 @@ def _entries(texts: Sequence[str], options: ModelOptions) -> list[MatchEntry]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play what the command line asks for; 0 when all matches were played. What ended before a failure is
-    reported."""
+    """Play what the command line asks for. Exit code 0 when all was played, 1 after a failure, 130 after
+    Ctrl-C; what ended before is reported."""
     asked = _parser().parse_args(arguments)
-    options = ModelOptions(asked.base, asked.tokenizer, asked.parser, asked.turn_seconds, asked.seed)
-    games = asked.game or list(PVP_GAMES)
 
     def say(text: str) -> None:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
-    results: list[MatchResult] = []
-    failed = False
+    played, names, code = Played(), list[str](), 0
     try:
-        entries = _entries([asked.model, *(asked.against or ["mcts"])], options)
-        at_once = asked.at_once or (AT_ONCE if any(entry.is_model for entry in entries) else 1)
-        seconds = asked.seconds or board_game(games[0]).evaluation_seconds
-        rules = MatchRules(seconds, asked.games, asked.seed, at_once)
-        for result in play_all(games, entries, rules, group=asked.group, output=asked.output, say=say):
-            results.append(result)
-    except GodMinerError as error:
+        if asked.output:
+            asked.output.mkdir(parents=True, exist_ok=True)
+        entries = _entries([asked.model, *(asked.against or _opponents(asked.game))], _options(asked))
+        names = [entry.name for entry in entries]
+        _play(asked, entries, played, say)
+    except (GodMinerError, OSError) as error:
         say(str(error))
-        if not results:
-            return 1
-        failed = True
-    group = asked.group and not failed
-    facts = report(results, entries, group)
+        code = 1
+    except KeyboardInterrupt:
+        code = _INTERRUPTED_CODE
+    if played.interrupted:
+        code = _INTERRUPTED_CODE
+    if code and not (played.matches or played.shells):
+        return code
+    group = asked.group and not code
+    facts = report(played, names, group)
     if asked.output:
-        asked.output.mkdir(parents=True, exist_ok=True)
         (asked.output / "results.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
         say(f"transcripts: {asked.output}")
-    text = json.dumps(facts) if asked.as_json else "\n".join(report_lines(results, entries, group))
+    text = json.dumps(facts) if asked.as_json else "\n".join(report_lines(played, names, group))
     sys.stdout.write(text + "\n")
-    return 1 if failed else 0
+    return code
+
+
+def _opponents(games: Sequence[str]) -> list[str]:
+    """Where none is named: search, unless nothing is played against anybody."""
+    return [] if list(games) == [INTERCODE] else ["mcts"]
+
+
+def _options(asked: argparse.Namespace) -> ModelOptions:
+    return ModelOptions(asked.base, asked.tokenizer, asked.parser, asked.turn_seconds, asked.seed)
+
+
+def _play(
+    asked: argparse.Namespace, entries: Sequence[MatchEntry], played: Played, say: Callable[[str], None]
+) -> None:
+    games = list(dict.fromkeys(asked.game)) or list(PVP_GAMES)
+    boards = [game for game in games if game != INTERCODE]
+    has_models = any(entry.model for entry in entries)
+    if INTERCODE in games and not has_models:
+        raise BadContestant(f"{INTERCODE} is played by models: name a directory or a server")
+    seconds = asked.seconds or board_game(boards[0] if boards else PVP_GAMES[0]).evaluation_seconds
+    at_once = asked.at_once or (AT_ONCE if has_models else 1)
+    rules = MatchRules(seconds, asked.games, asked.seed, at_once)
+    for result in play_all(boards, entries, rules, group=asked.group, output=asked.output, say=say):
+        played.matches.append(result)
+    if INTERCODE in games and not played.interrupted:
+        for one in play_shells(entries, rules, output=asked.output, say=say):
+            played.shells.append(one)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,12 @@ from pydantic import Field
 
 from core.data.facts import MADE_ROWS
 from core.domain.records import Record
+from core.domain.tasks import INTERCODE, PVP_GAMES, SWE
 from trainer.errors import TrainingError
 
-#: The games that two models play against each other.
-GAMES = ("gin_rummy", "liars_dice", "leduc_poker", "othello", "clobber", "goofspiel")
-#: Tasks that a model does alone.
-INTERCODE, SWE = "intercode", "swe_infinite"
 #: Tokens of the longest row: a game's has two thousand at most, a shell's whole history of ten turns twice
 #: that, and repairs of repositories are cut at eight thousand.
-_LIMITS: Mapping[str, int] = {**dict.fromkeys(GAMES, 4096), INTERCODE: 4096, SWE: 8192}
+_LIMITS: Mapping[str, int] = {**dict.fromkeys(PVP_GAMES, 4096), INTERCODE: 4096, SWE: 8192}
 
 #: Seeds of one environment; they begin with a multiple of it.
 SEEDS = 10_000_000
@@ -98,7 +95,7 @@ class RowSource(Protocol):
 def known_environments(names: Sequence[str]) -> tuple[str, ...]:
     """Those that rows are made of. Without any known name all games are played: their answers have at least
     the form of every environment's."""
-    return tuple(name for name in dict.fromkeys(names) if name in _LIMITS) or GAMES
+    return tuple(name for name in dict.fromkeys(names) if name in _LIMITS) or PVP_GAMES
 
 
 def unknown_environments(names: Sequence[str]) -> tuple[str, ...]:
@@ -106,13 +103,13 @@ def unknown_environments(names: Sequence[str]) -> tuple[str, ...]:
     unknown = [name for name in dict.fromkeys(names) if name not in _LIMITS]
     notes = [f"{name[:100]!r} is no environment that is known here: it is left out" for name in unknown]
     if len(unknown) == len(set(names)):
-        notes.append(f"no environment is known: {', '.join(GAMES)} are played instead")
+        notes.append(f"no environment is known: {', '.join(PVP_GAMES)} are played instead")
     return tuple(notes)
 
 
 def source_of(name: str, requested_data: Sequence[str]) -> RowSource:
     """Imported here: a game needs its engine, and a shell its file systems."""
-    if name in GAMES:
+    if name in PVP_GAMES:
         game: Callable[[str], RowSource] = importlib.import_module("trainer.environments.selfplay").GameSource
         return game(name)
     return ShellSource() if name == INTERCODE else RepairSource(requested_data)

@@ -66,8 +66,10 @@ def _kept(folder: Path) -> Iterator[dict[str, Any]]:
 def swe_row(raw: RawRow) -> dict[str, Any] | None:
     """A published conversation as a row; None for one that teaches nothing or does not fit."""
     status = next((text_of(raw[name]) for name in _STATUS if raw.get(name)), "")
+    if status.strip().lower() != "submitted":
+        return None
     turns = _turns(raw)
-    if status.strip().lower() != "submitted" or turns is None or turns[-1]["role"] != ASSISTANT:
+    if turns is None or turns[-1]["role"] != ASSISTANT:
         return None
     # The first question is the task itself; what follows are observations.
     observations = [turn for turn in turns if turn["role"] == USER][1:]

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.environments.intercode.rehearsal import ShellRehearsal
 from trainer.environments.match import Forfeit, MatchResult
 
 WIDTH = 80
@@ -81,13 +82,41 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="    ")
 
 
+def shell_table(played: Sequence[ShellRehearsal]) -> list[str]:
+    """A line per model that played shell tasks."""
+    head = f"{'intercode':<28}{'tasks':>6}{'submitted':>11}{'unanswered':>12}{'no call':>9}{'reward':>9}"
+    lines = [head, "-" * len(head)]
+    for one in played:
+        line = f"{_short(one.name, 27):<28}{len(one.tasks):>6}{one.submitted:>11}{one.failures:>12}"
+        lines.append(f"{line}{one.without_call:>9}{one.mean:>9.3f}")
+    return lines
+
+
 def group_table(scores: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> list[str]:
     """Rank quantiles: a line per game, a column per model, the means below."""
+
+    def shown(value: float | None) -> str:
+        return f"{'–':>13}" if value is None else f"{value:>13.2f}"
+
     lines = ["rank quantiles", f"{'':<12}" + "".join(f"{_short(name, 12):>13}" for name in names)]
     for game, places in scores.items():
-        lines.append(f"{game:<12}" + "".join(f"{places[name]:>13.2f}" for name in names))
-    means = [sum(places[name] for places in scores.values()) / len(scores) for name in names]
-    return [*lines, f"{'mean':<12}" + "".join(f"{mean:>13.2f}" for mean in means)]
+        lines.append(f"{game:<12}" + "".join(shown(places.get(name)) for name in names))
+    known = [[places[name] for places in scores.values() if name in places] for name in names]
+    means = [sum(values) / len(values) if values else None for values in known]
+    return [*lines, f"{'mean':<12}" + "".join(map(shown, means))]
+
+
+def shell_as_json(played: ShellRehearsal) -> dict[str, Any]:
+    """A model's shell tasks for machines."""
+    return {
+        "name": played.name,
+        "reward": played.mean,
+        "submitted": played.submitted,
+        "unanswered": played.failures,
+        "turns_without_call": played.without_call,
+        "tasks": [{"question": task.question, "reward": task.reward} for task in played.tasks],
+        "seconds": round(played.seconds, 3),
+    }
 
 
 def as_json(result: MatchResult) -> dict[str, Any]:

@@ -10,6 +10,7 @@ they start beside a game are not asked: everything is played here.
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -99,7 +100,11 @@ def _started(order: RowsOrder) -> subprocess.Popen[bytes]:
     path = Path(order.folder) / "order.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_record(path, order)
-    return subprocess.Popen([sys.executable, "-m", "trainer.environments.generation", str(path)])
+    # What its workers leave behind when they are killed goes with the run's own directory.
+    scratch = path.parent / "tmp"
+    scratch.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "trainer.environments.generation", str(path)]
+    return subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)})
 
 
 def _end(order: RowsOrder, process: subprocess.Popen[bytes] | None) -> None:

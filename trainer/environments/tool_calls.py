@@ -18,6 +18,8 @@ from trainer.environments.memory import whole_number
 from trainer.environments.prompts import GAME_ACTION
 
 _THOUGHT = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
+#: More letters than 512 tokens have: searching for thoughts takes the square of it.
+_LONGEST_TEXT = 20_000
 _OPEN_THOUGHT = re.compile(r"<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)
 
 
@@ -61,6 +63,13 @@ def parser_for(name: str, model_type: str = "") -> ParserName | None:
     return None
 
 
+def parser_of_model(name: str, model_type: str) -> ParserName | None:
+    """For a model in a directory, whose name is its owner's choice: its type decides before the name."""
+    if ParserName.HERMES in name.lower():
+        return ParserName.HERMES
+    return parser_for("", model_type) or parser_for(name)
+
+
 def game_action(action: int) -> ToolCall:
     """The call that makes a move."""
     return ToolCall(GAME_ACTION, {"action_id": action})
@@ -102,7 +111,9 @@ def flat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def without_thoughts(text: str) -> str:
-    """Cut what stands in think tags, as the evaluator does."""
+    """Cut what stands in think tags, as the evaluator does; no text of an answer is longer than this."""
+    # A lone surrogate, which JSON can write, is no text that could be encoded again.
+    text = text[:_LONGEST_TEXT].encode("utf-8", "replace").decode()
     text = _THOUGHT.sub("", text)
     for tag in ("</think>", "</thinking>"):
         text = text.rpartition(tag)[2]

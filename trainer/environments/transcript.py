@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from trainer.environments.intercode.rehearsal import PlayedTask
 from trainer.environments.match import GameRecord, Turn
 from trainer.environments.tool_calls import ToolCall
 
@@ -50,10 +51,27 @@ def write_transcript(folder: Path, number: int, record: GameRecord) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     ends = record.forfeit[1].value if record.forfeit else record.outcomes[0].value
     path = folder / f"{number:04d}-seed-{record.seed}-{ends}.txt"
-    path.write_text(transcript(record), "utf-8")
+    path.write_text(transcript(record), "utf-8", errors="replace")
+    return path
+
+
+def write_task(folder: Path, number: int, task: PlayedTask) -> Path:
+    """Write the transcript of a shell task into the folder of its model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{number:04d}-reward-{task.reward:.2f}.txt"
+    path.write_text(task.transcript(), "utf-8", errors="replace")
     return path
 
 
 def match_folder(folder: Path, game: str, names: tuple[str, str]) -> Path:
     """Where the transcripts of a match are kept."""
-    return folder / game / "-against-".join(re.sub(r"[^\w.-]+", "-", name).strip("-")[-60:] for name in names)
+    return folder / game / "-against-".join(map(_file_name, names))
+
+
+def shell_folder(folder: Path, name: str) -> Path:
+    """Where the transcripts of a model's shell tasks are kept."""
+    return folder / "intercode" / _file_name(name)
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip("-")[-60:]

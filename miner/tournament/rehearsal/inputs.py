@@ -62,8 +62,6 @@ def check_inputs(options: RehearsalOptions) -> None:
         if given.data is not None:
             _require_data(given.data, task)
         copied += sum(_copied_bytes(path, options.output) for path in (given.model, given.data) if path)
-        if options.kills and task.task_type == "EnvTask":
-            raise BadInput("--kills: what an environment training leaves has no score here: leave it out")
     if options.against is not None and not any(options.against.rglob("*.safetensors")):
         raise BadInput(
             f"--against {options.against}: there is no *.safetensors in it: name the folder of a submission"

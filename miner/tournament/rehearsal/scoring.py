@@ -2,8 +2,7 @@
 
 Texts by `trainer.scoring.eval`: the validator's loss row by row, against the base and against another folder,
 such as the champion's, with the bounds of the boss round and the chance to win. Pictures: see
-`picture_scoring`. Environment tasks are played against each other: those are loaded only as far as their
-files show.
+`picture_scoring`; environment tasks: `game_scoring`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from miner.tournament.rules import LEAST_GAIN, TournamentTask
 
 #: Where everything lies in the container; `run_helper` mounts the folder here.
 INSIDE = Path("/rehearsal")
-OURS, AGAINST, _ROWS, _BASE = "/ours", "/against", "/rows.json", "/base"
+OURS, AGAINST, _ROWS, BASE = "/ours", "/against", "/rows.json", "/base"
 _NO_SCORER = re.compile(r"No module named '?trainer\b|python: not found")
 REPORT, _TASK, _ERRORS = "score.json", "task.json", "errors.txt"
 
@@ -133,12 +132,12 @@ def score_text(
         "kl_coefficient": _kl_coefficient(task),
     }
     write_json(folder / _TASK, asked)
-    seen = {rows: _ROWS, base: _BASE, repository: OURS}
+    seen = {rows: _ROWS, base: BASE, repository: OURS}
     # The one that is named first is what the others are compared with.
     models = [*([AGAINST] if against else []), OURS]
     if against is not None:
         seen[against] = AGAINST
-    arguments = ["--task", str(INSIDE / _TASK), "--base", _BASE, "--json", "--allow-rewards"]
+    arguments = ["--task", str(INSIDE / _TASK), "--base", BASE, "--json", "--allow-rewards"]
     for model in models:
         arguments += ["--model", model]
     arguments += ["--rows", str(max_rows)] if max_rows else []

@@ -24,6 +24,7 @@ from miner.tournament.rehearsal.container import (
     open_folder,
     take_over,
 )
+from miner.tournament.rehearsal.game_scoring import GAMES, score_games
 from miner.tournament.rehearsal.inputs import STATISTICS, make_model_and_statistics, training_data
 from miner.tournament.rehearsal.kills import Kill, KillReport, run_kills
 from miner.tournament.rehearsal.log_review import review_log, secret_values
@@ -122,7 +123,7 @@ class TaskRun:
         if self.given.data is None:
             add("the data are made up")
         if self.task.task_type == "EnvTask":
-            add("there are no environment servers; such tasks are played against others: there is no score")
+            add("there are no environment servers, and the score is of games against the model it began with")
 
     def _rehearse(self, image: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -282,10 +283,20 @@ class TaskRun:
             problems = load_problems(repository, self.task, layout.model, self.given.model_id)
             if problems:
                 raise CannotScore(f"evaluators would reject it: {'; '.join(problems)}")
-            if self.task.task_type == "EnvTask":
-                return None
             self.say(f"{self.task.name}: scoring")
             try:
+                if self.task.task_type == "EnvTask":
+                    return score_games(
+                        self.client,
+                        image,
+                        self.task,
+                        folder=folder / "scratch",
+                        base=layout.model,
+                        repository=repository,
+                        games=2 if brief else GAMES,
+                        against=against,
+                        gpus=self.machine.gpus[: self.task.gpus],
+                    )
                 if is_image:
                     scratch = folder / "scratch"
                     return self._scored_pictures(image, layout, scratch, test, repository, against, brief)

@@ -6,9 +6,9 @@ from itertools import islice
 
 import pytest
 
+from core.domain.tasks import PVP_GAMES
 from trainer.environments.games import (
     GAMES,
-    PVP_GAMES,
     GameOutcome,
     UnknownGame,
     board_game,

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from core.domain.tasks import PVP_GAMES
 from trainer.environments import generation
 from trainer.environments.generation import LEAST_ROWS, RowsGeneration
 from trainer.environments.sources import (
-    GAMES,
     RowsOrder,
     RowsReport,
     ShellSource,
@@ -147,7 +147,7 @@ def test_unknown_names_are_said_and_the_known_ones_are_trained() -> None:
     assert known_environments(names) == ("leduc_poker", "intercode")
     [note] = unknown_environments(names)
     assert "'chess'" in note
-    assert known_environments(["chess"]) == GAMES
+    assert known_environments(["chess"]) == PVP_GAMES
     assert "are played instead" in unknown_environments(["chess"])[1]
 
 

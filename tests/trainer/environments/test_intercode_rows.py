@@ -196,3 +196,16 @@ def test_an_answer_that_is_too_late_ends_the_task_with_nothing() -> None:
         raise AnswerTimeout("30 s")
 
     assert rehearse(ScriptedModel(late), tasks=2).mean == 0.0
+
+
+def test_tasks_played_side_by_side_are_those_played_one_by_one() -> None:
+    tasks = islice(draw_tasks(Random("intercode rehearsal 4"), held_out=True), 7)
+    model, numbers = knowing({task.question: task.gold for task in tasks}), list[int]()
+    one_by_one = rehearse(model, tasks=7, seed=4)
+    assert (
+        one_by_one.tasks
+        == rehearse(
+            model, tasks=7, seed=4, at_once=3, on_task=lambda number, task: numbers.append(number)
+        ).tasks
+    )
+    assert sorted(numbers) == [1, 2, 3, 4, 5, 6, 7]

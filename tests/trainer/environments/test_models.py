@@ -34,6 +34,7 @@ class Site:
     def __init__(self) -> None:
         self.replies: list[Reply] = []
         self.asked: list[tuple[str, Any]] = []
+        self.keys: list[str | None] = []
         site = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -45,6 +46,7 @@ class Site:
 
             def _reply(self, body: Any) -> None:
                 site.asked.append((self.path, body))
+                site.keys.append(self.headers["Authorization"])
                 status, content = site.replies.pop(0)
                 self.send_response(status)
                 if callable(content):
@@ -182,6 +184,31 @@ def test_what_is_no_answer_has_no_call(site: Site, body: bytes) -> None:
     assert ask(site).calls == ()
 
 
-def test_an_address_is_checked() -> None:
-    with pytest.raises(BadModel, match="no address of a server"):
-        EndpointModel("ftp://somewhere")
+@pytest.mark.parametrize("address", ["ftp://somewhere", "http://", "http://a:b/v1", "http://a:99999/v1"])
+def test_an_address_is_checked(address: str) -> None:
+    with pytest.raises(BadModel, match="not the address of a server"):
+        EndpointModel(address)
+
+
+def test_a_key_is_sent_to_this_machine_and_not_in_the_clear(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    site.replies = [said({"content": "Fine."})]
+    ask(site)
+    assert site.keys == ["Bearer secret"]
+    keys = {
+        address: EndpointModel(f"{address}/v1#name")._takes_key
+        for address in ("http://example.com", "https://example.com", "http://localhost:1", "http://[::1]:1")
+    }
+    assert [address for address, takes in keys.items() if not takes] == ["http://example.com"]
+
+
+def test_half_a_character_in_an_answer_is_replaced(site: Site) -> None:
+    """JSON can write it, and no tokenizer or file takes it."""
+    site.replies = [
+        said({"content": "\ud800!", "tool_calls": [called('{"action_id": 2, "note": "\\ud800"}')]})
+    ]
+    answer = ask(site)
+    assert answer.text == "?!"
+    assert answer.calls[0].arguments == {"action_id": 2, "note": "?"}

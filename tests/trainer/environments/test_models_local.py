@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.trainer import tiny
 from trainer.environments import prompts
-from trainer.environments.models import ContextOverflow, LocalModel
+from trainer.environments.models import AnswerTimeout, ContextOverflow, LocalModel, _PendingAnswer
 from trainer.environments.play import main
 from trainer.environments.tool_calls import ParserName, flat_tools, template_tools
 from trainer.errors import BadModel
@@ -91,6 +92,9 @@ def test_an_adapter_is_played_on_its_base(tmp_path: Path) -> None:
     base = folder(tmp_path / "base")
     settings = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     peft.get_peft_model(tiny.load(base), settings).save_pretrained(tmp_path / "adapter")
+    # What the adapter brings is not what the server takes.
+    (tmp_path / "adapter/chat_template.jinja").write_text("{{ raise_exception('not this one') }}")
+    (tmp_path / "adapter/tokenizer_config.json").write_text("{}")
     model = LocalModel(tmp_path / "adapter", base=base)
     plain = LocalModel(base)
     asked = talk("the quick brown fox")
@@ -106,3 +110,38 @@ def test_a_model_that_cannot_play_forfeits_and_the_match_ends(
     (match,) = json.loads(capsys.readouterr().out)["matches"]
     assert match["forfeits"] == [{"context": 10}, {}]
     assert match["ended"] == "silly forfeited 10 games"
+
+
+def test_a_full_model_without_a_tokenizer_has_its_bases(tmp_path: Path) -> None:
+    base, tuned = folder(tmp_path / "base"), folder(tmp_path / "tuned")
+    for path in [*tuned.glob("token*"), *tuned.glob("*.jinja")]:
+        path.unlink()
+    assert LocalModel(tuned, base=base).answer(talk("fox"), [], max_tokens=2, seed=1)
+
+
+def test_weights_that_are_cut_off_are_no_model(tmp_path: Path) -> None:
+    weights = folder(tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(BadModel, match="cannot be loaded"):
+        LocalModel(tmp_path)
+
+
+def test_an_answer_that_takes_too_long_takes_none_of_its_batch_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = LocalModel(folder(tmp_path), turn_seconds=0.1)
+    end, word = model._tokenizer.eos_token_id, model._tokenizer.encode("fox")[0]
+
+    def generate(input_ids: Any, **options: Any) -> Any:
+        time.sleep(0.1)
+        # As after `max_time`: the first has ended, the others have not.
+        more = [[word, end]] + [[word, word]] * (len(input_ids) - 1)
+        return torch.cat([input_ids, torch.tensor(more)], 1)
+
+    model._model.generate = generate
+    asked = [_PendingAnswer(model.prompt(talk(words), []), 9, Future()) for words in ("a", "b")]
+    assert model._generate(asked) == [("fox", False), None]
+    # The one that is late is a forfeit for who waits.
+    monkeypatch.setattr(model, "_generate", lambda batch: [None] * len(batch))
+    with pytest.raises(AnswerTimeout, match=r"within 0.1 s"):
+        model.answer(talk("a"), [], max_tokens=9, seed=1)

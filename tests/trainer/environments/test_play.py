@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from trainer.environments import play
+from trainer.environments.intercode import prompts as shell_prompts
 from trainer.environments.match import MatchRules
 from trainer.environments.models import ChatAnswer, ModelUnreachable, ScriptedModel
 from trainer.environments.play import BadContestant, ModelOptions, entry_for, main, model_entry, play_all
@@ -136,3 +138,73 @@ def test_a_search_that_ends_its_process_does_not_end_the_match() -> None:
     [contestant] = [entry_for("mcts:200", ModelOptions()).contestant("search")]
     contestant.begin("gin_rummy", state.get_game(), 0, 1)
     assert contestant.turn(state).action in state.legal_actions()
+
+
+def test_shell_tasks_are_played_by_each_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def submits(messages: Any, tools: Any) -> ChatAnswer:
+        return ChatAnswer(None, (shell_prompts.submit(),))
+
+    def never(messages: Any, tools: Any) -> ChatAnswer:
+        return ChatAnswer("I think about it.")
+
+    models = [model_entry("one", ScriptedModel(submits), 1), model_entry("other", ScriptedModel(never), 1)]
+    monkeypatch.setattr(play, "_entries", lambda texts, options: [*models, entry_for("random", options)])
+    asked = ["x", "--game", "intercode", "--games", "3", "--group", "--at-once", "2"]
+    assert main([*asked, "--output", str(tmp_path), "--json"]) == 0
+    shown = capsys.readouterr()
+    facts = json.loads(shown.out)
+    assert [(one["name"], len(one["tasks"]), one["submitted"]) for one in facts["shell_tasks"]] == [
+        ("one", 3, 3),
+        ("other", 3, 0),
+    ]
+    assert facts["shell_tasks"][1]["turns_without_call"] == 30
+    questions = [[task["question"] for task in one["tasks"]] for one in facts["shell_tasks"]]
+    assert questions[0] == questions[1]
+    assert set(facts["rank_quantiles"]["intercode"]) == {"one", "other"}
+    assert "random plays no intercode" in shown.err
+    kept = sorted((tmp_path / "intercode/other").iterdir())
+    assert len(kept) == 3
+    assert "Thought 10: I think about it." in kept[0].read_text()
+
+
+def test_who_is_no_model_plays_no_shell_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["random", "--game", "intercode"]) == 1
+    assert "is played by models" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_after_an_interrupt_what_was_played_is_reported(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = {"leduc_poker": 0, "clobber": 0}
+
+    def moves(messages: Any, tools: Any) -> ChatAnswer:
+        game = next(name for name in turns if name in messages[0]["content"])
+        turns[game] += 1
+        if game == "clobber" and turns[game] == 40:
+            signal.raise_signal(signal.SIGINT)
+        return _moves(messages, tools)
+
+    entries = [model_entry("one", ScriptedModel(moves), 1), entry_for("random", ModelOptions())]
+    monkeypatch.setattr(play, "_entries", lambda texts, options: entries)
+    asked = ["one", "--game", "leduc_poker", "--game", "clobber", "--game", "othello", "--seconds", "1000"]
+    asked += ["--at-once", str(at_once), "--output", str(tmp_path)]
+    # Leduc poker ends after its losses or, if it has none in a row, after these.
+    assert main([*asked, "--games", "400"]) == 130
+    shown = capsys.readouterr().out
+    assert "leduc_poker against random" in shown
+    assert "clobber against random: interrupted" in shown
+    assert [one["game"] for one in json.loads((tmp_path / "results.json").read_text())["matches"]] == [
+        "leduc_poker",
+        "clobber",
+    ]
+
+
+def test_a_directory_that_cannot_be_written_is_said_before_a_game(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["random", "--output", str(tmp_path / "file/x")]) == 1
+    assert "Not a directory" in capsys.readouterr().err

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from core.domain.tasks import PVP_GAMES
 from trainer.environments import prompts
 from trainer.environments.games import (
-    PVP_GAMES,
     GameOutcome,
     deal,
     dealer,

@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
+from core.domain.tasks import PVP_GAMES
 from tests.doubles.each import each
-from trainer.environments.games import PVP_GAMES
+from trainer.environments.intercode.rehearsal import PlayedTask, ShellRehearsal
 from trainer.environments.match import Forfeit, MatchResult
 from trainer.environments.tables import (
     as_json,
@@ -16,6 +17,7 @@ from trainer.environments.tables import (
     interval,
     match_table,
     rank_quantiles,
+    shell_table,
 )
 
 
@@ -56,6 +58,8 @@ def test_no_line_is_longer_than_80_columns() -> None:
     lines = match_table(results)
     names = [f"{place}{long}" for place in range(5)]
     lines += group_table({game: dict.fromkeys(names, 0.25) for game in PVP_GAMES}, names)
+    task = PlayedTask("How many?", 0.5, (), 3, submitted=True)
+    lines += shell_table([ShellRehearsal(long, (task,) * 1234)])
     assert max(map(len, lines)) <= 80
     assert "forfeited 5000: 1000 no_call, 1000 cut_off" in " ".join(line.strip() for line in lines)
 
@@ -67,3 +71,9 @@ def test_a_match_for_machines() -> None:
     assert (facts["score"], facts["forfeits"]) == (0.5, [{}, {"timeout": 1}])
     assert as_json(match("a", "b", 0, 0, 0))["score"] is None
     assert Counter(facts["names"]) == {"a": 1, "b": 1}
+
+
+def test_who_has_no_place_in_a_game_is_left_out_of_its_mean() -> None:
+    table = group_table({"othello": {"a": 1.0, "b": 0.0}, "intercode": {"a": 0.5}}, ["a", "b"])
+    assert table[-2].split() == ["intercode", "0.50", "–"]
+    assert table[-1].split() == ["mean", "0.75", "0.00"]

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from core.domain.tasks import EnvironmentDataset, TaskType
+from core.domain.tasks import PVP_GAMES, EnvironmentDataset, TaskType
 from core.runs.run_files import RunSpec
 from tests.core.engines.cases import text_plan
 from tests.trainer.run_specs import run_spec
 from trainer.environments import task
-from trainer.environments.sources import GAMES, RowsOrder, RowsReport
+from trainer.environments.sources import RowsOrder, RowsReport
 from trainer.environments.task import LEAST_EACH, RowsInTheMaking, rows_orders, trained_rows
 from trainer.errors import BadData
 from trainer.handoff import write_record
@@ -70,7 +70,7 @@ def test_each_environment_has_the_same_share_of_what_is_trained(tmp_path: Path) 
 
 
 def test_of_unknown_names_alone_all_games_are_played(tmp_path: Path) -> None:
-    assert [order.environment for order in rows_orders(run_of(tmp_path, "chess"), PLAN)] == list(GAMES)
+    assert [order.environment for order in rows_orders(run_of(tmp_path, "chess"), PLAN)] == list(PVP_GAMES)
 
 
 @pytest.mark.parametrize(("seconds", "least", "most"), [(3600, 100, 1800), (1, 10, 30), (-50, 10, 30)])

@@ -15,6 +15,7 @@ from trainer.environments.tool_calls import (
     flat_tools,
     game_action,
     parser_for,
+    parser_of_model,
     read_arguments,
     template_tools,
     without_thoughts,
@@ -135,6 +136,26 @@ def test_the_parser_follows_from_the_name_then_the_type(
     name: str, model_type: str, parser: str | None
 ) -> None:
     assert parser_for(name, model_type) == parser
+
+
+@each(
+    "name, model_type, parser",
+    [
+        ("my-qwen-distill", "llama", "llama3"),
+        ("Hermes-3-Llama-3.1-8B", "llama", "hermes"),
+        ("base", "qwen3", "qwen25"),
+        ("Mistral-7B", "unheard_of", "mistral"),
+        ("base", "gpt_neox", None),
+    ],
+)
+def test_in_a_directory_the_type_decides_before_its_name(
+    name: str, model_type: str, parser: str | None
+) -> None:
+    assert parser_of_model(name, model_type) == parser
+
+
+def test_thoughts_without_end_are_searched_for_in_no_more_than_an_answer() -> None:
+    assert without_thoughts("<think>" * 2_000_000) == ""
 
 
 def test_an_answer_without_calls_has_no_key_for_them() -> None:

@@ -5,7 +5,12 @@ Its limit of 150 s a task is left out: the time a model takes here is not the ti
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 
 from trainer.environments.intercode.machine import ShellMachine
@@ -39,26 +44,77 @@ class PlayedTask:
     #: Turns without a call that counts.
     without_call: int
     submitted: bool
+    #: Why a turn was not answered; empty if all were.
+    failure: str = ""
+
+    def transcript(self) -> str:
+        """As people read it."""
+        end = self.failure or ("submitted" if self.submitted else "out of turns")
+        lines = [f"reward {self.reward:.2f}, {end}, {self.without_call} turns without a call", self.question]
+        return "\n\n".join([*lines, *self.history]) + "\n"
 
 
 @dataclass(frozen=True)
 class ShellRehearsal:
-    """All tasks that were played."""
+    """The tasks that a model played."""
 
+    name: str
     tasks: tuple[PlayedTask, ...]
+    seconds: float = 0.0
+    #: By Ctrl-C, before all tasks were played.
+    interrupted: bool = False
 
     @property
     def mean(self) -> float:
         """What the evaluator reports."""
         return sum(task.reward for task in self.tasks) / len(self.tasks) if self.tasks else 0.0
 
+    @property
+    def submitted(self) -> int:
+        return sum(task.submitted for task in self.tasks)
 
-def rehearse(model: ChatModel, *, tasks: int = TASKS, seed: int = 0) -> ShellRehearsal:
-    """Let it play held-out tasks, one after the other; the same for the same seed."""
+    @property
+    def failures(self) -> int:
+        return sum(bool(task.failure) for task in self.tasks)
+
+    @property
+    def without_call(self) -> int:
+        return sum(task.without_call for task in self.tasks)
+
+
+def rehearse(
+    model: ChatModel,
+    *,
+    name: str = "",
+    tasks: int = TASKS,
+    seed: int = 0,
+    at_once: int = 1,
+    on_task: Callable[[int, PlayedTask], None] = lambda number, task: None,
+) -> ShellRehearsal:
+    """Let it play held-out tasks, the same for the same seed; after Ctrl-C none is begun. `on_task` is called
+    by one thread at a time."""
     random = Random(f"intercode rehearsal {seed}")  # noqa: S311 - a seed gives the same tasks
-    drawn = draw_tasks(random, held_out=True)
-    with ShellMachine() as machine:
-        return ShellRehearsal(tuple(play_task(model, next(drawn), machine, seed) for _ in range(tasks)))
+    drawn = list(islice(draw_tasks(random, held_out=True), tasks))
+    began, lock, interrupted = time.monotonic(), threading.Lock(), threading.Event()
+    played: dict[int, PlayedTask] = {}
+
+    def play_some(first: int) -> None:
+        with ShellMachine() as machine:
+            for number in range(first, tasks, at_once):
+                if interrupted.is_set():
+                    return
+                task = play_task(model, drawn[number], machine, seed)
+                with lock:
+                    played[number] = task
+                    on_task(number + 1, task)
+
+    with ThreadPoolExecutor(at_once, "shells") as pool:
+        try:
+            list(pool.map(play_some, range(at_once)))
+        except KeyboardInterrupt:
+            interrupted.set()
+    ordered = tuple(played[number] for number in sorted(played))
+    return ShellRehearsal(name, ordered, time.monotonic() - began, interrupted.is_set())
 
 
 def play_task(model: ChatModel, task: ShellTask, machine: ShellMachine, seed: int = 0) -> PlayedTask:
@@ -71,8 +127,10 @@ def play_task(model: ChatModel, task: ShellTask, machine: ShellMachine, seed: in
             answer = model.answer(
                 messages(task.question, history, turn), tools(), max_tokens=MAX_TOKENS, seed=seed
             )
-        except (AnswerTimeout, ContextOverflow):
-            return PlayedTask(task.question, 0.0, tuple(history), without_call, submitted=False)
+        except (AnswerTimeout, ContextOverflow) as error:
+            return PlayedTask(
+                task.question, 0.0, tuple(history), without_call, submitted=False, failure=str(error)
+            )
         call = next((call for call in answer.calls if call.name in (EXECUTE, SUBMIT)), None)
         command = call.arguments.get("command") if call is not None and call.name == EXECUTE else None
         if call is None:

@@ -1,0 +1,117 @@
+"""Score an environment task inside the image that trained it: its model plays by `trainer.environments.play`.
+
+Validators let the entries of a group play each other. Here the submission plays the model that it began with
+and, where one is named, another submission; of shell tasks each plays the same ones.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from core.domain.tasks import INTERCODE, PVP_GAMES
+from miner.engines.docker.client import DockerClient
+from miner.tournament.rehearsal.scoring import (
+    AGAINST,
+    BASE,
+    INSIDE,
+    OURS,
+    REPORT,
+    CannotScore,
+    FolderScore,
+    readable_report,
+    run_scorer,
+)
+from miner.tournament.rules import TournamentTask
+
+#: Games of a match, and shell tasks; with as many forfeits a match ends.
+GAMES = 20
+#: No pair of games of a match begins later.
+MATCH_S = 300.0
+
+
+def score_games(
+    client: DockerClient,
+    image: str,
+    task: TournamentTask,
+    *,
+    folder: Path,
+    base: Path,
+    repository: Path,
+    games: int = GAMES,
+    against: Path | None = None,
+    gpus: Sequence[str] = (),
+) -> FolderScore | None:
+    """Score by the mean over the task's environments: the share of points against the base, or the reward of
+    shell tasks. `folder` is a scratch directory. None where none of the environments is played here."""
+    began = time.monotonic()
+    names = [name for name in task.dataset["environment_names"] if name in (*PVP_GAMES, INTERCODE)]
+    if not names:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    seen = {base: BASE, repository: OURS}
+    others = [BASE]
+    if against is not None:
+        seen[against] = AGAINST
+        others.append(AGAINST)
+    arguments = ["--json", "--base", BASE, "--games", str(games), "--seconds", str(MATCH_S)]
+    for option, values in (("--against", others), ("--game", names)):
+        arguments += [word for value in values for word in (option, value)]
+    command = shlex.join(["python", "-m", "trainer.environments.play", OURS, *arguments])
+    report = run_scorer(client, image, f"{command} > {INSIDE / REPORT}", folder, seen, gpus)
+    with readable_report():
+        matches, shells = report["matches"], report.get("shell_tasks", [])
+        against_base = _points(matches, shells, BASE)
+        against_other = _points(matches, shells, AGAINST)
+        notes = tuple(_notes(matches, shells))
+    if not against_base:
+        raise CannotScore("no game against the base was played to its end")
+    ours, theirs = _means(against_base)
+    other_ours, other = _means(against_other) if against_other else (None, None)
+    return FolderScore(
+        metric=f"points of games and shell tasks, {', '.join(against_base)}",
+        base=theirs,
+        ours=ours,
+        lower_is_better=False,
+        against=other,
+        wins=None if other_ours is None or other is None else other_ours > other,
+        seconds=round(time.monotonic() - began, 1),
+        notes=notes,
+    )
+
+
+def _points(
+    matches: Sequence[Mapping[str, Any]], shells: Sequence[Mapping[str, Any]], against: str
+) -> dict[str, tuple[float, float]]:
+    """By environment: ours, and the other's."""
+    other = Path(against).name
+    found = {}
+    for match in matches:
+        if match["names"][1] == other and match["score"] is not None:
+            found[str(match["game"])] = (float(match["score"]), 1 - float(match["score"]))
+    rewards = {str(one["name"]): float(one["reward"]) for one in shells}
+    if other in rewards:
+        found[INTERCODE] = (rewards[Path(OURS).name], rewards[other])
+    return found
+
+
+def _means(points: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+    ours, other = zip(*points.values(), strict=True)
+    return sum(ours) / len(points), sum(other) / len(points)
+
+
+def _notes(matches: Sequence[Mapping[str, Any]], shells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was played; forfeits are what a training has to get rid of first."""
+    lines = []
+    for match in matches:
+        counts = f"{match['wins']} won, {match['draws']} drawn, {match['losses']} lost"
+        kinds = ", ".join(f"{count} {kind}" for kind, count in match["forfeits"][0].items())
+        forfeited = f"; forfeited {kinds}" if kinds else ""
+        lines.append(f"{match['game']} against {match['names'][1]}: {counts}{forfeited}")
+    for one in shells:
+        submitted = f"{one['submitted']} of {len(one['tasks'])} tasks submitted"
+        lines.append(f"{INTERCODE}, {one['name']}: reward {float(one['reward']):.2f}, {submitted}")
+    return lines

@@ -1,0 +1,66 @@
+"""What the model that trained on an environment task is asked to play in its image, and what it earned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miner.tournament.rehearsal.game_scoring import score_games
+from miner.tournament.rehearsal.scoring import CannotScore, FolderScore
+from miner.tournament.rules import TASKS
+from tests.miner.tournament.rehearsal.test_scoring import CLIENT, Image
+
+
+def match(game: str, against: str, score: float | None, **forfeits: int) -> dict[str, Any]:
+    return {
+        "game": game, "names": ["ours", against], "score": score,
+        "wins": 9, "draws": 1, "losses": 10, "forfeits": [forfeits, {}],
+    }  # fmt: skip
+
+
+def shells(**rewards: float) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "reward": reward, "submitted": 1, "tasks": [1, 2]} for name, reward in rewards.items()
+    ]
+
+
+def scored(
+    tmp_path: Path, against: Path | None = None, names: tuple[str, ...] = ("othello", "intercode")
+) -> FolderScore | None:
+    task = replace(TASKS["environment"], dataset={"environment_names": list(names)})
+    return score_games(
+        CLIENT, "image", task,
+        folder=tmp_path / "scratch", base=Path("/b"), repository=Path("/r"), against=against,
+    )  # fmt: skip
+
+
+def test_ours_plays_the_base_and_the_champion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = {
+        "matches": [match("othello", "base", 0.9, no_call=2), match("othello", "against", 0.4)],
+        "shell_tasks": shells(ours=0.5, base=0.3, against=0.8),
+    }
+    image = Image(monkeypatch, lambda folder: json.dumps(report))
+    found = scored(tmp_path, against=Path("/champion"))
+    assert found is not None
+    assert (found.ours, found.base, found.beats_base) == (pytest.approx(0.7), pytest.approx(0.2), True)
+    assert (found.against, found.wins) == (pytest.approx(0.7), False)
+    assert image.seen == {Path("/b"): "/base", Path("/r"): "/ours", Path("/champion"): "/against"}
+    command = image.commands[0]
+    assert "trainer.environments.play /ours --json --base /base" in command
+    assert "--against /base --against /against --game othello --game intercode" in command
+    assert "othello against base: 9 won, 1 drawn, 10 lost; forfeited 2 no_call" in found.summary()
+    assert "intercode, ours: reward 0.50, 1 of 2 tasks submitted" in found.summary()
+
+
+def test_what_is_not_played_here_has_no_score(tmp_path: Path) -> None:
+    assert scored(tmp_path, names=("swe_infinite", "chess")) is None
+
+
+def test_a_match_without_a_game_is_no_score(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Image(monkeypatch, lambda folder: json.dumps({"matches": [match("othello", "base", None)]}))
+    with pytest.raises(CannotScore, match="no game against the base"):
+        scored(tmp_path)
