@@ -241,8 +241,8 @@ class LocalModel:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model, source = _load_model(folder, base, self._device)
         # The server takes the base's tokenizer and template, whatever an adapter brings.
-        has_own = base is None or (source / "tokenizer_config.json").is_file()
-        self._tokenizer = _load_tokenizer(source if has_own else base)
+        has_own = (source / "tokenizer_config.json").is_file()
+        self._tokenizer = _load_tokenizer(source if has_own or base is None else base)
         self._tokenizer.padding_side = "left"
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token

@@ -34,8 +34,10 @@ def worker(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Runs this in place of the maker; `sys.argv[1]` is its order."""
     real = task.subprocess.Popen
 
-    def start(command: list[str]) -> Any:
-        return real([sys.executable, "-c", code, command[-1]])
+    def start(command: list[str], env: dict[str, str]) -> Any:
+        # What makers put aside stays within the run, also when they are killed.
+        assert Path(env["TMPDIR"]).is_relative_to(Path(command[-1]).parent)
+        return real([sys.executable, "-c", code, command[-1]], env=env)
 
     monkeypatch.setattr(task.subprocess, "Popen", start)
 
