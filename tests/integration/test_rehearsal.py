@@ -143,12 +143,3 @@ def test_every_other_kind_of_text_passes(engine: Dockerd, entry: Path, tmp_path:
     code, report, said = rehearse(engine, entry, output, *kinds)
     assert code == 0, f"{report}\n{said[-3000:]}\n{logs(output)}"
     assert [task["task"] for task in report["tasks"] if task["passed"]] == kinds
-
-
-def test_an_environment_task_passes_and_its_model_plays(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    code, report, said = rehearse(engine, entry, output, "environment", more=["--hours", "0.1"])
-    assert code == 0, f"{report}\n{said[-3000:]}\n{logs(output)}"
-    (task,) = report["tasks"]
-    assert [attempt["exit_code"] for attempt in task["attempts"]] == [0]
-    assert "points of games and shell tasks, othello, intercode" in task["score"]["metric"]

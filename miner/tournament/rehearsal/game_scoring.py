@@ -29,6 +29,8 @@ from miner.tournament.rules import TournamentTask
 
 #: Games of a match, and shell tasks; with as many forfeits a match ends.
 GAMES = 20
+#: Without a GPU, where an answer takes seconds.
+GAMES_ON_CPU = 4
 #: No pair of games of a match begins later.
 MATCH_S = 300.0
 
@@ -41,12 +43,13 @@ def score_games(
     folder: Path,
     base: Path,
     repository: Path,
-    games: int = GAMES,
+    brief: bool = False,
     against: Path | None = None,
     gpus: Sequence[str] = (),
 ) -> FolderScore | None:
     """Score by the mean over the task's environments: the share of points against the base, or the reward of
-    shell tasks. `folder` is a scratch directory. None where none of the environments is played here."""
+    shell tasks. None where none of the environments is played here. `folder` is a scratch directory; `brief`:
+    whether it has a score at all."""
     began = time.monotonic()
     names = [name for name in task.dataset["environment_names"] if name in (*PVP_GAMES, INTERCODE)]
     if not names:
@@ -57,6 +60,7 @@ def score_games(
     if against is not None:
         seen[against] = AGAINST
         others.append(AGAINST)
+    games = 2 if brief else GAMES if gpus else GAMES_ON_CPU
     arguments = ["--json", "--base", BASE, "--games", str(games), "--seconds", str(MATCH_S)]
     for option, values in (("--against", others), ("--game", names)):
         arguments += [word for value in values for word in (option, value)]

@@ -24,7 +24,7 @@ from miner.tournament.rehearsal.container import (
     open_folder,
     take_over,
 )
-from miner.tournament.rehearsal.game_scoring import GAMES, score_games
+from miner.tournament.rehearsal.game_scoring import score_games
 from miner.tournament.rehearsal.inputs import STATISTICS, make_model_and_statistics, training_data
 from miner.tournament.rehearsal.kills import Kill, KillReport, run_kills
 from miner.tournament.rehearsal.log_review import review_log, secret_values
@@ -293,7 +293,7 @@ class TaskRun:
                         folder=folder / "scratch",
                         base=layout.model,
                         repository=repository,
-                        games=2 if brief else GAMES,
+                        brief=brief,
                         against=against,
                         gpus=self.machine.gpus[: self.task.gpus],
                     )
