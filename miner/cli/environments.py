@@ -38,7 +38,9 @@ def play(
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(help="An opponent, named as MODEL is, again for more; mcts if not given."),
+        typer.Option(
+            help="An opponent, named as MODEL is, again for more; mcts if not given (nobody for intercode)."
+        ),
     ] = None,
     group: Annotated[
         bool, typer.Option("--group", help="Everybody against everybody, with rank quantiles.")

@@ -392,7 +392,8 @@ def play_match(
                     one.result()
         except KeyboardInterrupt:
             interrupted.set()
-            result.ended = INTERRUPTED
+    if interrupted.is_set():
+        result.ended = INTERRUPTED
     result.seconds = now() - began
     return result
 

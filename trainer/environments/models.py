@@ -110,8 +110,9 @@ class EndpointModel:
         ):
             raise BadModel(f"{address!r} is not the address of a server: http://HOST:PORT/v1")
         self._turn_seconds = turn_seconds
+        self.is_here = self._address.hostname in _THIS_MACHINE
         #: In the clear a key is sent to this machine alone.
-        self._takes_key = self._address.scheme == "https" or self._address.hostname in _THIS_MACHINE
+        self._takes_key = self._address.scheme == "https" or self.is_here
         self.cut = cut_tokens(_load_tokenizer(tokenizer)) if tokenizer else cut_words
         self._name = self._address.fragment or self._first_model()
 
@@ -169,7 +170,7 @@ class EndpointModel:
         timer.daemon = True
         timer.start()
         headers = {"Content-Type": "application/json"}
-        if (key := os.environ.get("OPENAI_API_KEY")) and self._takes_key:
+        if (key := os.environ.get("OPENAI_API_KEY", "").strip()) and self._takes_key:
             headers["Authorization"] = f"Bearer {key}"
         try:
             connection.connect()
@@ -305,9 +306,10 @@ class LocalModel:
                     else:
                         question.answer.set_result(result)
             except Exception as error:  # noqa: BLE001 - whoever waits gets it
+                failure = BadModel(f"the model fails to answer: {type(error).__name__}: {error}")
                 for question in batch:
                     if not question.answer.done():
-                        question.answer.set_exception(error)
+                        question.answer.set_exception(failure)
 
     def _generate(self, batch: Sequence[_PendingAnswer]) -> list[tuple[str, bool] | None]:
         """Answer all in one batch: text, and whether it was cut off. None for one that takes too long."""
@@ -334,7 +336,7 @@ class LocalModel:
         results: list[tuple[str, bool] | None] = []
         for one, ids in zip(batch, made, strict=True):
             end = next((place for place, token in enumerate(ids) if token in ends), None)
-            if is_late and end is None:
+            if is_late and end is None and len(ids) < one.max_tokens:
                 results.append(None)
                 continue
             kept = ids[: one.max_tokens] if end is None else ids[: min(end, one.max_tokens)]
@@ -355,8 +357,8 @@ def _load_tokenizer(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise BadModel(f"{folder}: no tokenizer can be loaded: {error}") from None
+    except Exception as error:  # damaged files fail with whatever they meet
+        raise BadModel(f"{folder}: no tokenizer can be loaded: {type(error).__name__}: {error}") from error
 
 
 def _load_model(folder: Path, base: Path | None, device: str) -> tuple[Any, Path]:
@@ -381,8 +383,8 @@ def _load_model(folder: Path, base: Path | None, device: str) -> tuple[Any, Path
             from peft import PeftModel
 
             model = PeftModel.from_pretrained(model, str(folder))
+        return model.to(device).eval(), source
     except BadModel:
         raise
     except Exception as error:  # files that are cut off or no model's fail with whatever they meet
         raise BadModel(f"{folder}: the model cannot be loaded: {type(error).__name__}: {error}") from error
-    return model.to(device).eval(), source

@@ -320,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
-    played, names, code = Played(), list[str](), 0
+    played, names, code, failure = Played(), list[str](), 0, ""
     try:
         if asked.output:
             asked.output.mkdir(parents=True, exist_ok=True)
@@ -328,7 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = [entry.name for entry in entries]
         _play(asked, entries, played, say)
     except (GodMinerError, OSError) as error:
-        say(str(error))
+        failure = str(error)
+        say(failure)
         code = 1
     except KeyboardInterrupt:
         code = _INTERRUPTED_CODE
@@ -337,22 +338,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code and not (played.matches or played.shells):
         return code
     group = asked.group and not code
-    facts = report(played, names, group)
-    if asked.output:
-        (asked.output / "results.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
-        say(f"transcripts: {asked.output}")
+    facts = {**report(played, names, group), **({"failure": failure} if failure else {})}
     text = json.dumps(facts) if asked.as_json else "\n".join(report_lines(played, names, group))
     sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+    try:
+        if asked.output:
+            (asked.output / "results.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+            say(f"transcripts: {asked.output}")
+    except OSError as error:
+        say(str(error))
+        code = code or 1
     return code
 
 
 def _opponents(games: Sequence[str]) -> list[str]:
     """Where none is named: search, unless nothing is played against anybody."""
-    return [] if list(games) == [INTERCODE] else ["mcts"]
+    return [] if set(games) == {INTERCODE} else ["mcts"]
 
 
 def _options(asked: argparse.Namespace) -> ModelOptions:
     return ModelOptions(asked.base, asked.tokenizer, asked.parser, asked.turn_seconds, asked.seed)
+
+
+def _is_elsewhere(model: ChatModel | None) -> bool:
+    return isinstance(model, EndpointModel) and not model.is_here
 
 
 def _play(
@@ -363,6 +373,10 @@ def _play(
     has_models = any(entry.model for entry in entries)
     if INTERCODE in games and not has_models:
         raise BadContestant(f"{INTERCODE} is played by models: name a directory or a server")
+    if INTERCODE in games and any(_is_elsewhere(entry.model) for entry in entries):
+        raise BadContestant(
+            f"a server elsewhere plays no {INTERCODE}: its commands could read this machine's files"
+        )
     seconds = asked.seconds or board_game(boards[0] if boards else PVP_GAMES[0]).evaluation_seconds
     at_once = asked.at_once or (AT_ONCE if has_models else 1)
     rules = MatchRules(seconds, asked.games, asked.seed, at_once)

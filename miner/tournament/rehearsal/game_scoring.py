@@ -71,6 +71,8 @@ def score_games(
         against_base = _points(matches, shells, BASE)
         against_other = _points(matches, shells, AGAINST)
         notes = tuple(_notes(matches, shells))
+        if failure := report.get("failure"):
+            notes = (f"not everything was played: {failure}", *notes)
     if not against_base:
         raise CannotScore("no game against the base was played to its end")
     ours, theirs = _means(against_base)

@@ -64,6 +64,10 @@ def test_who_forfeits_loses() -> None:
         assert outcome(game, [0.0, 0.0], 0) is GameOutcome.DRAW
 
 
+def test_every_game_has_a_name_that_all_parts_know() -> None:
+    assert tuple(GAMES) == PVP_GAMES
+
+
 def test_an_unknown_game_is_named_with_those_there_are() -> None:
     with pytest.raises(UnknownGame, match="'chess' is no game; there are gin_rummy"):
         board_game("chess")

@@ -169,6 +169,14 @@ def test_shell_tasks_are_played_by_each_model_alone(
     assert "Thought 10: I think about it." in kept[0].read_text()
 
 
+def test_a_server_elsewhere_is_given_no_shell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Commands can read what the operator can read, and the next request would show it to the server."""
+    assert main(["http://example.com/v1#name", "--game", "intercode"]) == 1
+    assert "could read this machine's files" in capsys.readouterr().err
+
+
 def test_who_is_no_model_plays_no_shell_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["random", "--game", "intercode"]) == 1
     assert "is played by models" in capsys.readouterr().err

@@ -39,7 +39,7 @@ class PlayedTask:
 
     question: str
     reward: float
-    #: In the evaluator's words; empty where the model failed to answer.
+    #: The turns that were answered, in the evaluator's words.
     history: tuple[str, ...]
     #: Turns without a call that counts.
     without_call: int
@@ -95,6 +95,7 @@ def rehearse(
     by one thread at a time."""
     random = Random(f"intercode rehearsal {seed}")  # noqa: S311 - a seed gives the same tasks
     drawn = list(islice(draw_tasks(random, held_out=True), tasks))
+    at_once = min(at_once, tasks)
     began, lock, interrupted = time.monotonic(), threading.Lock(), threading.Event()
     played: dict[int, PlayedTask] = {}
 

@@ -56,6 +56,14 @@ def test_ours_plays_the_base_and_the_champion(monkeypatch: pytest.MonkeyPatch, t
     assert "intercode, ours: reward 0.50, 1 of 2 tasks submitted" in found.summary()
 
 
+def test_a_part_of_a_score_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = {"matches": [match("othello", "base", 0.9)], "failure": "no shell here"}
+    Image(monkeypatch, lambda folder: json.dumps(report), code=1)
+    found = scored(tmp_path)
+    assert found is not None
+    assert "not everything was played: no shell here" in found.summary()
+
+
 def test_what_is_not_played_here_has_no_score(tmp_path: Path) -> None:
     assert scored(tmp_path, names=("swe_infinite", "chess")) is None
 
