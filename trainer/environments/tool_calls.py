@@ -17,9 +17,9 @@ from typing import Any
 from trainer.environments.memory import whole_number
 from trainer.environments.prompts import GAME_ACTION
 
-_THOUGHT = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
-#: More letters than 512 tokens have: searching for thoughts takes the square of it.
+#: More characters than 512 tokens have. The time for finding thoughts grows with the square of the length.
 _LONGEST_TEXT = 20_000
+_THOUGHT = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _OPEN_THOUGHT = re.compile(r"<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)
 
 
@@ -111,7 +111,7 @@ def flat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def without_thoughts(text: str) -> str:
-    """Cut what stands in think tags, as the evaluator does; no text of an answer is longer than this."""
+    """Cut what stands in think tags, as the evaluator does, and whatever is longer than an answer can be."""
     # A lone surrogate, which JSON can write, is no text that could be encoded again.
     text = text[:_LONGEST_TEXT].encode("utf-8", "replace").decode()
     text = _THOUGHT.sub("", text)

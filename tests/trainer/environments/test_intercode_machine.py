@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from trainer.environments.intercode.filesystems import FileEntry, FileSystem, file_system
-from trainer.environments.intercode.machine import ShellMachine
+from trainer.environments.intercode.machine import ShellMachine, ShellUnavailable
 from trainer.environments.intercode.shell import MALFORMED, TIMED_OUT, Shell
 from trainer.environments.intercode.tasks import ShellTask
 from trainer.environments.intercode.templates import Template
@@ -200,3 +200,9 @@ def test_a_seed_gives_one_file_system(machine: ShellMachine, kind: int) -> None:
     machine.restore(files)
     below = [entry.path for entry in files.entries if entry.path not in files.roots]
     assert sorted(machine.state(files.roots)) == sorted(below)
+
+
+def test_a_system_without_the_commands_of_its_tasks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.environments.intercode.machine._NEEDED", "sed nosuchtool")
+    with pytest.raises(ShellUnavailable, match="nosuchtool: not found"):
+        ShellMachine()

@@ -38,6 +38,8 @@ _MODULE = "trainer.environments.intercode.commands"
 _PATH = re.compile(
     r"(?<![\w./}*?~-])(?=/(?:testbed|system|workspace|backup|tmp)(?![\w-]))(?!/\w+/(?:\s*\{|[dp]['\";]))"
 )
+#: What most tasks are done with.
+_NEEDED = "find grep sed sort wc"
 _UNSAFE = ("its files", "its processes", "everything")
 
 
@@ -94,6 +96,9 @@ class ShellMachine:
                 raise ShellUnavailable(
                     f"commands could reach {', '.join(unsafe)} ({self.isolation}): no shell task is run here"
                 )
+            # Without them right answers fail too, and whoever does nothing would be as good.
+            if (found := self.run(f"type {_NEEDED}")).code:
+                raise ShellUnavailable(f"no shell task is run here: {found.stderr.strip()[:300]}")
         except BaseException:
             self.close()
             raise
