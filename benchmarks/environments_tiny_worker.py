@@ -147,6 +147,8 @@ def _played(model: Path, game: str, opponent: str, played: int) -> dict[str, Any
         result = play_match(
             game, lambda: (ours.contestant(ours.name), theirs.contestant(theirs.name)), rules, lambda *_: None
         )
+        if result.failure:
+            raise RuntimeError(result.failure)
         total.wins, total.draws = total.wins + result.wins, total.draws + result.draws
         total.losses += result.losses
         total.forfeits[0].update(result.forfeits[0])

@@ -39,8 +39,8 @@ ENVIRONMENT = ("NVIDIA_VISIBLE_DEVICES=all", f"PYTHONPATH=/{STACK}")
 
 
 @cache
-def tar() -> bytes:
-    """The image's file system."""
+def tar(*more: str) -> bytes:
+    """The image's file system, with more of this machine's programs."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for folder in FOLDERS:
@@ -48,7 +48,7 @@ def tar() -> bytes:
         for link in ("bin", "sbin", "lib", "lib64"):
             _link(archive, link, f"usr/{link}")
         seen = set(FOLDERS)
-        for path in _files():
+        for path in _files((*PROGRAMS, *more)):
             _add(archive, path, seen)
         for name in {"python", "python3"} - {PYTHON.resolve().name}:
             _link(archive, f"usr/local/bin/{name}", str(PYTHON.resolve()))
@@ -75,7 +75,7 @@ def load(host: str, environment: tuple[str, ...] = ENVIRONMENT) -> str:
         api.close()
 
 
-def _files() -> Iterator[Path]:
+def _files(names: tuple[str, ...]) -> Iterator[Path]:
     version = subprocess.run(
         [PYTHON, "-I", "-c", "import sys, sysconfig; print(sysconfig.get_path('stdlib'))"],
         capture_output=True,
@@ -84,7 +84,7 @@ def _files() -> Iterator[Path]:
     ).stdout.strip()
     library = Path(version)
     folders = (Path("/usr/bin"), Path("/usr/sbin"))
-    programs = [path for name in PROGRAMS for path in [one / name for one in folders] if path.exists()]
+    programs = [path for name in names for path in [one / name for one in folders] if path.exists()]
     modules = sorted((library / "lib-dynload").glob("*.so"))
     yield PYTHON.resolve()
     yield from programs

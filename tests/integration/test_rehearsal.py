@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 
 from miner.tournament.rehearsal.stand_ins import stand_in_pictures
 from miner.tournament.rules import TASKS
-from tests.doubles import ai_toolkit
+from tests.doubles import ai_toolkit, base_image
 from tests.doubles.dockerd import Dockerd
 from tests.integration.test_images import build_base
 from tests.integration.test_trainer_image import BASE, ROOT, engine, training
@@ -33,6 +34,55 @@ pytestmark = pytest.mark.integration
 INGREDIENTS = ("configs", "core", "dockerfiles", "trainer")
 TEXT_BASE = {"BASE_IMAGE": BASE, "REWARD_PACKAGES": ""}
 IMAGE_BASE = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1"}
+SHELL_BASE = "shell-base:1"
+#: What shell tasks are done with, beside what the base has.
+COMMANDS = (
+    "bash",
+    "find",
+    "grep",
+    "sed",
+    "sort",
+    "wc",
+    "mawk",
+    "awk",
+    "cut",
+    "head",
+    "tail",
+    "uniq",
+    "tr",
+    "cp",
+    "mv",
+)
+COMMANDS += (
+    "touch",
+    "md5sum",
+    "sha1sum",
+    "cksum",
+    "du",
+    "tar",
+    "gzip",
+    "xargs",
+    "basename",
+    "dirname",
+    "ln",
+    "od",
+    "date",
+)
+COMMANDS += (
+    "diff",
+    "tee",
+    "mktemp",
+    "readlink",
+    "rmdir",
+    "echo",
+    "printf",
+    "test",
+    "expr",
+    "seq",
+    "nl",
+    "paste",
+    "rev",
+)
 #: What validators put into the cache for this family.
 ADAPTER = "zimage_turbo_training_adapter_v2.safetensors"
 #: `uv venv --python VERSION FOLDER`: the training environment again, which has all that is then installed.
@@ -52,6 +102,16 @@ def toolkit(engine: Dockerd, training: Path) -> None:
     build_base(engine, IMAGE_BASE["BASE_IMAGE"], f"FROM {BASE}\nCOPY ai-toolkit /app/ai-toolkit\n", files)
     uv = UV.replace("{python}", str(training))
     build_base(engine, IMAGE_BASE["UV_IMAGE"], f"FROM {BASE}\nCOPY uv /uv\nRUN chmod 755 /uv\n", {"uv": uv})
+
+
+@pytest.fixture(scope="module")
+def shells(engine: Dockerd, training: Path) -> None:
+    """A base with a shell and its commands, as the real one has them."""
+    name, _, tag = SHELL_BASE.partition(":")
+    changes = [f"ENV PATH={training.parent}:/usr/local/bin:/usr/bin:/bin"]
+    with engine.client() as client:
+        tar = base_image.tar(*COMMANDS)
+        client.api.import_image_from_data(tar, repository=name, tag=tag, changes=changes)
 
 
 @pytest.fixture
@@ -135,6 +195,25 @@ def test_an_image_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, 
     assert task["score"]["metric"] == "reconstruction loss"
     assert task["score"]["beats_base"]
     assert "on 3 pictures" in task["score"]["notes"][0]
+
+
+@pytest.mark.usefixtures("shells")
+def test_an_environment_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    arguments = {**TEXT_BASE, "BASE_IMAGE": SHELL_BASE}
+    code, report, said = rehearse(
+        engine, entry, output, "environment", arguments=arguments, more=["--hours", "0.05"]
+    )
+    assert code == 0, f"{report}\n{said[-3000:]}\n{logs(output)}"
+    (task,) = report["tasks"]
+    assert [attempt["exit_code"] for attempt in task["attempts"]] == [0]
+    assert task["log"]["findings"] == []
+    notes = "\n".join(task["score"]["notes"])
+    assert "othello against base: " in notes
+    assert "intercode, ours: reward " in notes
+    assert "not everything was played" not in notes
+    console = (output / "environment/console-1.log").read_text("utf-8")
+    assert all(re.search(rf"{name}: [1-9][0-9,]* rows of", console) for name in ("intercode", "othello"))
 
 
 def test_every_other_kind_of_text_passes(engine: Dockerd, entry: Path, tmp_path: Path) -> None:

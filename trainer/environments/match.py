@@ -6,7 +6,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -295,6 +296,8 @@ class MatchResult:
     turns: tuple[int, int] = (0, 0)
     seconds: float = 0.0
     ended: str = ""
+    #: Why games could not be played.
+    failure: str = ""
     #: By side: games lost in a row.
     _in_a_row: list[int] = field(default_factory=lambda: [0, 0])
 
@@ -333,6 +336,25 @@ class MatchResult:
         return ""
 
 
+@contextmanager
+def threads_until_interrupted(
+    count: int, name: str, interrupted: threading.Event
+) -> Iterator[ThreadPoolExecutor]:
+    """A pool whose threads look at `interrupted`. Ctrl-C sets it and waits for what they are doing; a second
+    one does not wait."""
+    pool = ThreadPoolExecutor(count, name)
+    try:
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            interrupted.set()
+        finally:
+            pool.shutdown()
+    except KeyboardInterrupt:
+        interrupted.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
 #: Called after each game, by one thread at a time.
 OnGame = Callable[[MatchResult, GameRecord], None]
 #: Makes both sides, new ones for each series of games.
@@ -342,8 +364,8 @@ Sides = Callable[[], tuple[Contestant, Contestant]]
 def play_match(
     game: str, sides: Sides, rules: MatchRules, on_game: OnGame, now: Callable[[], float] = time.monotonic
 ) -> MatchResult:
-    """Play pairs until the evaluator would stop, the time is over or enough games are played. Ctrl-C ends the
-    match too: what was played before counts."""
+    """Play pairs until the evaluator would stop, the time is over or enough games are played. Ctrl-C and a
+    failure of a model, a server or a disk end the match too: what was played before counts."""
     began = now()
     first = sides()
     result = MatchResult(game, (first[0].name, first[1].name))
@@ -373,25 +395,24 @@ def play_match(
                     result.ended = result.ended or result.stop()
             except GameStopped:
                 return
+            except (GodMinerError, OSError) as error:
+                with lock:
+                    result.ended = result.ended or "an error"
+                    result.failure = result.failure or str(error)
             except BaseException:
                 with lock:
                     result.ended = result.ended or "an error"
                 raise
 
-    with ThreadPoolExecutor(rules.at_once, "games") as pool:
-        try:
-            if rules.at_once == 1:
-                play_series(*first)
-            else:
-                series = [
-                    pool.submit(play_series, *(sides() if number else first))
-                    for number in range(rules.at_once)
-                ]
-                wait(series)
-                for one in series:
-                    one.result()
-        except KeyboardInterrupt:
-            interrupted.set()
+    with threads_until_interrupted(rules.at_once, "games", interrupted) as pool:
+        if rules.at_once == 1:
+            play_series(*first)
+        else:
+            series = [
+                pool.submit(play_series, *(sides() if number else first)) for number in range(rules.at_once)
+            ]
+            for one in series:
+                one.result()
     if interrupted.is_set():
         result.ended = INTERRUPTED
     result.seconds = now() - began

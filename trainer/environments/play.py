@@ -12,13 +12,14 @@ import dataclasses
 import importlib
 import itertools
 import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from core.domain.errors import GodMinerError
 from core.domain.tasks import INTERCODE, PVP_GAMES
@@ -163,7 +164,8 @@ def play_all(
     output: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[MatchResult]:
-    """Play all matches one after the other, and keep the transcripts. After Ctrl-C none follows."""
+    """Play all matches one after the other, and keep the transcripts. After Ctrl-C or a failure none
+    follows."""
     for game in games:
         for one, other in pairings(entries, group):
             folder = match_folder(output, game, (one.name, other.name)) if output else None
@@ -175,7 +177,7 @@ def play_all(
             )
             say(_state(result) + f", {result.ended}")
             yield result
-            if result.ended == INTERRUPTED:
+            if result.failure or result.ended == INTERRUPTED:
                 return
 
 
@@ -207,7 +209,8 @@ def play_shells(
     output: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[ShellRehearsal]:
-    """Let each model play the same shell tasks, and keep the transcripts."""
+    """Let each model play the same shell tasks, and keep the transcripts. After Ctrl-C or a failure none
+    follows."""
     for entry in entries:
         if entry.model is None:
             say(f"{entry.name} plays no {INTERCODE}: that is for models")
@@ -223,7 +226,7 @@ def play_shells(
         )
         say(f"{INTERCODE} {entry.name}: {len(played.tasks)} tasks, mean reward {played.mean:.2f}")
         yield played
-        if played.interrupted:
+        if played.failure or played.interrupted:
             return
 
 
@@ -251,6 +254,12 @@ class Played:
         return any(one.ended == INTERRUPTED for one in self.matches) or any(
             one.interrupted for one in self.shells
         )
+
+    @property
+    def failure(self) -> str:
+        """What ended it; empty if nothing did."""
+        failures = (one.failure for one in (*self.matches, *self.shells))
+        return next(filter(None, failures), "")
 
     def quantiles(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
         """By game and name: rank quantiles, of shell tasks among the models."""
@@ -329,10 +338,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _play(asked, entries, played, say)
     except (GodMinerError, OSError) as error:
         failure = str(error)
-        say(failure)
-        code = 1
     except KeyboardInterrupt:
         code = _INTERRUPTED_CODE
+    if failure := failure or played.failure:
+        say(failure)
+        code = 1
     if played.interrupted:
         code = _INTERRUPTED_CODE
     if code and not (played.matches or played.shells):
@@ -382,10 +392,19 @@ def _play(
     rules = MatchRules(seconds, asked.games, asked.seed, at_once)
     for result in play_all(boards, entries, rules, group=asked.group, output=asked.output, say=say):
         played.matches.append(result)
-    if INTERCODE in games and not played.interrupted:
+    if INTERCODE in games and not (played.failure or played.interrupted):
         for one in play_shells(entries, rules, output=asked.output, say=say):
             played.shells.append(one)
 
 
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Do as `main` does, and end the process."""
+    code = main(arguments)
+    if code == _INTERRUPTED_CODE:
+        # Python would wait for threads that a second Ctrl-C left in an answer.
+        os._exit(code)
+    raise SystemExit(code)
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run()

@@ -110,12 +110,13 @@ def shell_as_json(played: ShellRehearsal) -> dict[str, Any]:
     """A model's shell tasks for machines."""
     return {
         "name": played.name,
-        "reward": played.mean,
+        "reward": played.mean if played.tasks else None,
         "submitted": played.submitted,
         "unanswered": played.failures,
         "turns_without_call": played.without_call,
         "tasks": [{"question": task.question, "reward": task.reward} for task in played.tasks],
         "seconds": round(played.seconds, 3),
+        "ended": played.ended,
     }
 
 

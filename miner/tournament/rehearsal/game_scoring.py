@@ -76,14 +76,14 @@ def score_games(
     if not against_base:
         raise CannotScore("no game against the base was played to its end")
     ours, theirs = _means(against_base)
-    other_ours, other = _means(against_other) if against_other else (None, None)
+    other = _means(against_other)[1] if against_other else None
     return FolderScore(
         metric=f"points of games and shell tasks, {', '.join(against_base)}",
         base=theirs,
         ours=ours,
         lower_is_better=False,
         against=other,
-        wins=None if other_ours is None or other is None else other_ours > other,
+        wins=_outranks(against_other) if against_other else None,
         seconds=round(time.monotonic() - began, 1),
         notes=notes,
     )
@@ -98,8 +98,8 @@ def _points(
     for match in matches:
         if match["names"][1] == other and match["score"] is not None:
             found[str(match["game"])] = (float(match["score"]), 1 - float(match["score"]))
-    rewards = {str(one["name"]): float(one["reward"]) for one in shells}
-    if other in rewards:
+    rewards = {str(one["name"]): float(one["reward"]) for one in shells if one["reward"] is not None}
+    if other in rewards and Path(OURS).name in rewards:
         found[INTERCODE] = (rewards[Path(OURS).name], rewards[other])
     return found
 
@@ -107,6 +107,11 @@ def _points(
 def _means(points: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     ours, other = zip(*points.values(), strict=True)
     return sum(ours) / len(points), sum(other) / len(points)
+
+
+def _outranks(points: Mapping[str, tuple[float, float]]) -> bool:
+    """Whether ours is first: of two entries each environment's better one has its whole point."""
+    return sum((ours > other) - (ours < other) for ours, other in points.values()) > 0
 
 
 def _notes(matches: Sequence[Mapping[str, Any]], shells: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -118,6 +123,7 @@ def _notes(matches: Sequence[Mapping[str, Any]], shells: Sequence[Mapping[str, A
         forfeited = f"; forfeited {kinds}" if kinds else ""
         lines.append(f"{match['game']} against {match['names'][1]}: {counts}{forfeited}")
     for one in shells:
+        reward = "none" if one["reward"] is None else f"{float(one['reward']):.2f}"
         submitted = f"{one['submitted']} of {len(one['tasks'])} tasks submitted"
-        lines.append(f"{INTERCODE}, {one['name']}: reward {float(one['reward']):.2f}, {submitted}")
+        lines.append(f"{INTERCODE}, {one['name']}: reward {reward}, {submitted}")
     return lines

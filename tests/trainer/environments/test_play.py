@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,6 +21,8 @@ from trainer.environments.play import BadContestant, ModelOptions, entry_for, ma
 from trainer.environments.tool_calls import game_action
 
 pytest.importorskip("pyspiel")
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_group_is_played_and_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,12 +99,13 @@ def test_a_group_may_have_two_of_a_name(capsys: pytest.CaptureFixture[str]) -> N
     assert facts["matches"][0]["names"] == ["random#1", "random#2"]
 
 
-def _moves(messages: Any, tools: Any) -> ChatAnswer:
-    """Fails where it is to reflect: there no move is offered."""
+def _moves(messages: Any, tools: Any, *, last: bool = False) -> ChatAnswer:
+    """The first legal move or the last, with which few games of leduc poker are lost in a row. Fails where it
+    is to reflect: there no move is offered."""
     legal = tools[-1]["function"]["parameters"]["properties"].get("action_id", {}).get("enum")
     if not legal:
         raise ModelUnreachable("gone for a moment")
-    return ChatAnswer(None, (game_action(legal[0]),))
+    return ChatAnswer(None, (game_action(legal[-1 if last else 0]),))
 
 
 def test_a_reflection_that_fails_is_no_matter() -> None:
@@ -124,8 +129,53 @@ def test_what_ended_before_a_server_went_away_is_reported(
     shown = capsys.readouterr()
     assert "nobody listens" in shown.err
     assert "leduc_poker" in shown.out
-    [match] = json.loads((tmp_path / "results.json").read_text())["matches"]
-    assert (match["game"], match["games"]) == ("leduc_poker", 4)
+    facts = json.loads((tmp_path / "results.json").read_text())
+    assert facts["failure"] == "nobody listens"
+    assert [(match["game"], match["games"]) for match in facts["matches"]] == [
+        ("leduc_poker", 4),
+        ("clobber", 0),
+    ]
+
+
+def test_games_of_a_match_count_although_its_server_went_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = itertools.count()
+
+    def away(messages: Any, tools: Any) -> ChatAnswer:
+        if next(turns) > 60:
+            raise ModelUnreachable("nobody listens")
+        return _moves(messages, tools, last=True)
+
+    entries = [model_entry("one", ScriptedModel(away), 1), entry_for("random", ModelOptions())]
+    monkeypatch.setattr(play, "_entries", lambda texts, options: entries)
+    asked = ["one", "--game", "leduc_poker", "--game", "clobber", "--games", "400"]
+    asked += ["--at-once", "3", "--json"]
+    assert main(asked) == 1
+    [match] = json.loads(capsys.readouterr().out)["matches"]
+    assert match["ended"] == "an error"
+    assert match["games"] >= 4
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_shell_tasks_count_although_the_server_went_away(
+    at_once: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = itertools.count()
+
+    def away(messages: Any, tools: Any) -> ChatAnswer:
+        if next(turns) >= 4:
+            raise ModelUnreachable("nobody listens")
+        return ChatAnswer(None, (shell_prompts.submit(),))
+
+    models = [model_entry(name, ScriptedModel(away), 1) for name in ("one", "other")]
+    monkeypatch.setattr(play, "_entries", lambda texts, options: models)
+    asked = ["x", "--game", "intercode", "--games", "30", "--group", "--at-once", str(at_once), "--json"]
+    assert main(asked) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["failure"] == "nobody listens"
+    [one] = facts["shell_tasks"]
+    assert (one["name"], len(one["tasks"]), one["ended"]) == ("one", 4, "an error")
 
 
 def test_a_search_that_ends_its_process_does_not_end_the_match() -> None:
@@ -208,6 +258,48 @@ def test_after_an_interrupt_what_was_played_is_reported(
         "leduc_poker",
         "clobber",
     ]
+
+
+def test_a_second_interrupt_waits_for_no_answer(tmp_path: Path) -> None:
+    """What was played is reported, although a server is silent for as long as it likes."""
+    program = """
+import itertools, signal, sys, threading
+from trainer.environments import match, play
+from trainer.environments.models import ChatAnswer, ScriptedModel
+from trainer.environments.tool_calls import game_action
+
+turns = itertools.count()
+
+def moves(messages, tools):
+    if next(turns) == 60:
+        print("silent", flush=True)
+        threading.Event().wait()
+    legal = tools[-1]["function"]["parameters"]["properties"].get("action_id", {}).get("enum")
+    return ChatAnswer(None, (game_action(legal[-1]),) if legal else ())
+
+class Pool(match.ThreadPoolExecutor):
+    def shutdown(self, wait=True, **options):
+        if wait:
+            print("waiting", flush=True)
+        super().shutdown(wait, **options)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+match.ThreadPoolExecutor = Pool
+entries = [play.model_entry("one", ScriptedModel(moves), 1), play.entry_for("random", play.ModelOptions())]
+play._entries = lambda texts, options: entries
+play.run(["one", "--game", "leduc_poker", "--at-once", "3", "--games", "400", "--json"])
+"""
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert child.stdout is not None
+    with child, child.stdout:
+        assert child.stdout.readline() == "silent\n"
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.readline() == "waiting\n"
+        child.send_signal(signal.SIGINT)
+        facts = json.loads(child.stdout.read())
+    assert child.returncode == 130
+    assert facts["matches"][0]["ended"] == "interrupted"
+    assert facts["matches"][0]["games"] >= 4
 
 
 def test_a_directory_that_cannot_be_written_is_said_before_a_game(

@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
+from core.domain.errors import GodMinerError
 from trainer.environments.intercode.machine import ShellMachine
 from trainer.environments.intercode.prompts import (
     EXECUTE,
@@ -27,6 +27,7 @@ from trainer.environments.intercode.prompts import (
 )
 from trainer.environments.intercode.shell import Shell
 from trainer.environments.intercode.tasks import ShellTask, draw_tasks
+from trainer.environments.match import INTERRUPTED, threads_until_interrupted
 from trainer.environments.models import AnswerTimeout, ChatModel, ContextOverflow
 
 #: Tasks of one evaluation.
@@ -63,11 +64,19 @@ class ShellRehearsal:
     seconds: float = 0.0
     #: By Ctrl-C, before all tasks were played.
     interrupted: bool = False
+    #: Why the tasks that are missing were not played.
+    failure: str = ""
 
     @property
     def mean(self) -> float:
         """What the evaluator reports."""
         return sum(task.reward for task in self.tasks) / len(self.tasks) if self.tasks else 0.0
+
+    @property
+    def ended(self) -> str:
+        if self.interrupted:
+            return INTERRUPTED
+        return "an error" if self.failure else "all tasks played"
 
     @property
     def submitted(self) -> int:
@@ -91,31 +100,40 @@ def rehearse(
     at_once: int = 1,
     on_task: Callable[[int, PlayedTask], None] = lambda number, task: None,
 ) -> ShellRehearsal:
-    """Let it play held-out tasks, the same for the same seed; after Ctrl-C none is begun. `on_task` is called
-    by one thread at a time."""
+    """Let it play held-out tasks, the same for the same seed. After Ctrl-C or an error none is begun.
+    `on_task` is called by one thread at a time."""
     random = Random(f"intercode rehearsal {seed}")  # noqa: S311 - a seed gives the same tasks
     drawn = list(islice(draw_tasks(random, held_out=True), tasks))
     at_once = min(at_once, tasks)
-    began, lock, interrupted = time.monotonic(), threading.Lock(), threading.Event()
+    began, lock = time.monotonic(), threading.Lock()
+    interrupted, failed = threading.Event(), threading.Event()
     played: dict[int, PlayedTask] = {}
+    failures: list[str] = []
 
     def play_some(first: int) -> None:
         with ShellMachine() as machine:
             for number in range(first, tasks, at_once):
-                if interrupted.is_set():
+                if interrupted.is_set() or failed.is_set():
                     return
                 task = play_task(model, drawn[number], machine, seed)
                 with lock:
                     played[number] = task
                     on_task(number + 1, task)
 
-    with ThreadPoolExecutor(at_once, "shells") as pool:
+    def play_or_fail(first: int) -> None:
         try:
-            list(pool.map(play_some, range(at_once)))
-        except KeyboardInterrupt:
-            interrupted.set()
-    ordered = tuple(played[number] for number in sorted(played))
-    return ShellRehearsal(name, ordered, time.monotonic() - began, interrupted.is_set())
+            play_some(first)
+        except (GodMinerError, OSError) as error:
+            failed.set()
+            with lock:
+                failures.append(str(error))
+
+    with threads_until_interrupted(at_once, "shells", interrupted) as pool:
+        list(pool.map(play_or_fail, range(at_once)))
+    with lock:
+        ordered = tuple(played[number] for number in sorted(played))
+        failure = failures[0] if failures else ""
+    return ShellRehearsal(name, ordered, time.monotonic() - began, interrupted.is_set(), failure)
 
 
 def play_task(model: ChatModel, task: ShellTask, machine: ShellMachine, seed: int = 0) -> PlayedTask:

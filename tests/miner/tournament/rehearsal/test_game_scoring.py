@@ -22,7 +22,7 @@ def match(game: str, against: str, score: float | None, **forfeits: int) -> dict
     }  # fmt: skip
 
 
-def shells(**rewards: float) -> list[dict[str, Any]]:
+def shells(**rewards: float | None) -> list[dict[str, Any]]:
     return [
         {"name": name, "reward": reward, "submitted": 1, "tasks": [1, 2]} for name, reward in rewards.items()
     ]
@@ -54,6 +54,22 @@ def test_ours_plays_the_base_and_the_champion(monkeypatch: pytest.MonkeyPatch, t
     assert "--against /base --against /against --game othello --game intercode" in command
     assert "othello against base: 9 won, 1 drawn, 10 lost; forfeited 2 no_call" in found.summary()
     assert "intercode, ours: reward 0.50, 1 of 2 tasks submitted" in found.summary()
+
+
+def test_environments_are_won_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A clear loss of one counts no more than a narrow win of another."""
+    matches = [match("othello", "against", 0.1), match("clobber", "against", 0.6)]
+    matches.append(match("othello", "base", 0.5))
+    report = {"matches": matches, "shell_tasks": shells(ours=0.52, base=0.5, against=0.5)}
+    Image(monkeypatch, lambda folder: json.dumps(report))
+    found = scored(tmp_path, against=Path("/champion"), names=("othello", "clobber", "intercode"))
+    assert found is not None
+    assert found.wins
+    report["shell_tasks"] = shells(ours=None, base=0.5, against=0.5)
+    found = scored(tmp_path, against=Path("/champion"), names=("othello", "clobber", "intercode"))
+    assert found is not None
+    assert not found.wins
+    assert "intercode, ours: reward none" in found.summary()
 
 
 def test_a_part_of_a_score_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
