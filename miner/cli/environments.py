@@ -51,7 +51,9 @@ def play(
             min=1, help="Games of a match, else as many as there is time for; shell tasks, else 20."
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="No pair of games begins later in a match.")] = 900.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="No pair of games begins later in a match, nor a shell task.")
+    ] = 900.0,
     seed: Annotated[int, typer.Option(help="Draws the seeds of the games.")] = 42,
     at_once: Annotated[
         int | None,

@@ -222,6 +222,7 @@ def play_shells(
             tasks=rules.games or TASKS,
             seed=rules.base_seed,
             at_once=rules.at_once,
+            seconds=rules.seconds,
             on_task=progress,
         )
         say(f"{INTERCODE} {entry.name}: {len(played.tasks)} tasks, mean reward {played.mean:.2f}")

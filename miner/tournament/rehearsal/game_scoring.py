@@ -29,9 +29,9 @@ from miner.tournament.rules import TournamentTask
 
 #: Games of a match, and shell tasks; with as many forfeits a match ends.
 GAMES = 20
-#: Without a GPU, where an answer takes seconds.
-GAMES_ON_CPU = 4
-#: No pair of games of a match begins later.
+#: Without a GPU, where an answer takes seconds, or to see whether there is a score at all.
+FEW_GAMES = 2
+#: No pair of games of a match begins later, nor a shell task of a model.
 MATCH_S = 300.0
 
 
@@ -60,7 +60,7 @@ def score_games(
     if against is not None:
         seen[against] = AGAINST
         others.append(AGAINST)
-    games = 2 if brief else GAMES if gpus else GAMES_ON_CPU
+    games = GAMES if gpus and not brief else FEW_GAMES
     arguments = ["--json", "--base", BASE, "--games", str(games), "--seconds", str(MATCH_S)]
     for option, values in (("--against", others), ("--game", names)):
         arguments += [word for value in values for word in (option, value)]

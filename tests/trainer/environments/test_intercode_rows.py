@@ -198,6 +198,12 @@ def test_an_answer_that_is_too_late_ends_the_task_with_nothing() -> None:
     assert rehearse(ScriptedModel(late), tasks=2).mean == 0.0
 
 
+def test_no_task_begins_when_the_time_is_over() -> None:
+    model = ScriptedModel(lambda messages, tools: ChatAnswer(None, (prompts.submit(),)))
+    played = rehearse(model, tasks=5, at_once=2, seconds=0)
+    assert (len(played.tasks), played.ended) == (2, "time is over")
+
+
 def test_tasks_played_side_by_side_are_those_played_one_by_one() -> None:
     tasks = islice(draw_tasks(Random("intercode rehearsal 4"), held_out=True), 7)
     model, numbers = knowing({task.question: task.gold for task in tasks}), list[int]()

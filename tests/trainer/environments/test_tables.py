@@ -59,7 +59,7 @@ def test_no_line_is_longer_than_80_columns() -> None:
     names = [f"{place}{long}" for place in range(5)]
     lines += group_table({game: dict.fromkeys(names, 0.25) for game in PVP_GAMES}, names)
     task = PlayedTask("How many?", 0.5, (), 3, submitted=True)
-    lines += shell_table([ShellRehearsal(long, (task,) * 1234)])
+    lines += shell_table([ShellRehearsal(long, (task,) * 1234, 1234)])
     assert max(map(len, lines)) <= 80
     assert "forfeited 5000: 1000 no_call, 1000 cut_off" in " ".join(line.strip() for line in lines)
 

@@ -5,6 +5,7 @@ Its limit of 150 s a task is left out: the time a model takes here is not the ti
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -61,6 +62,8 @@ class ShellRehearsal:
 
     name: str
     tasks: tuple[PlayedTask, ...]
+    #: How many were to be played.
+    asked: int
     seconds: float = 0.0
     #: By Ctrl-C, before all tasks were played.
     interrupted: bool = False
@@ -76,7 +79,9 @@ class ShellRehearsal:
     def ended(self) -> str:
         if self.interrupted:
             return INTERRUPTED
-        return "an error" if self.failure else "all tasks played"
+        if self.failure:
+            return "an error"
+        return "all tasks played" if len(self.tasks) == self.asked else "time is over"
 
     @property
     def submitted(self) -> int:
@@ -98,10 +103,11 @@ def rehearse(
     tasks: int = TASKS,
     seed: int = 0,
     at_once: int = 1,
+    seconds: float = math.inf,
     on_task: Callable[[int, PlayedTask], None] = lambda number, task: None,
 ) -> ShellRehearsal:
-    """Let it play held-out tasks, the same for the same seed. After Ctrl-C or an error none is begun.
-    `on_task` is called by one thread at a time."""
+    """Let it play held-out tasks, the same for the same seed. None is begun after so many seconds, Ctrl-C or
+    an error. `on_task` is called by one thread at a time."""
     random = Random(f"intercode rehearsal {seed}")  # noqa: S311 - a seed gives the same tasks
     drawn = list(islice(draw_tasks(random, held_out=True), tasks))
     at_once = min(at_once, tasks)
@@ -113,7 +119,8 @@ def rehearse(
     def play_some(first: int) -> None:
         with ShellMachine() as machine:
             for number in range(first, tasks, at_once):
-                if interrupted.is_set() or failed.is_set():
+                late = time.monotonic() - began >= seconds and number >= at_once
+                if late or interrupted.is_set() or failed.is_set():
                     return
                 task = play_task(model, drawn[number], machine, seed)
                 with lock:
@@ -133,7 +140,7 @@ def rehearse(
     with lock:
         ordered = tuple(played[number] for number in sorted(played))
         failure = failures[0] if failures else ""
-    return ShellRehearsal(name, ordered, time.monotonic() - began, interrupted.is_set(), failure)
+    return ShellRehearsal(name, ordered, tasks, time.monotonic() - began, interrupted.is_set(), failure)
 
 
 def play_task(model: ChatModel, task: ShellTask, machine: ShellMachine, seed: int = 0) -> PlayedTask:
