@@ -222,6 +222,7 @@ THOROUGH = (
     "integration/jobs/test_torch.py",
     "integration/test_classic_builder.py",
     "integration/test_images.py::test_a_prepared_entrys_image_is_built",
+    "integration/test_rehearsal.py::test_an_environment_task_passes_from_clone_to_score",
     "integration/test_rehearsal.py::test_every_other_kind_of_text_passes",
     "integration/test_slurm_two_nodes.py::test_a_node_whose_trainer_is_killed",
     "integration/test_slurm_two_nodes.py::test_two_nodes_train_one_model[axolotl",

@@ -197,7 +197,6 @@ def test_an_image_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, 
     assert "on 3 pictures" in task["score"]["notes"][0]
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("shells")
 def test_an_environment_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
