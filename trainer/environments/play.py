@@ -259,7 +259,7 @@ class Played:
     @property
     def failure(self) -> str:
         """What ended it; empty if nothing did."""
-        failures = (one.failure for one in (*self.matches, *self.shells))
+        failures = [one.failure for one in self.matches] + [one.failure for one in self.shells]
         return next(filter(None, failures), "")
 
     def quantiles(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
