@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from core.runs.run_files import RunResult
-from trainer.environments.match import MatchResult, MatchRules, play_match
+from trainer.environments.match import INTERRUPTED, MatchResult, MatchRules, play_match
 from trainer.environments.play import ModelOptions, entry_for
 from trainer.environments.selfplay import GameSource
 
@@ -149,6 +149,8 @@ def _played(model: Path, game: str, opponent: str, played: int) -> dict[str, Any
         )
         if result.failure:
             raise RuntimeError(result.failure)
+        if result.ended == INTERRUPTED:
+            raise KeyboardInterrupt
         total.wins, total.draws = total.wins + result.wins, total.draws + result.draws
         total.losses += result.losses
         total.forfeits[0].update(result.forfeits[0])

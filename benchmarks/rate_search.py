@@ -17,7 +17,7 @@ from benchmarks.training_python import reported
 #: All kinds of data, both methods, preferences and tuned starts.
 CELLS = ("instruct-llama-4", "instruct-llama-5", "instruct-llama-6", "instruct-qwen-4", "chat-qwen-4")
 CELLS += ("chat-llama-6", "continuous-llama-4", "continuous-llama-6", "dpo-llama-5", "dpo-qwen-5")
-STEPS, QUICK_STEPS = 300, 60
+STEPS, QUICK_STEPS = 300, 150
 SIDES = ("planned", "searched")
 
 
@@ -49,7 +49,8 @@ def lost(trial: dict[str, Any], side: str) -> tuple[float, float]:
     """Against the best rate: nats, and the part of its gain. Negative where a rate between was better."""
     best = trial["found"]["oracle"]["score"]
     nats = trial["found"][side]["score"] - best
-    return nats, nats / max(trial["base"] - best, 1e-9)
+    gain = trial["base"] - best
+    return nats, nats / gain if gain > 0 else 0.0
 
 
 def _side(trial: dict[str, Any], side: str) -> str:

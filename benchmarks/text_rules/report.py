@@ -41,6 +41,10 @@ SIDES = ("base", "upstream", "uncapped", "winner", "ours")
 #: Techniques of ours, on and off: laid over the profile. They run on seeds that the table does not score.
 VARIANTS = {
     "no_search": "targets: {lr_search_share: 0}",
+    "no_search_rate_2": "targets: {lr_search_share: 0, learning_rate: x2}",
+    "no_search_rate_4": "targets: {lr_search_share: 0, learning_rate: x4}",
+    "beta2_95": "targets: {adam_beta2: 0.95}",
+    "beta2_98": "targets: {adam_beta2: 0.98}",
     "no_least_steps": "targets: {least_steps: null}",
     "alpha_128": "targets: {lora_alpha: 128}",
     "cosine_floor_10": "targets: {lr_scheduler: cosine, min_lr_ratio: 0.1}",

@@ -212,6 +212,7 @@ def test_an_environment_task_passes_from_clone_to_score(engine: Dockerd, entry: 
     assert "othello against base: " in notes
     assert "intercode, ours: reward " in notes
     assert "not everything was played" not in notes
+    assert task["score"]["metric"].endswith("othello, intercode")
     console = (output / "environment/console-1.log").read_text("utf-8")
     assert all(re.search(rf"{name}: [1-9][0-9,]* rows of", console) for name in ("intercode", "othello"))
 

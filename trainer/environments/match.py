@@ -341,15 +341,18 @@ def threads_until_interrupted(
     count: int, name: str, interrupted: threading.Event
 ) -> Iterator[ThreadPoolExecutor]:
     """A pool whose threads look at `interrupted`. Ctrl-C sets it and waits for what they are doing; a second
-    one does not wait."""
+    one does not wait, nor does an error."""
     pool = ThreadPoolExecutor(count, name)
     try:
         try:
             yield pool
         except KeyboardInterrupt:
             interrupted.set()
-        finally:
-            pool.shutdown()
+        except BaseException:
+            interrupted.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
     except KeyboardInterrupt:
         interrupted.set()
         pool.shutdown(wait=False, cancel_futures=True)

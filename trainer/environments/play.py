@@ -25,6 +25,7 @@ from core.domain.errors import GodMinerError
 from core.domain.tasks import INTERCODE, PVP_GAMES
 from trainer.environments import tables
 from trainer.environments.games import board_game
+from trainer.environments.intercode.machine import remove_open_folders
 from trainer.environments.intercode.rehearsal import TASKS, PlayedTask, ShellRehearsal, rehearse
 from trainer.environments.match import (
     INTERRUPTED,
@@ -403,6 +404,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     code = main(arguments)
     if code == _INTERRUPTED_CODE:
         # Python would wait for threads that a second Ctrl-C left in an answer.
+        remove_open_folders()
         os._exit(code)
     raise SystemExit(code)
 

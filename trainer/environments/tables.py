@@ -88,7 +88,11 @@ def shell_table(played: Sequence[ShellRehearsal]) -> list[str]:
     lines = [head, "-" * len(head)]
     for one in played:
         line = f"{_short(one.name, 27):<28}{len(one.tasks):>6}{one.submitted:>11}{one.failures:>12}"
-        lines.append(f"{line}{one.without_call:>9}{one.mean:>9.3f}")
+        reward = f"{one.mean:.3f}" if one.tasks else "–"
+        lines.append(f"{line}{one.without_call:>9}{reward:>9}")
+    for one in played:
+        if len(one.tasks) < one.asked:
+            lines += _wrapped(f"{_short(one.name, 40)}: {one.ended}, {one.asked} tasks were asked for")
     return lines
 
 

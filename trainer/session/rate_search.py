@@ -54,8 +54,8 @@ SAMPLED_NOISE = 0.05
 #: Of the base's score: candidates that gain less say nothing, and what a rate loses up to this is repaired in
 #: a longer training.
 LITTLE, HARMLESS = 0.02, 0.04
-#: Decades that the best rate falls for every decade that a training is longer: 0.0 to 0.35 in the benchmark
-#: of rates; 0.3 is published for pretraining. With 0.15, full trainings 33 and 45 times as long as their
+#: Decades that the best rate falls for every decade that a training is longer: 0.0 to 0.35 in an earlier
+#: benchmark; 0.3 is published for pretraining. With 0.15, full trainings 33 and 45 times as long as their
 #: candidates lost to a fifth of the rate. Too low costs less than too high.
 SHORTER = 0.3
 #: Parts of the base's loss that the best candidate takes off: up to the first one the model is tuned already,
@@ -65,8 +65,9 @@ SHORTER = 0.3
 TUNED_GAIN, UNTOUCHED_GAIN = 0.15, 0.4
 #: A masked loss below this (nats per token) is hardly an untouched model's: those begin at 1.2 and more, and
 #: only tasks whose answers follow from their prompts end lower. The search then begins at this part of the
-#: planned rate: in the benchmark a model wanted half of the rate it was trained with, a fully trained one a
-#: tenth. It walks on from there either way, so for a task that is merely easy it costs one candidate more.
+#: planned rate: in an earlier benchmark a model wanted half of the rate it was trained with, a fully trained
+#: one a tenth. It walks on from there either way, so for a task that is merely easy it costs one more
+#: candidate.
 TUNED_LOSS, TUNED_FIRST = 0.7, 0.2
 
 

@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from core.domain.tasks import INTERCODE, PVP_GAMES
@@ -71,10 +72,12 @@ def score_games(
         against_base = _points(matches, shells, BASE)
         against_other = _points(matches, shells, AGAINST)
         notes = tuple(_notes(matches, shells))
-        if failure := report.get("failure"):
+        failure = str(report.get("failure", ""))
+        if failure:
             notes = (f"not everything was played: {failure}", *notes)
     if not against_base:
-        raise CannotScore("no game against the base was played to its end")
+        why = failure or "no game or shell task was played to its end"
+        raise CannotScore(f"there is no score against the base: {why}")
     ours, theirs = _means(against_base)
     other = _means(against_other)[1] if against_other else None
     return FolderScore(
@@ -83,7 +86,7 @@ def score_games(
         ours=ours,
         lower_is_better=False,
         against=other,
-        wins=_outranks(against_other) if against_other else None,
+        wins=_outranks(against_other) if set(against_other) == set(names) else None,
         seconds=round(time.monotonic() - began, 1),
         notes=notes,
     )
@@ -98,9 +101,13 @@ def _points(
     for match in matches:
         if match["names"][1] == other and match["score"] is not None:
             found[str(match["game"])] = (float(match["score"]), 1 - float(match["score"]))
-    rewards = {str(one["name"]): float(one["reward"]) for one in shells if one["reward"] is not None}
-    if other in rewards and Path(OURS).name in rewards:
-        found[INTERCODE] = (rewards[Path(OURS).name], rewards[other])
+    rewards = {
+        str(one["name"]): {task["question"]: float(task["reward"]) for task in one["tasks"]} for one in shells
+    }
+    mine, theirs = rewards.get(Path(OURS).name, {}), rewards.get(other, {})
+    # Time may have been over for one of them before the other had played as many.
+    if both := [question for question in mine if question in theirs]:
+        found[INTERCODE] = (fmean(mine[one] for one in both), fmean(theirs[one] for one in both))
     return found
 
 
@@ -110,8 +117,10 @@ def _means(points: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
 
 
 def _outranks(points: Mapping[str, tuple[float, float]]) -> bool:
-    """Whether ours is first: of two entries each environment's better one has its whole point."""
-    return sum((ours > other) - (ours < other) for ours, other in points.values()) > 0
+    """Whether ours is first, and no worse at shell tasks: of two entries each environment's better one has
+    its whole point."""
+    ours, other = points.get(INTERCODE, (0.0, 0.0))
+    return ours >= other and sum((mine > theirs) - (mine < theirs) for mine, theirs in points.values()) > 0
 
 
 def _notes(matches: Sequence[Mapping[str, Any]], shells: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -124,6 +133,6 @@ def _notes(matches: Sequence[Mapping[str, Any]], shells: Sequence[Mapping[str, A
         lines.append(f"{match['game']} against {match['names'][1]}: {counts}{forfeited}")
     for one in shells:
         reward = "none" if one["reward"] is None else f"{float(one['reward']):.2f}"
-        submitted = f"{one['submitted']} of {len(one['tasks'])} tasks submitted"
+        submitted = f"{one['submitted']} of {len(one['tasks'])} tasks submitted, {one['ended']}"
         lines.append(f"{INTERCODE}, {one['name']}: reward {reward}, {submitted}")
     return lines

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -291,12 +292,15 @@ play.run(["one", "--game", "leduc_poker", "--at-once", "3", "--games", "400", "-
 """
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert child.stdout is not None
+    late = threading.Timer(120, child.kill)
+    late.start()
     with child, child.stdout:
         assert child.stdout.readline() == "silent\n"
         child.send_signal(signal.SIGINT)
         assert child.stdout.readline() == "waiting\n"
         child.send_signal(signal.SIGINT)
         facts = json.loads(child.stdout.read())
+    late.cancel()
     assert child.returncode == 130
     assert facts["matches"][0]["ended"] == "interrupted"
     assert facts["matches"][0]["games"] >= 4

@@ -59,11 +59,22 @@ class Output(NamedTuple):
     malformed: bool
 
 
+#: Of machines that are not closed.
+_open_folders: set[str] = set()
+
+
+def remove_open_folders() -> None:
+    """Before a process ends without its threads."""
+    for folder in tuple(_open_folders):
+        remove_tree(folder)
+
+
 class ShellMachine:
     """One copy; a context manager. Not for several threads at once."""
 
     def __init__(self) -> None:
         self._folder = os.path.realpath(tempfile.mkdtemp(prefix="intercode-"))
+        _open_folders.add(self._folder)
         self.root = os.path.join(self._folder, "root")
         self._forbidden_file = os.path.join(self._folder, "ours")
         os.mkdir(self.root)
@@ -121,6 +132,7 @@ class ShellMachine:
             self._process.kill()
             self._process.wait()
         remove_tree(self._folder)
+        _open_folders.discard(self._folder)
 
     def _environment(self) -> dict[str, str]:
         return {

@@ -106,8 +106,8 @@ def rehearse(
     seconds: float = math.inf,
     on_task: Callable[[int, PlayedTask], None] = lambda number, task: None,
 ) -> ShellRehearsal:
-    """Let it play held-out tasks, the same for the same seed. None is begun after so many seconds, Ctrl-C or
-    an error. `on_task` is called by one thread at a time."""
+    """Let it play held-out tasks, the same for the same seed. None is begun after Ctrl-C, an error or so many
+    seconds, but for the first `at_once`. `on_task` is called by one thread at a time."""
     random = Random(f"intercode rehearsal {seed}")  # noqa: S311 - a seed gives the same tasks
     drawn = list(islice(draw_tasks(random, held_out=True), tasks))
     at_once = min(at_once, tasks)
@@ -119,7 +119,7 @@ def rehearse(
     def play_some(first: int) -> None:
         with ShellMachine() as machine:
             for number in range(first, tasks, at_once):
-                late = time.monotonic() - began >= seconds and number >= at_once
+                late = number >= at_once and time.monotonic() - began >= seconds
                 if late or interrupted.is_set() or failed.is_set():
                     return
                 task = play_task(model, drawn[number], machine, seed)
@@ -134,6 +134,9 @@ def rehearse(
             failed.set()
             with lock:
                 failures.append(str(error))
+        except BaseException:
+            failed.set()
+            raise
 
     with threads_until_interrupted(at_once, "shells", interrupted) as pool:
         list(pool.map(play_or_fail, range(at_once)))

@@ -23,9 +23,15 @@ def match(game: str, against: str, score: float | None, **forfeits: int) -> dict
 
 
 def shells(**rewards: float | None) -> list[dict[str, Any]]:
+    """None: it played nothing."""
+    questions = ("How many?", "How large?")
     return [
-        {"name": name, "reward": reward, "submitted": 1, "tasks": [1, 2]} for name, reward in rewards.items()
-    ]
+        {
+            "name": name, "reward": reward, "submitted": 1, "ended": "all tasks played",
+            "tasks": [{"question": one, "reward": reward} for one in questions if reward is not None],
+        }
+        for name, reward in rewards.items()
+    ]  # fmt: skip
 
 
 def scored(
@@ -68,8 +74,36 @@ def test_environments_are_won_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_pa
     report["shell_tasks"] = shells(ours=None, base=0.5, against=0.5)
     found = scored(tmp_path, against=Path("/champion"), names=("othello", "clobber", "intercode"))
     assert found is not None
-    assert not found.wins
+    assert found.wins is None
     assert "intercode, ours: reward none" in found.summary()
+
+
+def test_nobody_wins_who_is_worse_at_shell_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    matches = [match("othello", "against", 0.9), match("clobber", "against", 0.9)]
+    matches.append(match("othello", "base", 0.5))
+    report = {"matches": matches, "shell_tasks": shells(ours=0.4, base=0.5, against=0.5)}
+    Image(monkeypatch, lambda folder: json.dumps(report))
+    found = scored(tmp_path, against=Path("/champion"), names=("othello", "clobber", "intercode"))
+    assert found is not None
+    assert found.wins is False
+
+
+def test_shell_tasks_are_compared_where_both_played_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours, base = shells(ours=0.6, base=0.5)
+    ours["tasks"].append({"question": "One more?", "reward": 0.0})
+    Image(monkeypatch, lambda folder: json.dumps({"matches": [], "shell_tasks": [ours, base]}))
+    found = scored(tmp_path, names=("intercode",))
+    assert found is not None
+    assert (found.ours, found.base) == (pytest.approx(0.6), pytest.approx(0.5))
+
+
+def test_what_ended_a_score_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = {"matches": [match("othello", "base", None)], "failure": "CUDA out of memory"}
+    Image(monkeypatch, lambda folder: json.dumps(report), code=1)
+    with pytest.raises(CannotScore, match="CUDA out of memory"):
+        scored(tmp_path)
 
 
 def test_a_part_of_a_score_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -86,5 +120,5 @@ def test_what_is_not_played_here_has_no_score(tmp_path: Path) -> None:
 
 def test_a_match_without_a_game_is_no_score(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Image(monkeypatch, lambda folder: json.dumps({"matches": [match("othello", "base", None)]}))
-    with pytest.raises(CannotScore, match="no game against the base"):
+    with pytest.raises(CannotScore, match="no game or shell task"):
         scored(tmp_path)
