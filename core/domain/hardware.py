@@ -202,8 +202,7 @@ CPU = GpuKind(
     name="cpu",
     device=Device.CPU,
     memory_bytes=8 * 10**9,
-    # One core of a server: with 5e10, steps of a tiny model took 0.4 times as long as planned.
-    bf16_flops=1.2e11,
+    bf16_flops=5e10,
     bandwidth=20e9,
     link_bandwidth=5e9,
     confidence=Confidence.GUESS,
