@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from trainer.environments.intercode.filesystems import FileEntry, FileSystem, file_system
-from trainer.environments.intercode.machine import ShellMachine, ShellUnavailable
+from trainer.environments.intercode.machine import ShellMachine, ShellUnavailable, remove_open_folders
 from trainer.environments.intercode.shell import MALFORMED, TIMED_OUT, Shell
 from trainer.environments.intercode.tasks import ShellTask
 from trainer.environments.intercode.templates import Template
@@ -98,6 +98,14 @@ def test_a_command_reaches_no_process_and_no_network(machine: ShellMachine) -> N
     output = machine.run(f"kill -TERM {os.getpid()}; exec 3<>/dev/tcp/127.0.0.1/9 || echo none")
     assert "none" in output.stdout
     assert "not permitted" in output.stderr
+
+
+def test_a_process_that_ends_without_its_threads_leaves_no_copy() -> None:
+    opened, closed = ShellMachine(), ShellMachine()
+    closed.close()
+    remove_open_folders()
+    assert not Path(opened.root).parent.exists()
+    opened.close()
 
 
 def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started(machine: ShellMachine) -> None:

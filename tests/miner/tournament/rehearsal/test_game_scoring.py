@@ -62,30 +62,33 @@ def test_ours_plays_the_base_and_the_champion(monkeypatch: pytest.MonkeyPatch, t
     assert "intercode, ours: reward 0.50, 1 of 2 tasks submitted" in found.summary()
 
 
-def test_environments_are_won_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A clear loss of one counts no more than a narrow win of another."""
-    matches = [match("othello", "against", 0.1), match("clobber", "against", 0.6)]
+@pytest.mark.parametrize(
+    ("othello", "clobber", "shell", "wins"),
+    [
+        # A clear loss of one counts no more than a narrow win of another.
+        (0.1, 0.6, 0.52, True),
+        (0.4, 0.4, 0.9, False),
+        # Shell tasks have to be at least as good, and have to be played.
+        (0.9, 0.9, 0.4, False),
+        (0.9, 0.9, None, None),
+    ],
+)
+def test_environments_are_won_one_by_one(
+    othello: float,
+    clobber: float,
+    shell: float | None,
+    wins: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    matches = [match("othello", "against", othello), match("clobber", "against", clobber)]
     matches.append(match("othello", "base", 0.5))
-    report = {"matches": matches, "shell_tasks": shells(ours=0.52, base=0.5, against=0.5)}
+    report = {"matches": matches, "shell_tasks": shells(ours=shell, base=0.5, against=0.5)}
     Image(monkeypatch, lambda folder: json.dumps(report))
     found = scored(tmp_path, against=Path("/champion"), names=("othello", "clobber", "intercode"))
     assert found is not None
-    assert found.wins
-    report["shell_tasks"] = shells(ours=None, base=0.5, against=0.5)
-    found = scored(tmp_path, against=Path("/champion"), names=("othello", "clobber", "intercode"))
-    assert found is not None
-    assert found.wins is None
-    assert "intercode, ours: reward none" in found.summary()
-
-
-def test_nobody_wins_who_is_worse_at_shell_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    matches = [match("othello", "against", 0.9), match("clobber", "against", 0.9)]
-    matches.append(match("othello", "base", 0.5))
-    report = {"matches": matches, "shell_tasks": shells(ours=0.4, base=0.5, against=0.5)}
-    Image(monkeypatch, lambda folder: json.dumps(report))
-    found = scored(tmp_path, against=Path("/champion"), names=("othello", "clobber", "intercode"))
-    assert found is not None
-    assert found.wins is False
+    assert found.wins is wins
+    assert f"intercode, ours: reward {'none' if shell is None else f'{shell:.2f}'}" in found.summary()
 
 
 def test_shell_tasks_are_compared_where_both_played_them(
