@@ -100,7 +100,8 @@ def test_a_command_reaches_no_process_and_no_network(machine: ShellMachine) -> N
     assert "not permitted" in output.stderr
 
 
-def test_a_process_that_ends_without_its_threads_leaves_no_copy() -> None:
+def test_a_process_that_ends_without_its_threads_leaves_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.environments.intercode.machine._open_folders", set())
     opened, closed = ShellMachine(), ShellMachine()
     closed.close()
     remove_open_folders()
