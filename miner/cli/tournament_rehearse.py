@@ -60,6 +60,10 @@ def rehearse(
         list[str] | None,
         typer.Option(metavar="[KIND=]FILE", help="Rows as a JSON file, or a zip of pictures."),
     ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="A dataset that the entry requests, again for a second one."),
+    ] = None,
     hub_cache: Annotated[
         Path | None,
         typer.Option(exists=True, file_okay=False, help="The hub's cache with what image families need."),
@@ -117,6 +121,7 @@ def rehearse(
             commit=chosen,
             inputs=_inputs(settings, tasks, model or [], data or []),
             hours=hours,
+            datasets=_datasets(settings, tasks, dataset or [], say),
             hub_cache=hub_cache.resolve() if hub_cache else None,
             trigger_word=trigger_word,
             gpus=_gpus(settings, gpu or []),
@@ -301,6 +306,34 @@ def _inputs(
         found[task.name] = RehearsalInputs(
             path, model or STAND_IN_MODEL, Path(rows).resolve() if rows else None
         )
+    return found
+
+
+def _datasets(
+    settings: Settings, tasks: list[TournamentTask], named: list[str], say: Callable[[str], None]
+) -> dict[str, Path]:
+    """Those that validators would give; say which ones the settings request and the rehearsal lacks."""
+    from miner.tournament.rules import AS_OF, DATASETS, MOST_DATASETS
+
+    found: dict[str, Path] = {}
+    for text in named:
+        name, equals, directory = text.partition("=")
+        if not equals or not directory:
+            raise typer.BadParameter(f"--dataset {text}: write NAME=DIR, such as {DATASETS[0]}=./poker")
+        if name not in DATASETS:
+            raise typer.BadParameter(
+                f"--dataset {name}: not on the validators' list of {AS_OF}, which has {', '.join(DATASETS)}"
+            )
+        found[name] = Path(directory).resolve()
+    if len(found) > MOST_DATASETS:
+        raise typer.BadParameter(f"--dataset: validators give at most {MOST_DATASETS}, not {len(found)}")
+    if found and all(task.image_type for task in tasks):
+        raise typer.BadParameter("--dataset: validators give none to image tasks")
+    repositories = (settings.training_repo(kind) for kind in {task.tournament for task in tasks})
+    for repository in filter(None, repositories):
+        for name in repository.datasets:
+            if name not in found:
+                say(f"without {name}, which your settings request: see --dataset")
     return found
 
 

@@ -70,6 +70,8 @@ DATASETS = (
     "gradients-io-tournaments/SWE-ZERO-12M-trajectories-filtered",
 )
 MOST_DATASETS = 2
+#: Where the container finds them, each in a directory `org--name`.
+DATASETS_FOLDER = "miner_datasets"
 
 
 def next_start(kind: TournamentType, now: datetime) -> datetime:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from core.domain.errors import GodMinerError
 from core.domain.tasks import ImageModelType
 from core.models.image_families import IMAGE_FAMILIES
-from miner.tournament.rules import CACHE, TournamentTask
+from miner.tournament.rules import CACHE, DATASETS_FOLDER, TournamentTask
 
 #: What validators put beside the model for pictures: names of repositories in the hub's own layout.
 HUB_REPOSITORIES = (
@@ -56,9 +57,10 @@ def lay_out_cache(
     model_id: str,
     data: Path,
     hub_cache: Path | None = None,
+    datasets: Mapping[str, Path] | None = None,
 ) -> CacheLayout:
     """`data`: the rows or the zip. `hub_cache`: a cache of the hub's client, for what image families need
-    besides their model."""
+    besides their model. `datasets`: directories of those that the entry requests, by their names."""
     name = task.model_argument(model_id).replace("/", "--")
     target = root / "models" / name
     require_model(model, task)
@@ -72,6 +74,8 @@ def lay_out_cache(
     is_image = task.image_type is not None
     placed = root / "datasets" / f"{task_id}_{'tourn.zip' if is_image else 'train_data.json'}"
     _place(data, placed)
+    for dataset, source in (datasets or {}).items():
+        _place_tree(source, root / DATASETS_FOLDER / dataset.replace("/", "--"))
     missing: list[str] = []
     if task.image_type is not None:
         missing = _hub_parts(root / "hf_cache", task.image_type, hub_cache)

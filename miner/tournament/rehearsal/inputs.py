@@ -62,6 +62,10 @@ def check_inputs(options: RehearsalOptions) -> None:
         if given.data is not None:
             _require_data(given.data, task)
         copied += sum(_copied_bytes(path, options.output) for path in (given.model, given.data) if path)
+    for name, path in options.datasets.items():
+        if not path.is_dir() or not any(one.is_file() for one in path.rglob("*")):
+            raise BadInput(f"--dataset {name}: {path} is not a directory with files")
+        copied += _copied_bytes(path, options.output)
     if options.against is not None and not any(options.against.rglob("*.safetensors")):
         raise BadInput(
             f"--against {options.against}: there is no *.safetensors in it: name the folder of a submission"

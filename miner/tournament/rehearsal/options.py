@@ -33,6 +33,8 @@ class RehearsalOptions:
     inputs: Mapping[str, RehearsalInputs] = field(default_factory=dict)
     #: None: what the kind usually gets, or `STAND_IN_HOURS`.
     hours: float | None = None
+    #: Directories of datasets that the entry requests, by their names on the hub.
+    datasets: Mapping[str, Path] = field(default_factory=dict)
     hub_cache: Path | None = None
     trigger_word: str | None = None
     gpus: tuple[str, ...] = ()

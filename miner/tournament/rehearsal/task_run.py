@@ -39,7 +39,14 @@ from miner.tournament.rehearsal.picture_scoring import (
 from miner.tournament.rehearsal.report import TaskRehearsal, log_problems
 from miner.tournament.rehearsal.scoring import CannotScore, FolderScore, NoScorer, load_problems, score_text
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
-from miner.tournament.rules import CHECKPOINTS, MAX_TRAINING_ATTEMPTS, TournamentTask, repository_name
+from miner.tournament.rules import (
+    CACHE,
+    CHECKPOINTS,
+    DATASETS_FOLDER,
+    MAX_TRAINING_ATTEMPTS,
+    TournamentTask,
+    repository_name,
+)
 
 #: Whose entry it is, as paths and names show it.
 HOTKEY = "5RehearsalRehearsalRehearsalRehearsalRehearsalRe"
@@ -78,6 +85,8 @@ class TaskRun:
         stand_ins = self.given.model is None or self.given.data is None
         self.hours = options.hours or (STAND_IN_HOURS if stand_ins else task.hours)
         self.report = TaskRehearsal(task.name, build.dockerfile, self.hours)
+        #: Validators give none to image tasks.
+        self.datasets = options.datasets if task.image_type is None else {}
         #: What an image engine was started with.
         self.configuration: Path | None = None
         #: Image tasks are given the validator's own; nothing may read or print it.
@@ -137,6 +146,7 @@ class TaskRun:
             model_id=self.given.model_id,
             data=train,
             hub_cache=self.options.hub_cache,
+            datasets=self.datasets,
         )
         self.report.deviations += [f"the cache has no {path}" for path in layout.missing]
         made = self.folder / "made" / STATISTICS
@@ -176,6 +186,9 @@ class TaskRun:
         more = {}
         if self.task.image_type is not None:
             more = {"HUGGINGFACE_TOKEN": self.hub_token, "HUGGINGFACE_USERNAME": "rehearsal"}
+        if self.datasets:
+            arrived = ",".join(name.replace("/", "--") for name in self.datasets)
+            more = {"MINER_DATASETS_DIR": f"{CACHE}/{DATASETS_FOLDER}", "MINER_DATASETS": arrived}
         return container_options(
             self.task,
             self.machine,

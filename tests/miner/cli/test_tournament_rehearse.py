@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from miner.cli.tournament_rehearse import _progress
+import pytest
+import typer
+
+from miner.cli.tournament_rehearse import _datasets, _progress
 from miner.observe.redact import Redactor
+from miner.settings.model import Settings
+from miner.tournament.rules import DATASETS, TASKS
 
 
 def shown(capsys: pytest.CaptureFixture[str], line: str, *secrets: str) -> str:
@@ -35,3 +40,35 @@ def test_a_secret_with_colours_in_it_is_masked(capsys: pytest.CaptureFixture[str
 )
 def test_terminal_codes_are_left_out(capsys: pytest.CaptureFixture[str], line: str) -> None:
     assert shown(capsys, line).endswith(" s  red\n")
+
+
+REQUESTED = {"training_repo_environment_url": "https://github.com/you/entry"}
+REQUESTED |= {"training_repo_environment_commit": "a" * 40}
+REQUESTED |= {"training_repo_environment_datasets": ["RZ412/PokerBench", "albarji/ballmatro"]}
+
+
+def test_requested_datasets_that_are_not_given_are_named(tmp_path: Path) -> None:
+    said: list[str] = []
+    given = [f"RZ412/PokerBench={tmp_path}"]
+    found = _datasets(Settings(**REQUESTED), [TASKS["environment"]], given, said.append)
+    assert found == {"RZ412/PokerBench": tmp_path}
+    assert said == ["without albarji/ballmatro, which your settings request: see --dataset"]
+    assert _datasets(Settings(**REQUESTED), [TASKS["chat"]], [], said.append) == {}
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "problem"),
+    [
+        ("chat", ["PokerBench"], "write NAME=DIR"),
+        ("chat", ["RZ412/PokerBench="], "write NAME=DIR"),
+        ("chat", ["org/mine=."], "not on the validators' list"),
+        ("flux", ["RZ412/PokerBench=."], "none to image tasks"),
+        ("chat", [f"{name}=." for name in DATASETS[:3]], "at most 2, not 3"),
+    ],
+)
+def test_datasets_that_validators_would_not_give_are_refused(
+    kind: str, given: list[str], problem: str
+) -> None:
+    with pytest.raises(typer.BadParameter, match=problem):
+        _datasets(Settings(), [TASKS[kind]], given, lambda text: None)

@@ -132,3 +132,22 @@ def test_made_up_pictures_are_a_zip_that_trainings_read(tmp_path: Path) -> None:
     contents = inspect_picture_zip(path)
     assert (len(contents.pairs), contents.captioned) == (PICTURES, PICTURES)
     assert zipfile.ZipFile(path).testzip() is None
+
+
+def test_requested_datasets_lie_under_their_names(tmp_path: Path, model: Path) -> None:
+    dataset = tmp_path / "poker"
+    (dataset / "data").mkdir(parents=True)
+    (dataset / "data/train.jsonl").write_text("{}")
+    data = tmp_path / "data.json"
+    data.write_text("[]")
+    lay_out_cache(
+        tmp_path / "cache",
+        TASKS["environment"],
+        task_id="t1",
+        hotkey="5Grehearsal",
+        model=model,
+        model_id="org/name",
+        data=data,
+        datasets={"RZ412/PokerBench": dataset},
+    )
+    assert (tmp_path / "cache/miner_datasets/RZ412--PokerBench/data/train.jsonl").read_text() == "{}"

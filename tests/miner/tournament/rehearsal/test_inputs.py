@@ -6,12 +6,16 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from miner.tournament.rehearsal.cache_layout import BadInput
+from miner.tournament.rehearsal.build import Build
+from miner.tournament.rehearsal.cache_layout import BadInput, CacheLayout
+from miner.tournament.rehearsal.container import TrainingMachine
 from miner.tournament.rehearsal.inputs import check_entry, check_inputs
 from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions
+from miner.tournament.rehearsal.task_run import TaskRun
 from miner.tournament.rules import TASKS, TEXT_DOCKERFILE
 
 
@@ -87,3 +91,29 @@ def test_an_entry_that_cannot_train_the_task_is_refused_before_its_build(tmp_pat
     check_entry(tmp_path, [TASKS["chat"]])
     with pytest.raises(BadInput, match="trains no environment tasks yet"):
         check_entry(tmp_path, [TASKS["environment"]])
+
+
+def test_a_dataset_without_files_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "poker"
+    folder.mkdir()
+    for named in (folder, tmp_path / "missing"):
+        with pytest.raises(BadInput, match=r"RZ412/PokerBench: .* is not a directory with files"):
+            check(tmp_path, "chat", None, datasets={"RZ412/PokerBench": named})
+    (folder / "rows.jsonl").write_text("{}")
+    check(tmp_path, "chat", None, datasets={"RZ412/PokerBench": folder})
+
+
+@pytest.mark.parametrize(("kind", "given"), [("environment", True), ("flux", False)])
+def test_a_container_is_told_which_datasets_arrived(
+    tmp_path: Path, model: Path, kind: str, given: bool
+) -> None:
+    datasets = {"RZ412/PokerBench": model, "albarji/ballmatro": model}
+    options = RehearsalOptions(tmp_path / "out", [TASKS[kind]], datasets=datasets)
+    machine = TrainingMachine(memory_bytes=2**33, cpus=2, gpus=())
+    build = Build(TASKS[kind].dockerfile, image="made:1")
+    run = TaskRun(Mock(), TASKS[kind], options, machine, build, "none", Mock(), Mock())
+    layout = CacheLayout(tmp_path, tmp_path, tmp_path, None)
+    found = run._container_options("made:1", layout, "checkpoints").environment
+    folder, names = found.get("MINER_DATASETS_DIR"), found.get("MINER_DATASETS")
+    expected = ("/cache/miner_datasets", "RZ412--PokerBench,albarji--ballmatro")
+    assert (folder, names) == (expected if given else (None, None))
