@@ -138,6 +138,7 @@ class Lab:
             score_s=EVAL_S,
             tuned=is_tuned(self.cell.task, base),
             pairs=self.cell.task.has_pairs,
+            adapter=stepper.plan.adapter is not None,
             whole_steps=lambda step_s: steps,
         )
         factor = search.run(base, SHARE / (1 - SHARE) * steps) or 1.0

@@ -226,7 +226,7 @@ class LrSearchPlan(Record):
 
     #: Part of the training time that they may take together.
     share: float = Field(gt=0, le=0.2)
-    #: The rates tried lie within this factor of the planned one, up and down.
+    #: The rate found lies within this factor of the planned one, up and down.
     most: float = Field(default=10.0, ge=1, le=100)
     #: The upper factor, if the profile's limit lowers it.
     highest: float | None = Field(default=None, gt=0)

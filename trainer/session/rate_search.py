@@ -58,10 +58,12 @@ LITTLE, HARMLESS = 0.02, 0.04
 #: benchmark; 0.3 is published for pretraining. With 0.15, full trainings 33 and 45 times as long as their
 #: candidates lost to a fifth of the rate. Too low costs less than too high.
 SHORTER = 0.3
+#: So much more for adapters, which begin at zero and hardly move in a few steps, and for preferences. Best
+#: rates of 6 steps against those of 300: full 2 to 4 times, preferences 3 to 9, by adapter 8 to 10.
+ADAPTER_SHORTER, PAIRS_SHORTER = 0.15, 0.1
 #: Parts of the base's loss that the best candidate takes off: up to the first one the model is tuned already,
 #: and a longer training wants the candidates' own rate (1.5 and 3 times the planned one in the table of text
-#: rules, where a third of that was taken); from the second on it is untouched. Preferences begin at ln 2 with
-#: any model, and gain little in a few steps.
+#: rules, where a third of that was taken); from the second on it is untouched.
 TUNED_GAIN, UNTOUCHED_GAIN = 0.15, 0.4
 #: A masked loss below this (nats per token) is hardly an untouched model's: those begin at 1.2 and more, and
 #: only tasks whose answers follow from their prompts end lower. The search then begins at this part of the
@@ -122,6 +124,8 @@ class LrSearch:
     tuned: bool = False
     #: Whether the rows are preferences.
     pairs: bool = False
+    #: Whether an adapter is trained.
+    adapter: bool = False
     #: The steps of the training that follows, if one takes so many seconds.
     whole_steps: Callable[[float], float] = lambda step_s: 1.0
     #: Called with every candidate, while the model is still as it was scored.
@@ -144,13 +148,33 @@ class LrSearch:
             self.steps = self._affordable()
             if self.steps < MIN_STEPS:
                 return None
-            self._walk_from(TUNED_FIRST if self.tuned else self.plan.first or 1.0, base)
+            self._walk_from(self._first, base)
             self._refine(base)
         finally:
             self.prober.restore()
             self.prober.end()
-        chosen = choose_rate(self.probes, base, self.lower_is_better, self.noise, self.longer, self.pairs)
+        chosen = choose_rate(
+            self.probes, base, self.lower_is_better, self.noise, self.longer, self.pairs, self.adapter
+        )
         return None if chosen is None else min(max(chosen, self._lowest), self._highest)
+
+    @property
+    def _first(self) -> float:
+        """Of preferences the rate of a candidate that corresponds to the planned one of the training."""
+        if self.tuned:
+            return TUNED_FIRST
+        return (self.plan.first or 1.0) * (self._lowered if self.pairs else 1.0)
+
+    @property
+    def _lowered(self) -> float:
+        return lowered_by(self.longer, self.pairs, self.adapter)
+
+    @property
+    def _highest_tried(self) -> float:
+        """A candidate's rate may exceed the bound as far as a longer training lowers it."""
+        if self.noise or self.tuned:
+            return self._highest
+        return self._highest * self._lowered
 
     @property
     def _lowest(self) -> float:
@@ -180,7 +204,7 @@ class LrSearch:
     def _walk_from(self, first: float, base: float) -> None:
         """In one direction as long as it helps, or if it never did in the other: first up, unless the first
         candidate diverged or leaves a worse model than the base."""
-        first = min(max(first, self._lowest), self._highest)
+        first = min(max(first, self._lowest), self._highest_tried)
         holds = self._probe(first)
         gain = gains_of(self.probes, base, self.lower_is_better).get(first, -math.inf)
         down = not holds or (gain < 0 and not self.noise)
@@ -214,7 +238,7 @@ class LrSearch:
                     self._probe(factor)
 
     def _allowed(self, factor: float) -> bool:
-        lowest, highest = self._lowest * (1 - BOUND_TOLERANCE), self._highest * (1 + BOUND_TOLERANCE)
+        lowest, highest = self._lowest * (1 - BOUND_TOLERANCE), self._highest_tried * (1 + BOUND_TOLERANCE)
         within = lowest <= factor <= highest
         return within and bool(self.ranks.from_first([self.now() + self._probe_s <= self._ends_at])[0])
 
@@ -295,27 +319,35 @@ def choose_rate(
     noise: float = 0.0,
     longer: float = 1.0,
     pairs: bool = False,
+    adapter: bool = False,
 ) -> float | None:
     """The factor that the candidates speak for, of a training that is so many times as long."""
     gains = gains_of(probes, base, lower_is_better)
+    # The candidates of preferences begin above the planned rate by this much.
+    lowered = lowered_by(longer, pairs, adapter) if pairs else 1.0
     if not gains:
-        return min((probe.factor for probe in probes), default=None)
+        return min((probe.factor / lowered for probe in probes), default=None)
     best = max(gains.values())
     if noise:
         least = (1 - NEARLY) * best if best > 0 else best
         return max(factor for factor, gain in gains.items() if gain >= least - noise)
     if best < LITTLE * abs(base):
         harmless = _highest_harmless(gains, HARMLESS * abs(base))
-        # A loss on preferences hardly moves at any rate in a few steps: three times the planned one was the
-        # best of those tried there (0.54 and 0.62 against 0.63 at the planned), and ten times lost.
-        return min(harmless, RUNG) if pairs else harmless
+        # Three times the planned rate was the best of those tried there (0.54 and 0.62 against 0.63 at the
+        # planned), and ten times lost.
+        return min(harmless / lowered, RUNG) if pairs else harmless
     peak = _peak(gains)
-    if len(probes) == 1:  # a planned rate that nothing speaks against
-        return peak
+    if pairs or len(probes) == 1:  # a planned rate that nothing speaks against
+        return peak / lowered
     untouched = 1.0
-    if not pairs and base:
+    if base:
         untouched = (best / abs(base) - TUNED_GAIN) / (UNTOUCHED_GAIN - TUNED_GAIN)
-    return float(peak * longer ** -(SHORTER * min(max(untouched, 0.0), 1.0)))
+    return float(peak * lowered_by(longer, pairs, adapter) ** -min(max(untouched, 0.0), 1.0))
+
+
+def lowered_by(longer: float, pairs: bool, adapter: bool) -> float:
+    """How much higher the best rate of a candidate is than that of a training so many times as long."""
+    return float(longer ** (SHORTER + ADAPTER_SHORTER * adapter + PAIRS_SHORTER * pairs))
 
 
 def _highest_harmless(gains: dict[float, float], most: float) -> float:

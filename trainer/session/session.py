@@ -228,6 +228,7 @@ class Session:
             noise=0.0 if scorer.lower_is_better else SAMPLED_NOISE,
             tuned=tuned,
             pairs=self.plan.task.task_type.has_pairs,
+            adapter=self.plan.adapter is not None,
             whole_steps=lambda step_s: min(self.clock.wanted, (self.clock.left - seconds) / step_s),
             on_probe=self._on_probe,
         )
