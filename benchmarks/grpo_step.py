@@ -15,7 +15,7 @@ from benchmarks.report import Report
 from benchmarks.training_python import reported
 
 #: Steps that are measured, after one that warms up.
-STEPS, QUICK_STEPS = 6, 1
+STEPS, QUICK_STEPS = 3, 1
 #: Layers and width of the models; completions of a step, and of one of its passes.
 MODELS = {"0.13 M": (2, 64), "7 M": (8, 256)}
 COMPLETIONS, PASS = 64, 16

@@ -15,8 +15,9 @@ from benchmarks.report import Report
 from benchmarks.training_python import reported
 
 #: All kinds of data, both methods, preferences and tuned starts.
-CELLS = ("instruct-llama-4", "instruct-llama-5", "instruct-llama-6", "instruct-qwen-4", "chat-qwen-4")
-CELLS += ("chat-llama-6", "continuous-llama-4", "continuous-llama-6", "dpo-llama-5", "dpo-qwen-5")
+CELLS = ("instruct-llama-4", "instruct-llama-5", "chat-llama-4", "instruct-qwen-4", "chat-qwen-4")
+CELLS += ("continuous-llama-4", "dpo-llama-4", "dpo-llama-6", "dpo-llama-7", "dpo-llama-8")
+CELLS += ("dpo-qwen-4", "dpo-qwen-6", "dpo-qwen-7", "dpo-qwen-8")
 STEPS, QUICK_STEPS = 300, 150
 SIDES = ("planned", "searched")
 

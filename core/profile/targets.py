@@ -220,7 +220,7 @@ class Targets(Record):
         default=10.0,
         ge=1,
         le=100,
-        description="Tried rates: up to this factor above or below learning_rate.",
+        description="The rate found is at most this factor above or below learning_rate.",
     )
     # — the optimizer
     optimizer: Optimizer = Field(default=Optimizer.ADAMW_TORCH_FUSED, description="Optimizer.")
