@@ -228,7 +228,7 @@ class LrSearchPlan(Record):
     share: float = Field(gt=0, le=0.2)
     #: The rate found lies within this factor of the planned one, up and down.
     most: float = Field(default=10.0, ge=1, le=100)
-    #: The upper factor, if the profile's limit lowers it.
+    #: The upper factor of the rate found, if the profile's limit lowers it.
     highest: float | None = Field(default=None, gt=0)
     #: The factor that is tried first; None: the planned rate itself.
     first: float | None = Field(default=None, gt=0)

@@ -119,9 +119,9 @@ def rehearse(
             output=_output(output or settings.data_dir / "rehearsals" / time.strftime("%Y%m%d-%H%M%S")),
             tasks=tasks,
             commit=chosen,
+            datasets=_datasets(settings, tasks, dataset or [], say),
             inputs=_inputs(settings, tasks, model or [], data or []),
             hours=hours,
-            datasets=_datasets(settings, tasks, dataset or [], say),
             hub_cache=hub_cache.resolve() if hub_cache else None,
             trigger_word=trigger_word,
             gpus=_gpus(settings, gpu or []),
@@ -324,16 +324,19 @@ def _datasets(
             raise typer.BadParameter(
                 f"--dataset {name}: not on the validators' list of {AS_OF}, which has {', '.join(DATASETS)}"
             )
-        found[name] = Path(directory).resolve()
+        if name in found:
+            raise typer.BadParameter(f"--dataset {name}: named twice")
+        found[name] = Path(directory).expanduser().resolve()
     if len(found) > MOST_DATASETS:
         raise typer.BadParameter(f"--dataset: validators give at most {MOST_DATASETS}, not {len(found)}")
     if found and all(task.image_type for task in tasks):
         raise typer.BadParameter("--dataset: validators give none to image tasks")
-    repositories = (settings.training_repo(kind) for kind in {task.tournament for task in tasks})
-    for repository in filter(None, repositories):
-        for name in repository.datasets:
+    for kind in sorted({task.tournament for task in tasks if task.image_type is None}):
+        repository = settings.training_repo(kind)
+        for name in repository.datasets if repository else ():
             if name not in found:
-                say(f"without {name}, which your settings request: see --dataset")
+                say("without --dataset for one that your settings request:")
+                say(f"  {name}")
     return found
 
 

@@ -61,6 +61,8 @@ SHORTER = 0.3
 #: So much more for adapters, which begin at zero and hardly move in a few steps, and for preferences. Best
 #: rates of 6 steps against those of 300: full 2 to 4 times, preferences 3 to 9, by adapter 8 to 10.
 ADAPTER_SHORTER, PAIRS_SHORTER = 0.15, 0.1
+#: Measured up to 50 times; beyond this it is not extrapolated.
+MOST_LONGER = 100.0
 #: Parts of the base's loss that the best candidate takes off: up to the first one the model is tuned already,
 #: and a longer training wants the candidates' own rate (1.5 and 3 times the planned one in the table of text
 #: rules, where a third of that was taken); from the second on it is untouched.
@@ -171,7 +173,8 @@ class LrSearch:
 
     @property
     def _highest_tried(self) -> float:
-        """A candidate's rate may exceed the bound as far as a longer training lowers it."""
+        """A candidate's rate may exceed the bounds as far as a longer training lowers it, also the profile's:
+        a few steps, which are taken back, harm nothing."""
         if self.noise or self.tuned:
             return self._highest
         return self._highest * self._lowered
@@ -214,10 +217,14 @@ class LrSearch:
     def _walk(self, first: float, rung: float, base: float) -> bool:
         """Try candidates in one direction; return whether the first was an improvement."""
         helped, factor = False, first * rung
-        while self._allowed(factor) and self._probe(factor):
-            helped, factor = True, factor * rung
-            if rung < 1 and self._says_little(base):
+        while self._allowed(factor):
+            if self._probe(factor):
+                helped = True
+                if rung < 1 and self._says_little(base):
+                    break
+            elif rung > 1 or any(probe.score is not None for probe in self.probes):
                 break
+            factor *= rung  # on downwards as long as all diverge
         return helped
 
     def _says_little(self, base: float) -> bool:
@@ -326,7 +333,8 @@ def choose_rate(
     # The candidates of preferences begin above the planned rate by this much.
     lowered = lowered_by(longer, pairs, adapter) if pairs else 1.0
     if not gains:
-        return min((probe.factor / lowered for probe in probes), default=None)
+        # All diverged: candidates of preferences begin far above the planned rate, which they say nothing of.
+        return min([1.0, *(probe.factor for probe in probes)]) if probes else None
     best = max(gains.values())
     if noise:
         least = (1 - NEARLY) * best if best > 0 else best
@@ -347,7 +355,7 @@ def choose_rate(
 
 def lowered_by(longer: float, pairs: bool, adapter: bool) -> float:
     """How much higher the best rate of a candidate is than that of a training so many times as long."""
-    return float(longer ** (SHORTER + ADAPTER_SHORTER * adapter + PAIRS_SHORTER * pairs))
+    return float(min(longer, MOST_LONGER) ** (SHORTER + ADAPTER_SHORTER * adapter + PAIRS_SHORTER * pairs))
 
 
 def _highest_harmless(gains: dict[float, float], most: float) -> float:

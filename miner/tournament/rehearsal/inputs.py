@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import zipfile
@@ -63,9 +64,13 @@ def check_inputs(options: RehearsalOptions) -> None:
             _require_data(given.data, task)
         copied += sum(_copied_bytes(path, options.output) for path in (given.model, given.data) if path)
     for name, path in options.datasets.items():
-        if not path.is_dir() or not any(one.is_file() for one in path.rglob("*")):
+        files = _files_in(path)
+        if not path.is_dir() or not files:
             raise BadInput(f"--dataset {name}: {path} is not a directory with files")
-        copied += _copied_bytes(path, options.output)
+        if broken := next((one for one in files if not one.exists()), None):
+            raise BadInput(f"--dataset {name}: {broken} is a link to nothing")
+        texts = sum(task.image_type is None for task in options.tasks)
+        copied += _copied_bytes(path, options.output) * (texts if options.keep else 1)
     if options.against is not None and not any(options.against.rglob("*.safetensors")):
         raise BadInput(
             f"--against {options.against}: there is no *.safetensors in it: name the folder of a submission"
@@ -114,9 +119,14 @@ def _require_data(path: Path, task: TournamentTask) -> None:
 
 def _copied_bytes(path: Path, output: Path) -> int:
     """Files of another disk are copied, others are linked."""
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    files = [path] if path.is_file() else _files_in(path)
     device = _existing(output).stat().st_dev
-    return sum(one.stat().st_size for one in files if one.stat().st_dev != device)
+    return sum(one.stat().st_size for one in files if one.exists() and one.stat().st_dev != device)
+
+
+def _files_in(path: Path) -> list[Path]:
+    """Those below a directory, also behind linked directories, as they are placed."""
+    return [Path(at) / name for at, _, names in os.walk(path, followlinks=True) for name in names]
 
 
 def _existing(path: Path) -> Path:

@@ -52,9 +52,9 @@ def test_requested_datasets_that_are_not_given_are_named(tmp_path: Path) -> None
     given = [f"RZ412/PokerBench={tmp_path}"]
     found = _datasets(Settings(**REQUESTED), [TASKS["environment"]], given, said.append)
     assert found == {"RZ412/PokerBench": tmp_path}
-    assert said == ["without albarji/ballmatro, which your settings request: see --dataset"]
+    assert said == ["without --dataset for one that your settings request:", "  albarji/ballmatro"]
     assert _datasets(Settings(**REQUESTED), [TASKS["chat"]], [], said.append) == {}
-    assert len(said) == 1
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,7 @@ def test_requested_datasets_that_are_not_given_are_named(tmp_path: Path) -> None
     [
         ("chat", ["PokerBench"], "write NAME=DIR"),
         ("chat", ["RZ412/PokerBench="], "write NAME=DIR"),
+        ("chat", ["RZ412/PokerBench=.", "RZ412/PokerBench=."], "named twice"),
         ("chat", ["org/mine=."], "not on the validators' list"),
         ("flux", ["RZ412/PokerBench=."], "none to image tasks"),
         ("chat", [f"{name}=." for name in DATASETS[:3]], "at most 2, not 3"),

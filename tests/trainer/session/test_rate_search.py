@@ -104,7 +104,7 @@ def test_a_rate_that_is_too_high_is_lowered_and_no_higher_one_is_tried() -> None
     assert max(factors(lr_search)) == 1.0
 
 
-def test_no_rate_above_the_profiles_limit_is_tried_or_chosen() -> None:
+def test_no_rate_above_the_profiles_limit_is_tried_for_a_training_as_short_or_chosen() -> None:
     slope = Slope(rate=0.01)
     lr_search = search(slope)
     lr_search.plan = LrSearchPlan(share=0.2, most=10.0, highest=3.125)
@@ -337,9 +337,28 @@ def test_preferences_end_where_a_longer_training_is_best_wherever_the_plan_begin
     assert planned * chosen == pytest.approx(1.0, rel=0.1)
 
 
-def test_of_preferences_that_all_diverge_the_lowest_is_lowered_too() -> None:
-    found = choose_rate([Probe(10, None), Probe(3, None)], 0.693, True, longer=10, pairs=True)
-    assert found == pytest.approx(3 / 10**0.4)
+def test_candidates_of_preferences_go_down_until_one_holds() -> None:
+    well = valley(1.5, 1.0)
+    lr_search = search(Landscape(scores=lambda factor: math.nan if factor > 3 else well(factor)))
+    lr_search.pairs, lr_search.adapter = True, True
+    lr_search.whole_steps = lambda step_s: 500.0 * MAX_STEPS
+    chosen = lr_search.run(2.0, 1000.0)
+    assert [probe.score is None for probe in lr_search.probes[:3]] == [True, True, False]
+    assert chosen == pytest.approx(1.5 / 100**0.55, rel=0.2), "of 500 times as many steps as of 100"
+
+
+def test_of_preferences_that_all_diverge_the_planned_rate_is_kept() -> None:
+    probes = [Probe(10, None), Probe(3, None)]
+    assert choose_rate(probes, 0.693, True, longer=10, pairs=True) == 1
+    assert choose_rate([*probes, Probe(0.9, None)], 0.693, True, longer=10, pairs=True) == 0.9
+
+
+def test_the_rate_found_keeps_to_the_profiles_limit_which_candidates_may_exceed() -> None:
+    lr_search = search(Landscape(scores=valley(100.0, 1.0)))
+    lr_search.plan = LrSearchPlan(share=0.2, most=10.0, highest=3.125)
+    lr_search.whole_steps = lambda step_s: 100.0 * MAX_STEPS
+    assert lr_search.run(2.0, 1000.0) == pytest.approx(3.125)
+    assert max(factors(lr_search)) > 3.2
 
 
 def test_a_candidate_may_exceed_the_bound_as_far_as_a_longer_training_lowers_it() -> None:

@@ -99,8 +99,15 @@ def test_a_dataset_without_files_is_refused(tmp_path: Path) -> None:
     for named in (folder, tmp_path / "missing"):
         with pytest.raises(BadInput, match=r"RZ412/PokerBench: .* is not a directory with files"):
             check(tmp_path, "chat", None, datasets={"RZ412/PokerBench": named})
-    (folder / "rows.jsonl").write_text("{}")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "rows.jsonl").write_text("{}")
+    (folder / "data").symlink_to(elsewhere)
     check(tmp_path, "chat", None, datasets={"RZ412/PokerBench": folder})
+    (elsewhere / "rows.jsonl").rename(tmp_path / "rows.jsonl")
+    (folder / "rows.jsonl").symlink_to(elsewhere / "rows.jsonl")
+    with pytest.raises(BadInput, match=r"rows\.jsonl is a link to nothing"):
+        check(tmp_path, "chat", None, datasets={"RZ412/PokerBench": folder})
 
 
 @pytest.mark.parametrize(("kind", "given"), [("environment", True), ("flux", False)])
