@@ -312,7 +312,7 @@ def _inputs(
 def _datasets(
     settings: Settings, tasks: list[TournamentTask], named: list[str], say: Callable[[str], None]
 ) -> dict[str, Path]:
-    """Those that validators would give; say which ones the settings request and the rehearsal lacks."""
+    """The directories by dataset, each one that validators give; name requested ones that are not given."""
     from miner.tournament.rules import AS_OF, DATASETS, MOST_DATASETS
 
     found: dict[str, Path] = {}
@@ -335,7 +335,7 @@ def _datasets(
         repository = settings.training_repo(kind)
         for name in repository.datasets if repository else ():
             if name not in found:
-                say("without --dataset for one that your settings request:")
+                say("your settings request a dataset that is not given by --dataset:")
                 say(f"  {name}")
     return found
 

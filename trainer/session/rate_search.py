@@ -58,8 +58,9 @@ LITTLE, HARMLESS = 0.02, 0.04
 #: benchmark; 0.3 is published for pretraining. With 0.15, full trainings 33 and 45 times as long as their
 #: candidates lost to a fifth of the rate. Too low costs less than too high.
 SHORTER = 0.3
-#: So much more for adapters, which begin at zero and hardly move in a few steps, and for preferences. Best
-#: rates of 6 steps against those of 300: full 2 to 4 times, preferences 3 to 9, by adapter 8 to 10.
+#: Added for adapters, which begin at zero and hardly move in a few steps, and for preferences. The best rate
+#: of 6 steps was 2 to 4 times that of 300 for texts in full, 3 to 9 times for preferences in full, and 8 to
+#: 10 times for preferences by adapter.
 ADAPTER_SHORTER, PAIRS_SHORTER = 0.15, 0.1
 #: Measured up to 50 times; beyond this it is not extrapolated.
 MOST_LONGER = 100.0
@@ -162,7 +163,8 @@ class LrSearch:
 
     @property
     def _first(self) -> float:
-        """Of preferences the rate of a candidate that corresponds to the planned one of the training."""
+        """The factor of the first candidate. For preferences: what a few steps need where the planned rate is
+        right for the whole training."""
         if self.tuned:
             return TUNED_FIRST
         return (self.plan.first or 1.0) * (self._lowered if self.pairs else 1.0)
@@ -173,8 +175,8 @@ class LrSearch:
 
     @property
     def _highest_tried(self) -> float:
-        """A candidate's rate may exceed the bounds as far as a longer training lowers it, also the profile's:
-        a few steps, which are taken back, harm nothing."""
+        """The highest factor of a candidate. It may exceed the bounds of the result by as much as a longer
+        training lowers the rate: a few steps, which are undone, harm nothing."""
         if self.noise or self.tuned:
             return self._highest
         return self._highest * self._lowered
@@ -330,10 +332,9 @@ def choose_rate(
 ) -> float | None:
     """The factor that the candidates speak for, of a training that is so many times as long."""
     gains = gains_of(probes, base, lower_is_better)
-    # The candidates of preferences begin above the planned rate by this much.
     lowered = lowered_by(longer, pairs, adapter) if pairs else 1.0
     if not gains:
-        # All diverged: candidates of preferences begin far above the planned rate, which they say nothing of.
+        # All diverged. Those of preferences begin far above the planned rate and say nothing about it.
         return min([1.0, *(probe.factor for probe in probes)]) if probes else None
     best = max(gains.values())
     if noise:

@@ -65,7 +65,7 @@ def check_inputs(options: RehearsalOptions) -> None:
         copied += sum(_copied_bytes(path, options.output) for path in (given.model, given.data) if path)
     for name, path in options.datasets.items():
         files = _files_in(path)
-        if not path.is_dir() or not files:
+        if not files:
             raise BadInput(f"--dataset {name}: {path} is not a directory with files")
         if broken := next((one for one in files if not one.exists()), None):
             raise BadInput(f"--dataset {name}: {broken} is a link to nothing")
@@ -125,7 +125,7 @@ def _copied_bytes(path: Path, output: Path) -> int:
 
 
 def _files_in(path: Path) -> list[Path]:
-    """Those below a directory, also behind linked directories, as they are placed."""
+    """All files below a directory, also behind linked directories; none where there is no directory."""
     return [Path(at) / name for at, _, names in os.walk(path, followlinks=True) for name in names]
 
 

@@ -52,7 +52,7 @@ def test_requested_datasets_that_are_not_given_are_named(tmp_path: Path) -> None
     given = [f"RZ412/PokerBench={tmp_path}"]
     found = _datasets(Settings(**REQUESTED), [TASKS["environment"]], given, said.append)
     assert found == {"RZ412/PokerBench": tmp_path}
-    assert said == ["without --dataset for one that your settings request:", "  albarji/ballmatro"]
+    assert said == ["your settings request a dataset that is not given by --dataset:", "  albarji/ballmatro"]
     assert _datasets(Settings(**REQUESTED), [TASKS["chat"]], [], said.append) == {}
     assert len(said) == 2
 
