@@ -135,7 +135,9 @@ async def test_force_kills_a_trainer_that_ignores_sigterm(bench: EngineBench) ->
     assert (await bench.status(run)).phase is RunPhase.RUNNING
     await bench.engine.stop(run.ref, force=True)
     status = await bench.end_of(run)
-    assert (status.why, status.code) == (EndCause.STOPPED, 137)
+    assert status.why is EndCause.STOPPED
+    # Slurm's cancellation sends SIGTERM to the sandbox too, which may end before the wrapper kills it.
+    assert status.code in ((137, 143) if bench.kind == "slurm" else (137,))
     await bench.engine.stop(run.ref, force=True)
     await bench.engine.stop(run.ref)
     assert (await bench.status(run)).why is EndCause.STOPPED
