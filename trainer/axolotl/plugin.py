@@ -17,6 +17,7 @@ from core.domain.choices import EvalMetric, Parallelism
 from core.domain.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS
 from core.planning.plan import GrpoPlan, TrainingPlan
 from trainer.axolotl import patches
+from trainer.axolotl.answer_logits import skip_other_logits
 from trainer.axolotl.host import HfHost, SessionCallback, resume_state
 from trainer.axolotl.kernels import leave_out_what_fails
 from trainer.axolotl.micro_batches import MicroBatchSplitter
@@ -129,6 +130,8 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         rows = self.plan.rows
         if rows is not None and rows.prompt_weight and self.supervised:
             PromptLoss(trainer, rows.prompt_weight, lambda text: self.progress.note("data", text))
+        elif self.supervised and not coefficient:  # else the other logits are needed too
+            skip_other_logits(trainer)
         if coefficient:
             add_kl(trainer, coefficient, base, splitter.label_share)
         if self.plan.grpo is not None:

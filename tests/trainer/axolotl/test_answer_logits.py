@@ -1,0 +1,115 @@
+"""Logits of labelled positions only: the same loss and gradients, from a smaller output layer's work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from core.domain.tasks import TaskType
+from tests.core.engines.cases import text_plan
+from tests.trainer import tiny
+from tests.trainer.axolotl.test_prompt_loss import SIZES, packed, padded, trainer_of
+from trainer.axolotl.answer_logits import skip_other_logits
+from trainer.axolotl.micro_batches import MicroBatchSplitter
+from trainer.inputs.tokens import IGNORED
+
+LABELS = sum(answer for _, answer in SIZES)
+
+
+def model_of(kind: str) -> Any:
+    torch.manual_seed(5)
+    if kind == "gpt2":
+        shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 320, "n_positions": 64}
+        return GPT2LMHeadModel(GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    model = tiny.model("llama")
+    if kind == "lora":
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    return model
+
+
+def step(trainer: Any, inputs: dict[str, Tensor], count: Any) -> tuple[float, list[Tensor], list[int]]:
+    """Loss, gradients, and how many positions each pass through the output layer had."""
+    seen = list[int]()
+    model = trainer.model.get_base_model() if hasattr(trainer.model, "get_base_model") else trainer.model
+    hook = model.get_output_embeddings().register_forward_hook(
+        lambda layer, arguments, logits: seen.append(logits.shape[0] * logits.shape[1])
+    )
+    trainer.model.zero_grad()
+    loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=count)
+    loss.backward()
+    hook.remove()
+    gradients = [weight.grad.clone() for weight in trainer.model.parameters() if weight.grad is not None]
+    return float(loss), gradients, seen
+
+
+@pytest.mark.parametrize("count", [None, torch.tensor(17)])
+@pytest.mark.parametrize("inputs", [padded(), padded(left=True), packed()], ids=["right", "left", "packed"])
+@pytest.mark.parametrize("kind", ["llama", "lora", "gpt2"])
+def test_loss_and_gradients_are_those_of_all_logits(
+    tmp_path: Path, kind: str, inputs: dict[str, Tensor], count: Any
+) -> None:
+    trainer = trainer_of(tmp_path, model_of(kind))
+    loss, gradients, seen = step(trainer, inputs, count)
+    assert seen == [inputs["labels"].numel()]
+    assert skip_other_logits(trainer)
+    same, others, fewer = step(trainer, inputs, count)
+    assert fewer == [LABELS]
+    assert same == pytest.approx(loss, rel=1e-5)
+    assert len(others) == len(gradients)
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
+def test_in_smaller_passes_the_losses_still_add_up(tmp_path: Path) -> None:
+    trainer, plan = trainer_of(tmp_path, model_of("llama")), text_plan(TaskType.INSTRUCT)
+    plan = plan.model_copy(update={"batch": plan.batch.model_copy(update={"micro": len(SIZES)})})
+    splitter = MicroBatchSplitter(trainer, plan)
+    assert skip_other_logits(trainer)
+    whole = float(trainer.training_step(trainer.model, padded()))
+    assert splitter.regroup(1) == (1, "")
+    assert float(trainer.training_step(trainer.model, padded())) == pytest.approx(whole, rel=1e-5)
+
+
+def test_outside_of_training_all_logits_are_there(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, model_of("llama"))
+    skip_other_logits(trainer)
+    inputs = padded()
+    trainer.model.eval()
+    _, outputs = trainer.compute_loss(trainer.model, dict(inputs), return_outputs=True)
+    assert outputs["logits"].shape[:2] == inputs["labels"].shape
+    trainer.model.train()
+    trainer.compute_loss(trainer.model, dict(inputs))
+    free = trainer.model(input_ids=inputs["input_ids"], labels=inputs["labels"])
+    assert free.logits.shape[:2] == inputs["labels"].shape, "only within the trainer's own loss"
+
+
+def test_rows_without_anything_to_learn_cost_nothing_and_change_nothing(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, model_of("llama"))
+    skip_other_logits(trainer)
+    inputs = {**padded(), "labels": torch.full_like(padded()["labels"], IGNORED)}
+    loss, gradients, seen = step(trainer, inputs, torch.tensor(17))
+    assert (loss, seen) == (0.0, [0])
+    assert not any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("changed", ["smoothing", "own loss", "compiled", "another loss"])
+def test_whatever_else_reads_the_logits_gets_them_all(tmp_path: Path, changed: str) -> None:
+    trainer = trainer_of(tmp_path, model_of("llama"))
+    if changed == "smoothing":
+        trainer.label_smoother = object()
+    elif changed == "own loss":
+        trainer.compute_loss_func = lambda *arguments: 0.0
+    elif changed == "compiled":
+        trainer.args = SimpleNamespace(torch_compile=True)
+    else:
+        trainer.model.loss_function = lambda logits, labels, vocab_size, **named: logits.mean()
+    compute = trainer.compute_loss
+    assert not skip_other_logits(trainer)
+    assert trainer.compute_loss == compute

@@ -1,0 +1,80 @@
+"""Logits only where something is learned: prompts and padding pass the model, but not its output layer.
+
+With a vocabulary of 150,000 the output layer is a quarter of a small model's arithmetic, and its logits most
+of the memory. A fused loss never builds them, and is left alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.inputs.tokens import IGNORED
+
+
+class AnswerLogits:
+    """While the model trains, its output layer and its loss see the labelled positions alone."""
+
+    def __init__(self, trainer: Any, model: Any) -> None:
+        """`model`: the one whose loss it is, without wrappers and adapter."""
+        #: Of the batch that is being computed: the flat positions before labels, and the labels.
+        self._places: Any = None
+        self._targets: Any = None
+        self._plain, self._compute = model.loss_function, trainer.compute_loss
+        model.loss_function, trainer.compute_loss = self._model_loss, self._batch_loss
+        model.get_output_embeddings().register_forward_pre_hook(self._selected)
+
+    def _batch_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        if not model.training or not _is_plain(inputs):
+            return self._compute(model, inputs, *rest, **named)
+        following = inputs["labels"][:, 1:]
+        learned = following != IGNORED
+        rows, columns = learned.nonzero(as_tuple=True)
+        self._places, self._targets = rows * inputs["labels"].shape[1] + columns, following[learned]
+        try:
+            return self._compute(model, inputs, *rest, **named)
+        finally:
+            self._places = self._targets = None
+
+    def _selected(self, layer: Any, arguments: tuple[Any, ...]) -> Any:
+        if self._places is None:
+            return None
+        hidden, *others = arguments
+        return (hidden.flatten(0, 1)[self._places].unsqueeze(0), *others)
+
+    def _model_loss(self, logits: Any, labels: Any, vocab_size: int, **named: Any) -> Any:
+        if self._places is None:
+            return self._plain(logits, labels, vocab_size, **named)
+        return self._plain(logits, None, vocab_size, **{**named, "shift_labels": self._targets.unsqueeze(0)})
+
+
+def skip_other_logits(trainer: Any) -> bool:
+    """Leave out the logits of prompts and padding where nothing but the model's own loss reads them; return
+    whether they are left out."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if (
+        trainer.label_smoother is not None
+        or trainer.compute_loss_func is not None
+        or trainer.args.torch_compile
+    ):
+        return False
+    if model.get_output_embeddings() is None or not _calls_its_loss_function(model):
+        return False
+    AnswerLogits(trainer, model)
+    return True
+
+
+def _calls_its_loss_function(model: Any) -> bool:
+    """Models that compute a loss in another way would compare the few logits with all labels."""
+    called = inspect.unwrap(type(model).forward).__code__.co_names
+    return "loss_function" in called and "shift_labels" in inspect.signature(model.loss_function).parameters
+
+
+def _is_plain(inputs: Any) -> bool:
+    """Whether labels and tokens lie side by side, and nothing else says what follows what."""
+    if not isinstance(inputs, Mapping) or inputs.get("shift_labels") is not None:
+        return False
+    ids, labels = inputs.get("input_ids"), inputs.get("labels")
+    return ids is not None and labels is not None and ids.shape == labels.shape
