@@ -34,6 +34,7 @@ NAMES = (
     "end_to_end",
     "generation",
     "grpo_step",
+    "answer_logits",
     "sharded_step",
     "sampling",
     "dashboard",
