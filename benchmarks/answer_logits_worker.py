@@ -10,6 +10,7 @@ import random
 import sys
 import tempfile
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from trainer.axolotl.answer_logits import skip_other_logits
 from trainer.inputs.tokens import IGNORED
 
 ROWS, LENGTH = 8, 256
+#: Of Axolotl: no other trainer and no fused loss.
+PLAIN = SimpleNamespace(trainer_cls=None, liger_fused_linear_cross_entropy=None, cut_cross_entropy=None)
 SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
 
 
@@ -32,7 +35,7 @@ def main(asked: dict[str, Any]) -> None:
 
 def compared(vocabulary: int, prompt: float, passes: int, folder: str) -> dict[str, Any]:
     trainers = {side: trainer_of(vocabulary, folder) for side in ("all", "answers")}
-    assert skip_other_logits(trainers["answers"])
+    assert skip_other_logits(trainers["answers"], PLAIN)
     batch = batch_of(vocabulary, prompt)
     seconds: dict[str, list[float]] = {side: [] for side in trainers}
     losses = dict.fromkeys(trainers, 0.0)

@@ -226,7 +226,7 @@ THOROUGH = (
     "integration/test_rehearsal.py::test_every_other_kind_of_text_passes",
     "integration/test_rules.py::test_a_gpu_that_fills",
     "integration/test_slurm_two_nodes.py::test_a_node_whose_trainer_is_killed",
-    "integration/test_slurm_two_nodes.py::test_two_nodes_train_one_model",
+    "integration/test_slurm_two_nodes.py::test_two_nodes_train_one_model[axolotl",
     "integration/test_starting.py::test_a_signal_during_the_start_ends_it_and_the_next_start_works[lock_taken",
     "integration/test_starting.py::test_a_signal_during_the_start_ends_it_and_the_next_start_works[run_file_w",
     "integration/test_trainer_image.py",

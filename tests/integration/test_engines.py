@@ -33,7 +33,13 @@ with open('up', 'w') as file:
     file.write('1')
 time.sleep(100)
 """
-DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); open('up', 'w').write('1'); time.sleep(100)"
+DEAF = """
+import signal, time
+signal.signal(15, signal.SIG_IGN)
+while True:
+    open('beat', 'a').write('.')
+    time.sleep(0.02)
+"""
 #: A child in a session of its own, whose parent is gone, that writes as long as it lives.
 RUNAWAY = """
 import os, sys, time
@@ -129,7 +135,7 @@ async def test_stop_right_after_the_start_ends_it_too(bench: EngineBench) -> Non
 
 async def test_force_kills_a_trainer_that_ignores_sigterm(bench: EngineBench) -> None:
     run = await bench.submit(bench.code(DEAF))
-    await bench.said(run, "up")
+    await bench.said(run, "beat")
     await bench.engine.stop(run.ref)
     await asyncio.sleep(0.2)
     assert (await bench.status(run)).phase is RunPhase.RUNNING
@@ -138,6 +144,7 @@ async def test_force_kills_a_trainer_that_ignores_sigterm(bench: EngineBench) ->
     assert status.why is EndCause.STOPPED
     # Slurm's cancellation sends SIGTERM to the sandbox too, which may end before the wrapper kills it.
     assert status.code in ((137, 143) if bench.kind == "slurm" else (137,))
+    assert await still(run)
     await bench.engine.stop(run.ref, force=True)
     await bench.engine.stop(run.ref)
     assert (await bench.status(run)).why is EndCause.STOPPED

@@ -203,6 +203,7 @@ def dumps_arguments() -> None:
         }
         arguments["callbacks"] = [type(one).__name__ for one in self.callback_handler.callbacks]
         arguments["trainer"] = type(self).__name__
+        arguments["loss"] = self.compute_loss.__qualname__
         place.write_text(json.dumps(arguments), encoding="utf-8")
         return plain(self, *rest, **named)
 

@@ -1,7 +1,7 @@
 """Logits only where something is learned: prompts and padding pass the model, but not its output layer.
 
-With a vocabulary of 150,000 the output layer is a quarter of a small model's arithmetic, and its logits most
-of the memory. A fused loss never builds them, and is left alone.
+With a vocabulary of 150,000 the output layer is a quarter of the arithmetic of a model of half a billion
+parameters. A loss that is fused with it builds no logits, and is left alone.
 """
 
 from __future__ import annotations
@@ -12,15 +12,22 @@ from typing import Any
 
 from trainer.inputs.tokens import IGNORED
 
+#: Positions are filled up to a multiple of this: Axolotl's loss by chunks is compiled for eight parts, and
+#: would be compiled again for a part of none or one.
+MULTIPLE = 64
+
 
 class AnswerLogits:
     """While the model trains, its output layer and its loss see the labelled positions alone."""
 
     def __init__(self, trainer: Any, model: Any) -> None:
         """`model`: the one whose loss it is, without wrappers and adapter."""
-        #: Of the batch that is being computed: the flat positions before labels, and the labels.
+        #: Of the batch that is being computed: its shape, the flat positions before labels, and the labels.
+        self._shape: Any = None
         self._places: Any = None
         self._targets: Any = None
+        #: Whether the output layer saw these positions only.
+        self._cut = False
         self._plain, self._compute = model.loss_function, trainer.compute_loss
         model.loss_function, trainer.compute_loss = self._model_loss, self._batch_loss
         model.get_output_embeddings().register_forward_pre_hook(self._selected)
@@ -28,39 +35,55 @@ class AnswerLogits:
     def _batch_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
         if not model.training or not _is_plain(inputs):
             return self._compute(model, inputs, *rest, **named)
-        following = inputs["labels"][:, 1:]
-        learned = following != IGNORED
-        rows, columns = learned.nonzero(as_tuple=True)
-        self._places, self._targets = rows * inputs["labels"].shape[1] + columns, following[learned]
+        self._shape = inputs["labels"].shape
+        self._places, self._targets = labelled(inputs["labels"])
         try:
             return self._compute(model, inputs, *rest, **named)
         finally:
-            self._places = self._targets = None
+            self._shape = self._places = self._targets = None
+            self._cut = False
 
     def _selected(self, layer: Any, arguments: tuple[Any, ...]) -> Any:
-        if self._places is None:
-            return None
         hidden, *others = arguments
+        if self._shape is None or hidden.shape[:2] != self._shape:
+            return None
+        self._cut = True
         return (hidden.flatten(0, 1)[self._places].unsqueeze(0), *others)
 
     def _model_loss(self, logits: Any, labels: Any, vocab_size: int, **named: Any) -> Any:
-        if self._places is None:
+        if not self._cut:
             return self._plain(logits, labels, vocab_size, **named)
         return self._plain(logits, None, vocab_size, **{**named, "shift_labels": self._targets.unsqueeze(0)})
 
 
-def skip_other_logits(trainer: Any) -> bool:
+def labelled(labels: Any) -> tuple[Any, Any]:
+    """The flat positions that predict a label, and these labels; both filled up, with what is ignored."""
+    import torch
+
+    pad = torch.nn.functional.pad
+    following = pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
+    places = (following != IGNORED).nonzero().flatten()
+    missing = -len(places) % MULTIPLE or (MULTIPLE if not len(places) else 0)
+    return pad(places, (0, missing)), pad(following[places], (0, missing), value=IGNORED)
+
+
+def skip_other_logits(trainer: Any, cfg: Any) -> bool:
     """Leave out the logits of prompts and padding where nothing but the model's own loss reads them; return
-    whether they are left out."""
+    whether they are left out. `cfg`: Axolotl's configuration."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if cfg.trainer_cls or cfg.liger_fused_linear_cross_entropy or cfg.cut_cross_entropy:
+        return False
     if (
         trainer.label_smoother is not None
         or trainer.compute_loss_func is not None
         or trainer.args.torch_compile
     ):
         return False
-    if model.get_output_embeddings() is None or not _calls_its_loss_function(model):
+    # Mixed with the loss of a Bamba model is a mean over its logits.
+    if model.get_output_embeddings() is None or getattr(model.config, "z_loss_coefficient", None):
+        return False
+    if not _calls_its_loss_function(model):
         return False
     AnswerLogits(trainer, model)
     return True

@@ -131,7 +131,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         if rows is not None and rows.prompt_weight and self.supervised:
             PromptLoss(trainer, rows.prompt_weight, lambda text: self.progress.note("data", text))
         elif self.supervised and not coefficient:  # else the other logits are needed too
-            skip_other_logits(trainer)
+            skip_other_logits(trainer, cfg)
         if coefficient:
             add_kl(trainer, coefficient, base, splitter.label_share)
         if self.plan.grpo is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from axolotl.monkeypatch.loss import chunked
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -16,11 +17,12 @@ from core.domain.tasks import TaskType
 from tests.core.engines.cases import text_plan
 from tests.trainer import tiny
 from tests.trainer.axolotl.test_prompt_loss import SIZES, packed, padded, trainer_of
-from trainer.axolotl.answer_logits import skip_other_logits
+from trainer.axolotl.answer_logits import MULTIPLE, labelled, skip_other_logits
 from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.inputs.tokens import IGNORED
 
 LABELS = sum(answer for _, answer in SIZES)
+CONFIG = SimpleNamespace(trainer_cls=None, liger_fused_linear_cross_entropy=None, cut_cross_entropy=None)
 
 
 def model_of(kind: str) -> Any:
@@ -58,9 +60,9 @@ def test_loss_and_gradients_are_those_of_all_logits(
     trainer = trainer_of(tmp_path, model_of(kind))
     loss, gradients, seen = step(trainer, inputs, count)
     assert seen == [inputs["labels"].numel()]
-    assert skip_other_logits(trainer)
+    assert skip_other_logits(trainer, CONFIG)
     same, others, fewer = step(trainer, inputs, count)
-    assert fewer == [LABELS]
+    assert fewer == [MULTIPLE], "rather than all, in batches that are larger than this one"
     assert same == pytest.approx(loss, rel=1e-5)
     assert len(others) == len(gradients)
     for one, other in zip(gradients, others, strict=True):
@@ -71,7 +73,7 @@ def test_in_smaller_passes_the_losses_still_add_up(tmp_path: Path) -> None:
     trainer, plan = trainer_of(tmp_path, model_of("llama")), text_plan(TaskType.INSTRUCT)
     plan = plan.model_copy(update={"batch": plan.batch.model_copy(update={"micro": len(SIZES)})})
     splitter = MicroBatchSplitter(trainer, plan)
-    assert skip_other_logits(trainer)
+    assert skip_other_logits(trainer, CONFIG)
     whole = float(trainer.training_step(trainer.model, padded()))
     assert splitter.regroup(1) == (1, "")
     assert float(trainer.training_step(trainer.model, padded())) == pytest.approx(whole, rel=1e-5)
@@ -79,7 +81,7 @@ def test_in_smaller_passes_the_losses_still_add_up(tmp_path: Path) -> None:
 
 def test_outside_of_training_all_logits_are_there(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, model_of("llama"))
-    skip_other_logits(trainer)
+    skip_other_logits(trainer, CONFIG)
     inputs = padded()
     trainer.model.eval()
     _, outputs = trainer.compute_loss(trainer.model, dict(inputs), return_outputs=True)
@@ -90,19 +92,57 @@ def test_outside_of_training_all_logits_are_there(tmp_path: Path) -> None:
     assert free.logits.shape[:2] == inputs["labels"].shape, "only within the trainer's own loss"
 
 
+def test_positions_are_filled_up_so_that_compiled_parts_keep_their_sizes() -> None:
+    for learned, filled in ((0, 64), (1, 64), (64, 64), (65, 128)):
+        labels = torch.full((3, 40), IGNORED)
+        flat = [(row, column) for row in range(3) for column in range(1, 40)][:learned]
+        for row, column in flat:
+            labels[row, column] = 100 * row + column
+        labels[:, 0] = 7  # nothing predicts it
+        places, targets = labelled(labels)
+        assert len(places) == len(targets) == filled
+        assert places[:learned].tolist() == [40 * row + column - 1 for row, column in flat]
+        assert targets[:learned].tolist() == [100 * row + column for row, column in flat]
+        assert (targets[learned:] == IGNORED).all()
+
+
+@pytest.mark.parametrize("answers", [0, 1, 9, 40])
+def test_axolotls_loss_by_chunks_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: int
+) -> None:
+    """As it is computed; compiled it needs a C++ compiler."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    trainer = trainer_of(tmp_path, model_of("llama"))
+    trainer.model.loss_function = chunked.get_causal_lm_loss()
+    inputs = padded()
+    labels = torch.full_like(inputs["labels"], IGNORED)
+    labels.view(-1)[5 : 5 + answers] = inputs["input_ids"].view(-1)[5 : 5 + answers]
+    losses = []
+    for changed in (False, True):
+        assert not changed or skip_other_logits(trainer, CONFIG)
+        loss, gradients, _ = step(trainer, {**inputs, "labels": labels}, torch.tensor(17))
+        losses.append((loss, [gradient.abs().sum().item() for gradient in gradients]))
+    assert losses[1][0] == pytest.approx(losses[0][0], rel=1e-5)
+    assert losses[1][1] == pytest.approx(losses[0][1], rel=1e-4, abs=1e-6)
+
+
 def test_rows_without_anything_to_learn_cost_nothing_and_change_nothing(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, model_of("llama"))
-    skip_other_logits(trainer)
+    skip_other_logits(trainer, CONFIG)
     inputs = {**padded(), "labels": torch.full_like(padded()["labels"], IGNORED)}
-    loss, gradients, seen = step(trainer, inputs, torch.tensor(17))
-    assert (loss, seen) == (0.0, [0])
+    loss, gradients, _ = step(trainer, inputs, torch.tensor(17))
+    assert loss == 0.0
     assert not any(gradient.any() for gradient in gradients)
 
 
-@pytest.mark.parametrize("changed", ["smoothing", "own loss", "compiled", "another loss"])
+@pytest.mark.parametrize("changed", ["smoothing", "own loss", "compiled", "another loss", "fused", "trainer"])
 def test_whatever_else_reads_the_logits_gets_them_all(tmp_path: Path, changed: str) -> None:
-    trainer = trainer_of(tmp_path, model_of("llama"))
-    if changed == "smoothing":
+    trainer, config = trainer_of(tmp_path, model_of("llama")), SimpleNamespace(**vars(CONFIG))
+    if changed == "fused":
+        config.liger_fused_linear_cross_entropy = True
+    elif changed == "trainer":
+        config.trainer_cls = "somewhere.Trainer"
+    elif changed == "smoothing":
         trainer.label_smoother = object()
     elif changed == "own loss":
         trainer.compute_loss_func = lambda *arguments: 0.0
@@ -111,5 +151,5 @@ def test_whatever_else_reads_the_logits_gets_them_all(tmp_path: Path, changed: s
     else:
         trainer.model.loss_function = lambda logits, labels, vocab_size, **named: logits.mean()
     compute = trainer.compute_loss
-    assert not skip_other_logits(trainer)
+    assert not skip_other_logits(trainer, config)
     assert trainer.compute_loss == compute
