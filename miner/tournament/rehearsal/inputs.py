@@ -125,7 +125,7 @@ def _copied_bytes(path: Path, output: Path) -> int:
 
 
 def _files_in(path: Path) -> list[Path]:
-    """All files below a directory, also behind linked directories; none where there is no directory."""
+    """List the files below a directory, following links; empty if the directory does not exist."""
     return [Path(at) / name for at, _, names in os.walk(path, followlinks=True) for name in names]
 
 
