@@ -7,7 +7,8 @@ parameters. A loss that is fused with it builds no logits, and is left alone.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from trainer.inputs.tokens import IGNORED
@@ -17,41 +18,54 @@ from trainer.inputs.tokens import IGNORED
 MULTIPLE = 64
 
 
-class AnswerLogits:
-    """While the model trains, its output layer and its loss see the labelled positions alone."""
+class SelectiveHead:
+    """The output layer of a model, which can be told to see some positions of a batch only."""
 
-    def __init__(self, trainer: Any, model: Any) -> None:
-        """`model`: the one whose loss it is, without wrappers and adapter."""
-        #: Of the batch that is being computed: its shape, the flat positions before labels, and the labels.
+    def __init__(self, model: Any) -> None:
+        """`model`: without wrappers."""
+        #: Of the batch that is being computed: its shape, and the flat positions.
         self._shape: Any = None
         self._places: Any = None
-        self._targets: Any = None
-        #: Whether the output layer saw these positions only.
-        self._cut = False
-        self._plain, self._compute = model.loss_function, trainer.compute_loss
-        model.loss_function, trainer.compute_loss = self._model_loss, self._batch_loss
+        #: Whether the layer saw these positions only.
+        self.cut = False
         model.get_output_embeddings().register_forward_pre_hook(self._selected)
 
-    def _batch_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        if not model.training or not _is_plain(inputs):
-            return self._compute(model, inputs, *rest, **named)
-        self._shape = inputs["labels"].shape
-        self._places, self._targets = labelled(inputs["labels"])
+    @contextmanager
+    def at(self, shape: Any, places: Any) -> Iterator[None]:
+        self._shape, self._places = shape, places
         try:
-            return self._compute(model, inputs, *rest, **named)
+            yield
         finally:
-            self._shape = self._places = self._targets = None
-            self._cut = False
+            self._shape = self._places = None
+            self.cut = False
 
     def _selected(self, layer: Any, arguments: tuple[Any, ...]) -> Any:
         hidden, *others = arguments
         if self._shape is None or hidden.shape[:2] != self._shape:
             return None
-        self._cut = True
+        self.cut = True
         return (hidden.flatten(0, 1)[self._places].unsqueeze(0), *others)
 
+
+class AnswerLogits:
+    """While the model trains, its output layer and its loss see the labelled positions alone."""
+
+    def __init__(self, trainer: Any, model: Any) -> None:
+        """`model`: the one whose loss it is, without wrappers and adapter."""
+        self._head = SelectiveHead(model)
+        self._targets: Any = None
+        self._plain, self._compute = model.loss_function, trainer.compute_loss
+        model.loss_function, trainer.compute_loss = self._model_loss, self._batch_loss
+
+    def _batch_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        if not model.training or not _is_plain(inputs):
+            return self._compute(model, inputs, *rest, **named)
+        places, self._targets = labelled(inputs["labels"])
+        with self._head.at(inputs["labels"].shape, places):
+            return self._compute(model, inputs, *rest, **named)
+
     def _model_loss(self, logits: Any, labels: Any, vocab_size: int, **named: Any) -> Any:
-        if not self._cut:
+        if not self._head.cut:
             return self._plain(logits, labels, vocab_size, **named)
         return self._plain(logits, None, vocab_size, **{**named, "shift_labels": self._targets.unsqueeze(0)})
 

@@ -19,18 +19,42 @@ import torch
 from accelerate.utils import gather
 from axolotl.core.trainers.dpo.trainer import AxolotlDPOTrainer
 from axolotl.core.trainers.grpo.trainer import AxolotlGRPOTrainer
+from peft import PeftModel
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import use_adapter
 
+from trainer.axolotl.answer_logits import SelectiveHead
 from trainer.axolotl.vllm_weights import fresh_weights
 from trainer.inputs.tables import PAIR_COLUMNS
 from trainer.rewards.calls import RewardCalls
 from trainer.rewards.source import REWARD_MODULE
 from trainer.rewards.watch import RewardWatch
 from trainer.scoring.completions import complete
+from trainer.scoring.forward import Predicted, log_probs
 from trainer.scoring.sampling import SamplingRules
+
+#: What TRL logs of a pass with preferences, where our loss computes it; means over this process's pairs.
+PAIR_METRICS = (
+    *("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"),
+    *("logps/chosen", "logps/rejected"),
+)
 
 
 class PairTrainer(AxolotlDPOTrainer):  # type: ignore[misc]
-    """Takes the pairs as `trainer.inputs` encoded and cut them."""
+    """Takes the pairs as `trainer.inputs` encoded and cut them, and computes logits of their answers only.
+
+    TRL computes those of prompts and padding too, and goes through all of them again for what it logs: the
+    entropy, the mean, the likeliest token. For these it waits for the GPU in each pass."""
+
+    #: Of the model and of the base, by the model's identity.
+    _heads: dict[int, SelectiveHead]
+    #: `PAIR_METRICS` of each pass since the last log.
+    _means: list[torch.Tensor]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # TRL computes the base's probabilities while it is made.
+        self._heads, self._means = {}, []
+        super().__init__(*args, **kwargs)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
         missing = set(PAIR_COLUMNS) - set(dataset.column_names)
@@ -38,9 +62,85 @@ class PairTrainer(AxolotlDPOTrainer):  # type: ignore[misc]
             raise ValueError(f"the {dataset_name} data is not encoded: no {', '.join(sorted(missing))}")
         return dataset
 
+    def _compute_loss(self, model: Any, inputs: Any, return_outputs: bool) -> Any:
+        if not (model.training and self._loss_is_plain):
+            return super()._compute_loss(model, inputs, return_outputs)
+        own = self._answer_sums(model, inputs)
+        if self.precompute_ref_logps:
+            base = torch.cat([inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]])
+        else:
+            base = torch.cat(self.compute_ref_log_probs(self.ref_model or self.model, inputs))
+        chosen, rejected = (self.beta * (own - base)).chunk(2)
+        loss = -torch.nn.functional.logsigmoid(chosen - rejected).mean()
+        self._means.append(_pair_means(chosen.detach(), rejected.detach(), own.detach()))
+        return (loss, {}) if return_outputs else loss
+
+    @property
+    def _loss_is_plain(self) -> bool:
+        """Whether nothing but the sums of the answers' log-probs is needed."""
+        sigmoid = self.loss_types == ["sigmoid"] and self.loss_weights == [1.0]
+        plain = self.f_divergence_type == "reverse_kl" and self.ld_alpha is None and not self.use_weighting
+        return sigmoid and plain and not self.aux_loss_enabled and self._heads_see_positions
+
+    @property
+    def _heads_see_positions(self) -> bool:
+        return not (self.args.torch_compile or self._is_vlm or self.model.get_output_embeddings() is None)
+
+    def compute_ref_log_probs(self, model: Any, inputs: Any) -> Any:
+        if self.ld_alpha is not None or not self._heads_see_positions:
+            return super().compute_ref_log_probs(model, inputs)
+        adapted: Any = nullcontext()
+        unwrapped = self.accelerator.unwrap_model(self.model)
+        if self.ref_model is None and isinstance(unwrapped, PeftModel):
+            adapted = use_adapter(unwrapped, adapter_name="ref" if "ref" in unwrapped.peft_config else None)
+        checkpointing = self.args.gradient_checkpointing_kwargs
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, checkpointing), adapted:
+            return self._answer_sums(model, inputs).chunk(2)
+
+    def _answer_sums(self, model: Any, inputs: Any) -> torch.Tensor:
+        """Log p of each answer: of all chosen ones, then of all rejected ones."""
+        ids, mask = inputs["input_ids"], inputs["completion_mask"]
+        places, tokens = following(ids, mask)
+        unwrapped = self.accelerator.unwrap_model(model)
+        if (head := self._heads.get(id(unwrapped))) is None:
+            head = self._heads[id(unwrapped)] = SelectiveHead(unwrapped)
+        others = {key: value for key, value in inputs.items() if key not in _PAIRS_OWN}
+        with head.at(ids.shape, places):
+            logits = model(**others, use_cache=False).logits
+            chosen = logits[0] if head.cut else logits.flatten(0, 1)[places]
+        rows = places // ids.shape[1]
+        found = log_probs(Predicted(chosen, tokens, rows))
+        return found.new_zeros(len(ids)).index_add(0, rows, found)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if self._means:
+            means = torch.stack(self._means).mean(dim=0).tolist()
+            self._metrics["train"].update(
+                {name: [mean] for name, mean in zip(PAIR_METRICS, means, strict=True)}
+            )
+            self._means.clear()
+        super().log(logs, start_time)
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Skip the garbage collection and emptied cache after each micro step: both wait for the GPU."""
         return super(AxolotlDPOTrainer, self).training_step(*args, **kwargs)
+
+
+#: What a batch of pairs holds beside the model's arguments.
+_PAIRS_OWN = ("completion_mask", "ref_chosen_logps", "ref_rejected_logps")
+
+
+def following(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The flat positions before the masked tokens, and these tokens."""
+    pad = torch.nn.functional.pad
+    places = pad(mask[:, 1:], (0, 1)).flatten().nonzero().flatten()
+    return places, ids.flatten()[places + 1]
+
+
+def _pair_means(chosen: torch.Tensor, rejected: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+    """`PAIR_METRICS` of one pass."""
+    right, margins = (chosen > rejected).float(), chosen - rejected
+    return torch.stack([one.mean() for one in (chosen, rejected, right, margins, *sums.chunk(2))])
 
 
 class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
