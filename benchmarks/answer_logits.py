@@ -1,4 +1,4 @@
-"""Seconds of a training pass with logits for every token, and for the answers' alone.
+"""Seconds of a training pass with logits for every token, and for the answers' alone: texts and preferences.
 
 Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. The models are as wide and deep as a
 CPU computes in seconds, and their vocabularies such that the output layer has the share of the arithmetic
@@ -25,18 +25,22 @@ def run(quick: bool) -> Report:
     passes = QUICK_PASSES if quick else PASSES
     report = Report(
         "A pass forward and backward: seconds with logits of all tokens → of answers only",
-        ("like", "output layer's share", "prompts", "seconds", "times as fast", "loss differs by"),
+        ("rows", "like", "output layer's share", "prompts", "seconds", "times as fast", "loss differs by"),
     )
     asked = {"models": MODELS, "prompts": PROMPTS, "passes": passes}
     report.data["cases"] = list(reported("benchmarks.answer_logits_worker", asked))
     report.rows += [_row(found) for found in report.data["cases"]]
-    report.notes.append("CPU seconds of one thread, the median; both sides take turns.")
+    report.notes += [
+        "CPU seconds of one thread, the median; both sides take turns.",
+        "Texts: transformers' loss. Pairs: TRL's, with what it logs; the base's probabilities are there.",
+    ]
     return report
 
 
 def _row(found: dict[str, Any]) -> tuple[str, ...]:
     before, after = median(found["all"]), median(found["answers"])
     return (
+        found["rows"],
         found["model"],
         f"{found['share']:.0%}",
         f"{found['prompt']:.0%}",

@@ -21,6 +21,7 @@ MODELS = {"0.13 M": (2, 64), "7 M": (8, 256)}
 COMPLETIONS, PASS = 64, 16
 #: Seconds that a slow reward takes for a completion, twice: there are two such functions.
 SLOW_S = 0.02
+_COLUMNS = ("generation", "times", "step, TRL's loss", "times", "step of `steady`", "times")
 
 
 def run(quick: bool) -> Report:
@@ -28,7 +29,7 @@ def run(quick: bool) -> Report:
     asked = {"cases": list(_cases(steps)), "completions": COMPLETIONS, "pass": PASS}
     report = Report(
         f"GRPO steps of {COMPLETIONS} completions, prompts per second: TRL's own → ours",
-        ("model", "trained", "completions of a prompt", "generation", "times", "whole step", "times"),
+        ("model", "trained", "completions of a prompt", *_COLUMNS),
     )
     report.data["cases"] = []
     for found in reported("benchmarks.grpo_step_worker", asked):
@@ -52,10 +53,9 @@ def _cases(steps: int) -> Iterator[dict[str, Any]]:
 
 
 def _row(found: dict[str, Any]) -> tuple[str, ...]:
-    theirs, ours = found["trl"], found["ours"]
     cells = []
-    for what in ("generation", "step"):
-        before, after = (found["prompts"] / side[what] for side in (theirs, ours))
+    for side, what in (("ours", "generation"), ("ours", "step"), ("steady", "step")):
+        before, after = (found["prompts"] / found[name][what] for name in ("trl", side))
         cells += [f"{before:.3g} → {after:.3g}", f"{after / before:.1f}"]
     trained = "adapter" if found["adapter"] else "everything"
     return (found["model"], trained, str(found["generations"]), *cells)
@@ -73,6 +73,7 @@ def _slow_rewards(found: dict[str, Any]) -> str:
 _NOTES = (
     "By CPU time of the training's process, one thread: other work on the machine counts little. Rewards by "
     "the clock: their processes work beside it.",
-    "A whole step has the generation, the base's log-probs, the passes forward and back, and the update.",
+    "A step has the generation, the base's log-probs, the passes forward and back, the update. With TRL's "
+    "loss, and with that of `steady`, which has the evaluation's KL on prompts in place of TRL's.",
     "On a CPU. On a GPU a step of a large model is bound by memory and by launching kernels: not measured.",
 )

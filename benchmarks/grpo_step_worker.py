@@ -1,4 +1,4 @@
-"""Runs inside the training environment, for `grpo_step.py`: the same steps with TRL's trainer and ours."""
+"""Runs inside the training environment, for `grpo_step.py`: steps with TRL's trainer and ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
 
 from core.domain.tasks import GrpoDataset, RewardFunction
+from core.engines.axolotl.recipe import BASE_ONLY
 from tests.trainer import tiny
+from trainer.axolotl.prompt_kl import add_prompt_kl
 from trainer.axolotl.trainers import RawPromptTrainer
 from trainer.rewards.sandbox import Rewards
 from trainer.rewards.source import REWARD_MODULE, REWARD_TABLE, write_rewards
@@ -27,6 +29,8 @@ TEMPERATURE, TOP_K, LONGEST = 0.9, 50, 256
 #: A completion ends at a token with a chance of one in so many.
 MEAN_LENGTH = 75
 PROMPTS = 400
+#: TRL's KL on completions, and that on prompts which `steady` has in its place.
+BETA, PROMPT_KL = 0.04, 0.5
 
 
 class TrlTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
@@ -118,8 +122,13 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
         trainer._generate_single_turn = timed
 
 
-def measured(kind: Any, model: Any, rewards: list[Any], case: dict[str, Any], asked: dict[str, Any]) -> Any:
+def measured(
+    kind: Any, model: Any, rewards: list[Any], case: dict[str, Any], asked: dict[str, Any], prompt_kl: bool
+) -> Any:
     watch = Stopwatch()
+    beta = BETA
+    if prompt_kl:
+        beta = 0.0 if case["adapter"] else BASE_ONLY
     with tempfile.TemporaryDirectory() as folder:
         options = AxolotlGRPOConfig(
             output_dir=folder,
@@ -129,7 +138,7 @@ def measured(kind: Any, model: Any, rewards: list[Any], case: dict[str, Any], as
             max_completion_length=LONGEST,
             temperature=TEMPERATURE,
             top_k=TOP_K,
-            beta=0.04,
+            beta=beta,
             max_steps=case["steps"] + 1,
             learning_rate=1e-6,
             use_cpu=True,
@@ -151,6 +160,8 @@ def measured(kind: Any, model: Any, rewards: list[Any], case: dict[str, Any], as
         )
         trainer.remove_callback(PrinterCallback)  # its lines are no results
         watch.around(trainer)
+        if prompt_kl:
+            add_prompt_kl(trainer, PROMPT_KL)
         trainer.train()
     return {"step": watch.cpu, "generation": watch.generation, "wall": watch.wall}
 
@@ -184,8 +195,9 @@ def main(asked: dict[str, Any]) -> None:
             folder = saved_model(Path(name) / "model", case["layers"], case["hidden"])
             rewards = slow_rewards(case["slow"], Path(name) / "rewards") if case["slow"] else [words]
             found = {**case, "prompts": case["steps"] * asked["completions"] / case["generations"]}
-            for side, kind in (("trl", TrlTrainer), ("ours", RawPromptTrainer)):
-                found[side] = measured(kind, loaded(folder, case["adapter"]), rewards, case, asked)
+            for side, kind in (("trl", TrlTrainer), ("ours", RawPromptTrainer), ("steady", RawPromptTrainer)):
+                model = loaded(folder, case["adapter"])
+                found[side] = measured(kind, model, rewards, case, asked, side == "steady")
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()
 

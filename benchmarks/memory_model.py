@@ -127,6 +127,7 @@ def setup_for(model: ModelFacts, case: dict[str, Any]) -> RunCandidate:
         together=0,
         generations=8,
         kl=False,
+        prompt_kl=False,
         gathered_layers=0,
         ema=False,
         image=None,

@@ -110,10 +110,10 @@ def _saved_reason(s: RunCandidate) -> str:
     if s.image is not None:
         return f"{s.micro} images of {s.image.resolution}²"
     if not s.checkpointing:
-        return f"{s.shape.layers} layers of {s.tokens:,} tokens"
+        return f"{s.shape.layers} layers of {s.saved_tokens:,} tokens"
     if s.offload:
         return "each layer's input, in host memory"
-    return f"inputs of {s.shape.layers} layers, {s.tokens:,} tokens"
+    return f"inputs of {s.shape.layers} layers, {s.saved_tokens:,} tokens"
 
 
 @memory_part("activations", _saved_reason)
@@ -124,11 +124,11 @@ def saved_activations(s: RunCandidate) -> float:
     outside = (8.0 if s.full else 4.0) * s.shape.hidden
     if not s.checkpointing:
         experts = EXPERT_SAVED * s.shape.expert_params if s.makes_experts else 0.0
-        return s.tokens * (s.shape.layers * layer_bytes(s) + outside) + experts
+        return s.saved_tokens * (s.shape.layers * layer_bytes(s) + outside) + experts
     if s.offload:
-        return s.tokens * outside
+        return s.saved_tokens * outside
     per = (4.0 if s.full and s.attention in (Attention.SDPA, Attention.EAGER) else 2.0) * s.width / 2
-    return s.tokens * (per * s.shape.layers * s.shape.hidden + outside)
+    return s.saved_tokens * (per * s.shape.layers * s.shape.hidden + outside)
 
 
 def _saved_for_images(s: RunCandidate) -> float:

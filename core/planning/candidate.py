@@ -210,7 +210,7 @@ class RunCandidate:
     #: DPO: the reference's log-probs are there before the training begins.
     reference_ready: bool
     #: GRPO: the share of the GPU that vLLM takes, 0 for none, and whether it gives it back while the training
-    #: needs it; completions per prompt; a KL term, and whether one is on the prompts.
+    #: needs it; completions per prompt; a KL term on what is learned, and one on the prompts.
     vllm_share: float
     vllm_sleep: bool
     generations: int
@@ -284,9 +284,20 @@ class RunCandidate:
         return min(self.together or self.per_gpu, self.per_gpu)
 
     @property
+    def needs_base(self) -> bool:
+        """Whether steps compare with the untrained model."""
+        return (self.task.has_pairs and not self.reference_ready) or self.kl or self.prompt_kl
+
+    @property
     def prompt_kl_tokens(self) -> int:
         """Tokens of a prompt that the KL on prompts reads; 0 without that term."""
         return min(max(self.length - self.completion, 0), GRPO_KL_LENGTH) if self.prompt_kl else 0
+
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens of a pass whose activations wait for the backward one: with the KL on prompts, which may all
+        be read in the same pass, theirs twice."""
+        return self.tokens + self.micro * self.prompt_kl_tokens
 
     @property
     def samples_itself(self) -> bool:
@@ -367,8 +378,9 @@ def image_tokens(facts: ImageFacts, resolution: int) -> int:
 def loss_kind(
     task: TaskSpec, engine: Engine, fused: bool, liger: frozenset[LigerPart], weighted: bool
 ) -> LossKind:
-    """TRL's DPO and GRPO compute log-probs from full logits whatever the SFT loss is set to, and the KL to
-    the base model needs them too, as does a loss of Axolotl's in which tokens are `weighted`."""
+    """DPO and GRPO compute log-probs from logits whatever the SFT loss is set to. The KL to the base needs
+    them too, as does a loss of Axolotl's in which tokens are `weighted`. DPO's are planned for all tokens:
+    how many are the answers' differs from batch to batch."""
     needs_logits = task.kl_coefficient or (weighted and engine is Engine.AXOLOTL)
     if task.task_type.is_rl or needs_logits or not fused:
         return LossKind.FULL
@@ -425,7 +437,7 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
         vllm_sleep=bool(grpo and grpo.vllm_sleep),
         generations=grpo.generations if grpo else 1,
         together=(grpo.together or 0) if grpo else 0,
-        kl=bool((grpo and (grpo.beta > 0 or grpo.prompt_kl > 0)) or plan.task.kl_coefficient),
+        kl=bool((grpo and grpo.beta > 0) or plan.task.kl_coefficient),
         prompt_kl=bool(grpo and grpo.prompt_kl > 0),
         gathered_layers=grpo.whole_layers if grpo else 0,
         ema=plan.ema is not None,

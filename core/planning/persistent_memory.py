@@ -136,8 +136,7 @@ def adapter(s: RunCandidate) -> float:
 @memory_part("reference", "the untrained model beside the trained one")
 def reference(s: RunCandidate) -> float:
     """A frozen copy, where there is no adapter to disable to get the base model back."""
-    needed = (s.task.has_pairs and not s.reference_ready) or s.kl
-    return s.shape.params * 2 / s.shards if s.full and needed else 0.0
+    return s.shape.params * 2 / s.shards if s.full and s.needs_base else 0.0
 
 
 @memory_part(

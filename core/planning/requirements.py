@@ -339,8 +339,7 @@ def first_candidate(needs: Requirements, world: int) -> RunCandidate:
         vllm_share=_vllm_share(needs),
         vllm_sleep=targets.grpo_vllm is not False and grpo,
         generations=targets.grpo_generations,
-        kl=(grpo and (targets.grpo_beta > 0 or targets.grpo_prompt_kl > 0))
-        or bool(needs.task.kl_coefficient),
+        kl=(grpo and targets.grpo_beta > 0) or bool(needs.task.kl_coefficient),
         prompt_kl=grpo and targets.grpo_prompt_kl > 0,
         together=0,
         gathered_layers=0,

@@ -35,18 +35,18 @@ def training_flops(s: RunCandidate, row_tokens: float) -> float:
     adapters = 2.0 * s.adapter_params * (3 + recomputed)
     # Causal attention sees half of the row; its backward pass costs two and a half forward passes.
     attention = 2.0 * s.shape.layers * s.shape.queries * row_tokens * (3.5 + recomputed)
-    return (dense + adapters + attention + reference_flops(s, row_tokens)) * (1 + _prompt_share(s))
+    trained, reference = dense + adapters + attention, forward_flops(s, row_tokens)
+    return trained + _reference_share(s) * reference + _prompt_share(s) * (trained + reference)
+
+
+def _reference_share(s: RunCandidate) -> float:
+    """Passes of the untrained model over all tokens."""
+    return float(s.kl if not s.task.has_pairs else not s.reference_ready)
 
 
 def _prompt_share(s: RunCandidate) -> float:
-    """What the KL on prompts adds: another pass over each prompt, whose completions share it."""
+    """What the KL on prompts adds: a pass of both models over each prompt, whose completions share it."""
     return s.prompt_kl_tokens / (s.length * s.generations)
-
-
-def reference_flops(s: RunCandidate, row_tokens: float) -> float:
-    """The untrained model's pass, where a step needs one."""
-    needed = s.kl if not s.task.has_pairs else not s.reference_ready
-    return forward_flops(s, row_tokens) if needed else 0.0
 
 
 def forward_flops(s: RunCandidate, row_tokens: float) -> float:
@@ -276,7 +276,7 @@ def evaluation_seconds(s: RunCandidate, rows: int, work: PassWork, row_tokens: f
     if rows <= 0 or s.image is not None:
         return 0.0
     batches = -(-rows // (s.eval_micro * s.world))
-    passes = 2 if (s.task.has_pairs and not s.reference_ready) or s.kl else 1
+    passes = 2 if s.needs_base else 1
     tokens = s.eval_micro * row_tokens
     products = tokens * forward_flops(s, work.row_tokens) / (s.kind.bf16_flops * GEMM_SHARE)
     moved = tokens * moved_bytes(s) * 0.3 / (s.kind.bandwidth * BANDWIDTH_SHARE)

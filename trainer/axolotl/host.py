@@ -326,6 +326,7 @@ class HfProber:
             self._trainer._step, self._trainer._buffered_inputs = 0, None
         for metrics in getattr(self._trainer, "_metrics", {}).values():
             metrics.clear()
+        getattr(self._trainer, "pair_means", []).clear()
 
     def end(self) -> None:
         assert self._before is not None

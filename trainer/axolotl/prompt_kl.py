@@ -13,18 +13,27 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from core.domain.evaluation import GRPO_KL_LENGTH
+from core.engines.axolotl.recipe import BASE_ONLY
+
+#: In a part of a generation: how many of all its completions answer the row's prompt, 0 where another row
+#: stands for the prompt.
+PROMPT_COUNTS = "prompt_counts"
 
 
 def add_prompt_kl(trainer: Any, weight: float) -> None:
     """Train with loss + weight · KL(base || model) on the prompts. The base is TRL's, or the model itself
     with its adapter switched off."""
     plain, base = trainer.compute_loss, trainer.ref_model
+    trainer.with_prompt_kl = True
+    if trainer.beta == BASE_ONLY and not trainer.use_liger_kernel:  # whose loss was made for a base
+        trainer.beta = 0.0  # else each step has a pass of the base over all completions
 
     def with_kl(model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
         loss = plain(model, inputs, *rest, **named)
         if not model.training:
             return loss
-        kl = prompt_kl(trainer, model, base, inputs["prompt_ids"], inputs["prompt_mask"])
+        counts = inputs.get(PROMPT_COUNTS)
+        kl = prompt_kl(trainer, model, base, inputs["prompt_ids"], inputs["prompt_mask"], counts)
         trainer._metrics["train"]["prompt_kl"].append(float(kl.detach()))
         # TRL divides its loss by the passes of a step itself.
         return loss + weight * kl / trainer.current_gradient_accumulation_steps
@@ -32,11 +41,38 @@ def add_prompt_kl(trainer: Any, weight: float) -> None:
     trainer.compute_loss = with_kl
 
 
-def prompt_kl(trainer: Any, model: Any, base: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean KL of all rows; a row's is the mean over its tokens. A prompt of several rows is read once."""
+def prompt_counts(ids: torch.Tensor, mask: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """`PROMPT_COUNTS` of all rows. A prompt is read in the last part that has it: its completions are the
+    shortest, which leave most memory."""
+    _, prompts, counts = torch.cat([ids, mask], dim=1).unique(dim=0, return_inverse=True, return_counts=True)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    last = torch.zeros_like(counts).scatter_reduce_(0, prompts, places, "amax")
+    return counts[prompts] * (places == last[prompts])
+
+
+def prompt_kl(
+    trainer: Any,
+    model: Any,
+    base: Any,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    counts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The mean KL of all rows; a row's is the mean over its tokens. A prompt of several rows is read once, or
+    where `counts` says."""
+    rows = len(ids)
     ids, mask = left_aligned(ids, mask)
-    both, counts = torch.cat([ids, mask], dim=1).unique(dim=0, return_counts=True)
-    ids, mask = both[:, : ids.shape[1]], both[:, ids.shape[1] :]
+    if counts is None:
+        both, counts = torch.cat([ids, mask], dim=1).unique(dim=0, return_counts=True)
+        ids, mask = both[:, : ids.shape[1]], both[:, ids.shape[1] :]
+    else:
+        read = counts > 0
+        if read.any():
+            ids, mask, counts = ids[read], mask[read], counts[read]
+            width = int(mask.sum(dim=1).max())
+        else:  # all ranks pass through the model equally often: one token
+            ids, mask, counts, width = ids[:1], mask[:1], counts[:1], 1
+        ids, mask = ids[:, :width], mask[:, :width]
     inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
     with torch.no_grad():
         if base is not None:
@@ -49,7 +85,7 @@ def prompt_kl(trainer: Any, model: Any, base: Any, ids: torch.Tensor, mask: torc
         checkpoint(_row_kl, found[row, :width], known[row, :width], use_reentrant=False)
         for row, width in enumerate(mask.sum(dim=1).tolist())
     ]
-    return (torch.stack(means) * counts).sum() / counts.sum()
+    return (torch.stack(means) * counts).sum() / rows
 
 
 def _row_kl(found: torch.Tensor, known: torch.Tensor) -> torch.Tensor:

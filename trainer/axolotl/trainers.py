@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather
@@ -24,6 +24,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
 from trainer.axolotl.answer_logits import SelectiveHead
+from trainer.axolotl.prompt_kl import PROMPT_COUNTS, prompt_counts
 from trainer.axolotl.vllm_weights import fresh_weights
 from trainer.inputs.tables import PAIR_COLUMNS
 from trainer.rewards.calls import RewardCalls
@@ -40,20 +41,27 @@ PAIR_METRICS = (
 )
 
 
+class AnswerTokens(NamedTuple):
+    """Of a batch of pairs: the flat positions before the answers' tokens, and these tokens."""
+
+    places: torch.Tensor
+    tokens: torch.Tensor
+
+
 class PairTrainer(AxolotlDPOTrainer):  # type: ignore[misc]
     """Takes the pairs as `trainer.inputs` encoded and cut them, and computes logits of their answers only.
 
     TRL computes those of prompts and padding too, and goes through all of them again for what it logs: the
-    entropy, the mean, the likeliest token. For these it waits for the GPU in each pass."""
+    entropy, the mean, the likeliest token, each of which waits for the GPU. Other losses are left to TRL."""
 
-    #: Of the model and of the base, by the model's identity.
-    _heads: dict[int, SelectiveHead]
+    #: Of the model and of the base.
+    _heads: dict[Any, SelectiveHead]
     #: `PAIR_METRICS` of each pass since the last log.
-    _means: list[torch.Tensor]
+    pair_means: list[torch.Tensor]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # TRL computes the base's probabilities while it is made.
-        self._heads, self._means = {}, []
+        self._heads, self.pair_means = {}, []
         super().__init__(*args, **kwargs)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
@@ -65,14 +73,15 @@ class PairTrainer(AxolotlDPOTrainer):  # type: ignore[misc]
     def _compute_loss(self, model: Any, inputs: Any, return_outputs: bool) -> Any:
         if not (model.training and self._loss_is_plain):
             return super()._compute_loss(model, inputs, return_outputs)
-        own = self._answer_sums(model, inputs)
+        answers = following(inputs)
+        own = self._answer_sums(model, inputs, answers)
         if self.precompute_ref_logps:
             base = torch.cat([inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]])
         else:
-            base = torch.cat(self.compute_ref_log_probs(self.ref_model or self.model, inputs))
+            base = self._base_sums(self.ref_model or self.model, inputs, answers)
         chosen, rejected = (self.beta * (own - base)).chunk(2)
         loss = -torch.nn.functional.logsigmoid(chosen - rejected).mean()
-        self._means.append(_pair_means(chosen.detach(), rejected.detach(), own.detach()))
+        self.pair_means.append(_pair_means(chosen.detach(), rejected.detach(), own.detach()))
         return (loss, {}) if return_outputs else loss
 
     @property
@@ -87,38 +96,40 @@ class PairTrainer(AxolotlDPOTrainer):  # type: ignore[misc]
         return not (self.args.torch_compile or self._is_vlm or self.model.get_output_embeddings() is None)
 
     def compute_ref_log_probs(self, model: Any, inputs: Any) -> Any:
+        """TRL calls this for what it computes before the first step."""
         if self.ld_alpha is not None or not self._heads_see_positions:
             return super().compute_ref_log_probs(model, inputs)
+        return self._base_sums(model, inputs, following(inputs)).chunk(2)
+
+    def _base_sums(self, model: Any, inputs: Any, answers: AnswerTokens) -> torch.Tensor:
         adapted: Any = nullcontext()
         unwrapped = self.accelerator.unwrap_model(self.model)
         if self.ref_model is None and isinstance(unwrapped, PeftModel):
             adapted = use_adapter(unwrapped, adapter_name="ref" if "ref" in unwrapped.peft_config else None)
         checkpointing = self.args.gradient_checkpointing_kwargs
         with torch.no_grad(), disable_gradient_checkpointing(self.model, checkpointing), adapted:
-            return self._answer_sums(model, inputs).chunk(2)
+            return self._answer_sums(model, inputs, answers)
 
-    def _answer_sums(self, model: Any, inputs: Any) -> torch.Tensor:
+    def _answer_sums(self, model: Any, inputs: Any, answers: AnswerTokens) -> torch.Tensor:
         """Log p of each answer: of all chosen ones, then of all rejected ones."""
-        ids, mask = inputs["input_ids"], inputs["completion_mask"]
-        places, tokens = following(ids, mask)
-        unwrapped = self.accelerator.unwrap_model(model)
-        if (head := self._heads.get(id(unwrapped))) is None:
-            head = self._heads[id(unwrapped)] = SelectiveHead(unwrapped)
+        if model not in self._heads:
+            self._heads[model] = SelectiveHead(self.accelerator.unwrap_model(model))
+        head, ids = self._heads[model], inputs["input_ids"]
         others = {key: value for key, value in inputs.items() if key not in _PAIRS_OWN}
-        with head.at(ids.shape, places):
+        rows, columns = answers.places // ids.shape[1], answers.places % ids.shape[1]
+        with head.at(ids.shape, answers.places):
             logits = model(**others, use_cache=False).logits
-            chosen = logits[0] if head.cut else logits.flatten(0, 1)[places]
-        rows = places // ids.shape[1]
-        found = log_probs(Predicted(chosen, tokens, rows))
-        return found.new_zeros(len(ids)).index_add(0, rows, found)
+            at_answers = logits.flatten(0, 1) if head.cut else logits[rows, columns]
+        found = log_probs(Predicted(at_answers, answers.tokens, rows))
+        # Not added up by row: on a GPU the order of such sums varies from run to run.
+        return found.new_zeros(ids.numel()).index_copy(0, answers.places, found).view_as(ids).sum(dim=1)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self._means:
-            means = torch.stack(self._means).mean(dim=0).tolist()
-            self._metrics["train"].update(
-                {name: [mean] for name, mean in zip(PAIR_METRICS, means, strict=True)}
-            )
-            self._means.clear()
+        if self.pair_means and self.model.training:
+            means = torch.stack(self.pair_means).mean(dim=0).tolist()
+            named = {name: [mean] for name, mean in zip(PAIR_METRICS, means, strict=True)}
+            self._metrics["train"].update(named)
+            self.pair_means.clear()
         super().log(logs, start_time)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,11 +141,10 @@ class PairTrainer(AxolotlDPOTrainer):  # type: ignore[misc]
 _PAIRS_OWN = ("completion_mask", "ref_chosen_logps", "ref_rejected_logps")
 
 
-def following(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The flat positions before the masked tokens, and these tokens."""
-    pad = torch.nn.functional.pad
-    places = pad(mask[:, 1:], (0, 1)).flatten().nonzero().flatten()
-    return places, ids.flatten()[places + 1]
+def following(inputs: Mapping[str, torch.Tensor]) -> AnswerTokens:
+    ids, mask = inputs["input_ids"], inputs["completion_mask"]
+    places = torch.nn.functional.pad(mask[:, 1:], (0, 1)).flatten().nonzero().flatten()
+    return AnswerTokens(places, ids.flatten()[places + 1])
 
 
 def _pair_means(chosen: torch.Tensor, rejected: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
@@ -151,6 +161,8 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
     together: int | None = None
     #: Notices rewards that teach nothing.
     watch: RewardWatch | None = None
+    #: Whether the loss has a KL on prompts.
+    with_prompt_kl = False
 
     #: While it is open, a failure is the generation's. Where the model generates itself it opens its own.
     generating: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
@@ -257,7 +269,7 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
             return super()._prepare_inputs(generation_batch)
         if self._step % parts == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
-            self._buffered_inputs = by_length(batch, parts)
+            self._buffered_inputs = by_length(batch, parts, self.with_prompt_kl)
         return self._buffered_inputs[self._step % parts]
 
     def _cuts_by_length(self) -> bool:
@@ -333,11 +345,13 @@ def _narrow(ids: Any, mask: Any, completion: int) -> tuple[Any, Any, int]:
     return ids[:, columns], mask[:, columns], kept
 
 
-def by_length(batch: Mapping[str, Any], parts: int) -> list[dict[str, Any]]:
+def by_length(batch: Mapping[str, Any], parts: int, with_prompt_kl: bool = False) -> list[dict[str, Any]]:
     """A generation's completions in equal parts, longest first, each without columns that it does not need.
-    Memory runs out in the first part or in none."""
+    Memory runs out in the first part or in none; with a KL on prompts, in the first or the last."""
     prompts, completions = batch["prompt_mask"], batch["completion_mask"]
     order = (prompts.sum(dim=1) + completions.sum(dim=1)).argsort(descending=True, stable=True)
+    if with_prompt_kl:
+        batch = {**batch, PROMPT_COUNTS: prompt_counts(batch["prompt_ids"], prompts, order)}
     return [_part(batch, rows) for rows in order.view(parts, -1)]
 
 

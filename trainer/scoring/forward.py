@@ -154,31 +154,27 @@ def keeps_logits(model: Any) -> bool:
 
 def log_probs(predicted: Predicted) -> torch.Tensor:
     """Log p of each labelled token, in single precision and in pieces: all at once would double the
-    memory."""
-    parts = [_piece(predicted, part) for part in _pieces(predicted)]
-    return torch.cat(parts) if parts else predicted.targets.float()
+    memory where no gradients are kept."""
+    rows = _piece_rows(predicted)
+    pieces = zip(predicted.logits.split(rows), predicted.targets.split(rows), strict=True)
+    return torch.cat([_piece(logits.float(), targets) for logits, targets in pieces])
 
 
-def _piece(predicted: Predicted, part: slice) -> torch.Tensor:
-    logits = predicted.logits[part].float()
-    taken = logits.gather(1, predicted.targets[part, None]).squeeze(1)
-    return taken - logits.logsumexp(dim=1)
+def _piece(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return logits.gather(1, targets[:, None]).squeeze(1) - logits.logsumexp(dim=1)
 
 
-def _pieces(predicted: Predicted) -> Iterator[slice]:
-    rows = max(PIECE // (4 * max(predicted.logits.shape[-1], 1)), 1)
-    for start in range(0, len(predicted.targets), rows):
-        yield slice(start, start + rows)
+def _piece_rows(predicted: Predicted) -> int:
+    return max(PIECE // (4 * max(predicted.logits.shape[-1], 1)), 1)
 
 
 def divergence(one: Predicted, other: Predicted) -> torch.Tensor:
     """KL(one || other) at each labelled token, summed over the vocabulary."""
-    parts = []
-    for part in _pieces(one):
-        log_one = one.logits[part].float().log_softmax(dim=1)
-        log_other = other.logits[part].float().log_softmax(dim=1)
-        parts.append((log_one.exp() * (log_one - log_other)).sum(dim=1))
-    return torch.cat(parts) if parts else one.targets.float()
+    rows, parts = _piece_rows(one), []
+    for own, others in zip(one.logits.split(rows), other.logits.split(rows), strict=True):
+        log_own, log_others = own.float().log_softmax(dim=1), others.float().log_softmax(dim=1)
+        parts.append((log_own.exp() * (log_own - log_others)).sum(dim=1))
+    return torch.cat(parts)
 
 
 def by_row(values: torch.Tensor, predicted: Predicted, count: int) -> tuple[torch.Tensor, torch.Tensor]:

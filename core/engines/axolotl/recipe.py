@@ -340,8 +340,8 @@ def _preference(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Engi
 
 #: A prompt that is encoded again may be a little longer.
 SPARE_TOKENS = 64
-#: Too small to change a step, but not zero.
-UNFELT = 1e-9
+#: Not zero, so that TRL loads the base; `trainer/axolotl/prompt_kl.py` then leaves TRL's KL out.
+BASE_ONLY = 1e-9
 
 
 def _groups(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineConfig:
@@ -350,7 +350,7 @@ def _groups(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineCo
         return {}
     keys: EngineConfig = {
         # TRL keeps a full fine-tune's base, sharded as the model is, for a term of its own only.
-        "beta": grpo.beta or (UNFELT if grpo.prompt_kl else 0.0),
+        "beta": grpo.beta or (BASE_ONLY if grpo.prompt_kl and not plan.adapter else 0.0),
         "num_generations": grpo.generations,
         "temperature": grpo.temperature,
         "top_k": grpo.top_k,

@@ -19,7 +19,7 @@ from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.planning.speed import generate_seconds
+from core.planning.speed import forward_flops, generate_seconds, training_flops
 from core.runs.remedies import AttemptFailure, with_remedies
 from tests.core.planning.candidates import host, resolved
 
@@ -215,5 +215,13 @@ def test_a_kl_on_prompts_takes_memory_and_time_and_needs_the_base() -> None:
     assert with_kl.grpo.prompt_kl == 0.5
     assert with_kl.memory["logits"] > plain.memory["logits"]
     assert with_kl.time.throughput < plain.time.throughput
-    assert candidate_of(with_kl).kl
-    assert not candidate_of(plain).kl
+    assert with_kl.memory["activations"] > plain.memory["activations"]
+    assert candidate_of(with_kl).needs_base
+    assert not candidate_of(plain).needs_base
+
+
+def test_trls_own_kl_takes_the_base_over_all_tokens_and_one_on_prompts_does_not() -> None:
+    on_prompts = plan_of(vllm=False, grpo_vllm=False, grpo_beta=0.0, grpo_prompt_kl=0.5)
+    both = plan_of(vllm=False, grpo_vllm=False, grpo_beta=0.04, grpo_prompt_kl=0.5)
+    first, second = (training_flops(candidate_of(plan), 500.0) for plan in (on_prompts, both))
+    assert second - first == pytest.approx(forward_flops(candidate_of(both), 500.0))

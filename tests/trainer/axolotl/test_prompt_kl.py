@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from core.engines.axolotl.recipe import BASE_ONLY
 from tests.trainer import tiny
 from tests.trainer.axolotl.test_trainers_prompts import ROWS, gradients_of, made, words
 from tests.trainer.forks import ForkServer
 from tests.trainer.sharding import together
-from trainer.axolotl.prompt_kl import add_prompt_kl, left_aligned, prompt_kl
+from trainer.axolotl.prompt_kl import add_prompt_kl, left_aligned, prompt_counts, prompt_kl
 from trainer.axolotl.trainers import PromptTrainer
 from trainer.scoring import generation
 
@@ -116,3 +117,67 @@ def on_two_ranks(rank: int) -> None:
 def test_two_ranks_take_the_same_step(forks: ForkServer, tmp_path: Path) -> None:
     tiny.save(tmp_path / "tiny")
     assert together(forks, tmp_path, on_two_ranks)
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+@pytest.mark.parametrize("generations", [2, 4])
+def test_a_prompt_is_read_once_in_a_step_of_several_passes(
+    folder: Path, generations: int, adapter: bool
+) -> None:
+    """With the same gradients as when each pass reads those of its completions."""
+    read: list[int] = []
+
+    def gradients(counted: bool) -> dict[str, torch.Tensor]:
+        options: dict[str, Any] = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+        options |= {"num_generations": generations, "beta": 0.0 if adapter else BASE_ONLY}
+        trainer = changed(made(PromptTrainer, folder, [words], adapter=adapter, **options))
+        add_prompt_kl(trainer, 2.0)
+        trainer.with_prompt_kl = counted
+        kl_only = "logits_to_keep"
+        trainer.model.register_forward_pre_hook(
+            lambda module, given, named: (
+                read.append(int(named["attention_mask"].sum()))
+                if torch.is_grad_enabled() and kl_only not in named
+                else None
+            ),
+            with_kwargs=True,
+        )
+        return gradients_of(trainer)
+
+    by_pass = gradients(counted=False)
+    repeated = sum(read)
+    read.clear()
+    once = gradients(counted=True)
+    assert len(read) == 4, "every pass goes through the model"
+    assert sum(read) < repeated
+    for name, gradient in by_pass.items():
+        torch.testing.assert_close(once[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_prompts_are_read_where_their_completions_are_shortest_and_equal_ones_of_the_data_together() -> None:
+    ids = torch.tensor([[0, 7], [0, 8], [0, 7], [0, 8], [0, 7]])
+    order = torch.tensor([3, 0, 4, 2, 1])  # rows, longest first
+    assert prompt_counts(ids, (ids > 0).long(), order).tolist() == [0, 2, 3, 0, 0]
+
+
+def test_a_pass_in_which_no_prompt_counts_still_goes_through_the_model(folder: Path) -> None:
+    trainer = changed(made(PromptTrainer, folder, [words]))
+    nothing = torch.zeros(2, dtype=torch.long)
+    prompts = encoded([str(row["prompt"]) for row in ROWS[:2]])
+    found = prompt_kl(trainer, trainer.model, tiny.load(folder).eval(), *prompts, nothing)
+    found.backward()
+    assert float(found.detach()) == 0.0
+    assert all(weight.grad is not None for weight in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("beta", [BASE_ONLY, 0.04])
+def test_trls_own_term_is_computed_only_where_it_is_asked_for(folder: Path, beta: float) -> None:
+    trainer = changed(made(PromptTrainer, folder, [words], beta=beta))
+    add_prompt_kl(trainer, 1.0)
+    seen: list[bool] = []
+    trainer.ref_model.register_forward_pre_hook(
+        lambda module, given, named: seen.append("logits_to_keep" in named), with_kwargs=True
+    )
+    gradients_of(trainer)
+    assert any(seen) == (beta != BASE_ONLY)
+    assert seen.count(False) > 0, "the base reads the prompts"

@@ -16,8 +16,12 @@ from trl import DPOConfig, DPOTrainer
 
 from tests.trainer import tiny
 from trainer.axolotl.trainers import PAIR_METRICS, PairTrainer
+from trainer.scoring import forward
 
 ROWS = 6
+#: Of attention and of the output layer itself.
+ADAPTER = LoraConfig(r=4, target_modules=["q_proj", "lm_head"], init_lora_weights=False)
+KINDS = ("llama", "gpt2", "adapter", "continued adapter")
 
 
 class TheirTrainer(DPOTrainer):  # type: ignore[misc]
@@ -32,9 +36,7 @@ def model_of(kind: str, seed: int) -> Any:
         shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 320, "n_positions": 64}
         return GPT2LMHeadModel(GPT2Config(**shape))
     model = tiny.model("llama", seed=seed)
-    if kind == "lora":
-        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
-    return model
+    return get_peft_model(model, ADAPTER) if kind == "continued adapter" else model
 
 
 def trainer_of(trainer: Any, folder: Path, kind: str, **arguments: Any) -> Any:
@@ -46,22 +48,17 @@ def trainer_of(trainer: Any, folder: Path, kind: str, **arguments: Any) -> Any:
         }
         for at in range(ROWS)
     ]
+    options = {"gradient_checkpointing": False, "per_device_train_batch_size": ROWS} | arguments
     made = trainer(
         model=model_of(kind, 3),
-        ref_model=None if kind == "lora" else model_of(kind, 5),
-        args=DPOConfig(
-            str(folder),
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            per_device_train_batch_size=ROWS,
-            gradient_checkpointing=False,
-            **arguments,
-        ),
+        ref_model=None if "adapter" in kind else model_of(kind, 5),
+        args=DPOConfig(str(folder), use_cpu=True, bf16=False, report_to=[], **options),
         train_dataset=Dataset.from_list(rows),
         processing_class=tiny.tokenizer(),
+        # Axolotl leaves it to TRL to add the adapter. One that is there already is trained on from.
+        peft_config=ADAPTER if kind == "adapter" else None,
     )
-    if kind == "lora":  # TRL remembers the adapter as it is given
+    if "adapter" in kind:
         torch.manual_seed(4)
         with torch.no_grad():
             for weight in made.model.parameters():
@@ -92,7 +89,7 @@ def step(trainer: Any) -> tuple[float, list[Tensor], dict[str, float], list[int]
 
 
 @pytest.mark.parametrize("ready", [False, True], ids=["beside", "precomputed"])
-@pytest.mark.parametrize("kind", ["llama", "lora", "gpt2"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_loss_gradients_and_metrics_are_trls(tmp_path: Path, kind: str, ready: bool) -> None:
     theirs = trainer_of(TheirTrainer, tmp_path / "theirs", kind, precompute_ref_log_probs=ready)
     loss, gradients, metrics, seen = step(theirs)
@@ -109,6 +106,34 @@ def test_loss_gradients_and_metrics_are_trls(tmp_path: Path, kind: str, ready: b
     assert len(others) == len(gradients)
     for one, other in zip(gradients, others, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
+def test_recomputed_layers_and_logits_in_pieces_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss, gradients, _, _ = step(trainer_of(TheirTrainer, tmp_path / "theirs", "adapter"))
+    monkeypatch.setattr(forward, "PIECE", 4 * 320 * 7)  # of seven tokens
+    ours = trainer_of(PairTrainer, tmp_path / "ours", "adapter", gradient_checkpointing=True)
+    same, others, _, _ = step(ours)
+    assert same == pytest.approx(loss, rel=1e-5)
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
+def test_metrics_are_means_over_the_passes_since_the_last_log(tmp_path: Path) -> None:
+    trainer = trainer_of(PairTrainer, tmp_path, "llama", per_device_train_batch_size=2)
+    trainer.model.train()
+    margins = list[float]()
+    for inputs in trainer.get_train_dataloader():
+        trainer.compute_loss(trainer.model, inputs)
+        margins.append(float(trainer.pair_means[-1][PAIR_METRICS.index("rewards/margins")]))
+    trainer.model.eval()
+    trainer.log({"eval_loss": 1.0})  # an evaluation between two logs of the training
+    trainer.model.train()
+    trainer.log({"loss": 1.0})
+    assert len(margins) == ROWS // 2
+    assert trainer.state.log_history[-1]["rewards/margins"] == pytest.approx(sum(margins) / len(margins))
+    assert "eval_rewards/margins" not in trainer.state.log_history[-2]
 
 
 def test_the_base_that_is_computed_beforehand_is_trls(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from core.domain.choices import (
 )
 from core.domain.hardware import parse_gpus
 from core.domain.tasks import TaskType
-from core.engines.axolotl.recipe import LIGER_PLUGIN, SPARE_TOKENS
+from core.engines.axolotl.recipe import BASE_ONLY, LIGER_PLUGIN, SPARE_TOKENS
 from core.engines.base import RecipeError
 from core.engines.render import render
 from core.models.identify import facts_from_name
@@ -137,7 +137,10 @@ def test_grpo_samples_as_validators_do() -> None:
 
 
 def test_a_kl_on_prompts_has_trl_keep_the_base() -> None:
-    assert 0 < config_of(text_plan(GRPO, grpo=GrpoPlan(prompt_kl=0.5)))["trl"]["beta"] < 1e-6
+    """Where there is no adapter to switch off."""
+    full = text_plan(GRPO, Method.FULL, grpo=GrpoPlan(prompt_kl=0.5))
+    assert config_of(full)["trl"]["beta"] == BASE_ONLY
+    assert config_of(text_plan(GRPO, grpo=GrpoPlan(prompt_kl=0.5)))["trl"]["beta"] == 0
     assert config_of(text_plan(GRPO, grpo=GrpoPlan()))["trl"]["beta"] == 0
 
 
