@@ -50,57 +50,66 @@ class SelectiveHead:
 class AnswerLogits:
     """While the model trains, its output layer and its loss see the labelled positions alone."""
 
-    def __init__(self, trainer: Any, model: Any) -> None:
-        """`model`: the one whose loss it is, without wrappers and adapter."""
-        self._head = SelectiveHead(model)
+    def __init__(self, trainer: Any, model: Any, at_labels: bool) -> None:
+        """`model`: the one whose loss it is, without wrappers and adapter. `at_labels`: the logits of the
+        labels' own positions are needed too."""
+        self.head, self._at_labels = SelectiveHead(model), at_labels
         self._targets: Any = None
+        #: Of the last batch: the flat positions of the first logits. None: they are those of all positions.
+        self.places: Any = None
         self._plain, self._compute = model.loss_function, trainer.compute_loss
         model.loss_function, trainer.compute_loss = self._model_loss, self._batch_loss
 
     def _batch_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        self.places = None
         if not model.training or not _is_plain(inputs):
             return self._compute(model, inputs, *rest, **named)
-        places, self._targets = labelled(inputs["labels"])
-        with self._head.at(inputs["labels"].shape, places):
-            return self._compute(model, inputs, *rest, **named)
+        places, filled, self._targets = labelled(inputs["labels"], self._at_labels)
+        with self.head.at(inputs["labels"].shape, filled):
+            found = self._compute(model, inputs, *rest, **named)
+            self.places = places if self.head.cut else None
+        return found
 
     def _model_loss(self, logits: Any, labels: Any, vocab_size: int, **named: Any) -> Any:
-        if not self._head.cut:
+        if not self.head.cut:
             return self._plain(logits, labels, vocab_size, **named)
         return self._plain(logits, None, vocab_size, **{**named, "shift_labels": self._targets.unsqueeze(0)})
 
 
-def labelled(labels: Any) -> tuple[Any, Any]:
-    """The flat positions that predict a label, and these labels; both filled up, with what is ignored."""
+def labelled(labels: Any, at_labels: bool = False) -> tuple[Any, Any, Any]:
+    """The flat positions that predict a label (`at_labels`: or have one); the same filled up; and the labels
+    that the latter predict, or what is ignored."""
     import torch
 
     pad = torch.nn.functional.pad
     following = pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
-    places = (following != IGNORED).nonzero().flatten()
+    wanted = following != IGNORED
+    if at_labels:
+        wanted |= labels.flatten() != IGNORED
+    places = wanted.nonzero().flatten()
     missing = -len(places) % MULTIPLE or (MULTIPLE if not len(places) else 0)
-    return pad(places, (0, missing)), pad(following[places], (0, missing), value=IGNORED)
+    return places, pad(places, (0, missing)), pad(following[places], (0, missing), value=IGNORED)
 
 
-def skip_other_logits(trainer: Any, cfg: Any) -> bool:
-    """Leave out the logits of prompts and padding where nothing but the model's own loss reads them; return
-    whether they are left out. `cfg`: Axolotl's configuration."""
+def skip_other_logits(trainer: Any, cfg: Any, at_labels: bool = False) -> AnswerLogits | None:
+    """Leave out the logits of prompts and padding where nothing but the model's own loss, and with
+    `at_labels` a KL, reads them; None where they are not left out. `cfg`: Axolotl's configuration."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     if cfg.trainer_cls or cfg.liger_fused_linear_cross_entropy or cfg.cut_cross_entropy:
-        return False
+        return None
     if (
         trainer.label_smoother is not None
         or trainer.compute_loss_func is not None
         or trainer.args.torch_compile
     ):
-        return False
+        return None
     # Mixed with the loss of a Bamba model is a mean over its logits.
     if model.get_output_embeddings() is None or getattr(model.config, "z_loss_coefficient", None):
-        return False
+        return None
     if not _calls_its_loss_function(model):
-        return False
-    AnswerLogits(trainer, model)
-    return True
+        return None
+    return AnswerLogits(trainer, model, at_labels)
 
 
 def _calls_its_loss_function(model: Any) -> bool:

@@ -16,13 +16,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from core.domain.choices import Attention
+from trainer.axolotl.answer_logits import AnswerLogits, SelectiveHead
 from trainer.inputs.model_loading import (
     block_gpu_kernels,
     block_imports,
     forbid_remote_code,
     with_attention,
 )
-from trainer.inputs.tokens import forget_unknown, model_rows
+from trainer.inputs.tokens import IGNORED, forget_unknown, model_rows
 from trainer.scoring.forward import PREPARED, WHOLE, scoring_mode
 from trainer.session.progress_log import SpeedMeter
 
@@ -209,19 +210,10 @@ def _has_vision(model: Any) -> bool:
 KL_CHUNK = 1024
 
 
-def kl_of_labels(logits: Any, base_logits: Any, labels: Any) -> Any:
-    """The mean over the labels' positions of KL(logits || base_logits), differentiable in `logits`."""
-    import torch
-
-    learned = labels != -100
-    model_logits, base = logits[learned], base_logits[learned]
-    count = model_logits.shape[0]
-    total = logits.new_zeros((), dtype=torch.float32)
-    if count == 0:
-        return total
-    for at in range(0, count, KL_CHUNK):
-        total = total + _summed_kl(model_logits[at : at + KL_CHUNK], base[at : at + KL_CHUNK])
-    return total / count
+def mean_kl(model_logits: Any, base_logits: Any) -> Any:
+    """The mean over positions of KL(model || base), differentiable in the model's."""
+    chunks = zip(model_logits.split(KL_CHUNK), base_logits.split(KL_CHUNK), strict=True)
+    return sum(_summed_kl(own, others) for own, others in chunks) / max(len(model_logits), 1)
 
 
 def _summed_kl(model_logits: Any, base: Any) -> Any:
@@ -254,19 +246,35 @@ def tokens_in(inputs: Any) -> int:
     return sum(value.numel() for key, value in inputs.items() if key.endswith("input_ids"))
 
 
-def add_kl(trainer: Any, coefficient: float, base: Any, share_of_labels: Callable[[Any], Any]) -> None:
+def add_kl(
+    trainer: Any,
+    coefficient: float,
+    base: Any,
+    share_of_labels: Callable[[Any], Any],
+    answers: AnswerLogits | None = None,
+) -> None:
     """Train with loss + coefficient · KL to the base model, as the task is scored. `base` None: the model
     itself with its adapter switched off. `share_of_labels`: how many of a micro-batch's labels these are,
-    where it is split."""
+    where it is split. `answers`: what leaves other logits out."""
     plain = trainer.compute_loss
+    head = SelectiveHead(base) if answers is not None and base is not None else None
 
     def with_kl(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         loss, outputs = plain(model, dict(inputs), return_outputs=True, num_items_in_batch=num_items_in_batch)
         if not model.training:
             return (loss, outputs) if return_outputs else loss
+        labels = inputs["labels"]
         unlabelled = {key: value for key, value in inputs.items() if key != "labels"}
-        kl = kl_of_labels(outputs["logits"], _base_logits(trainer, base, unlabelled), inputs["labels"])
-        kl = kl * share_of_labels(inputs["labels"])
+        if answers is None or answers.places is None:
+            learned = labels != IGNORED
+            own, others = outputs["logits"][learned], _base_logits(trainer, base, unlabelled)[learned]
+        else:
+            learned = labels.flatten()[answers.places] != IGNORED
+            own, places = outputs["logits"][0, : len(learned)][learned], answers.places[learned]
+            with (head or answers.head).at(labels.shape, places):
+                others = _base_logits(trainer, base, unlabelled)
+                others = others[0] if (head or answers.head).cut else others.flatten(0, 1)[places]
+        kl = mean_kl(own, others) * share_of_labels(labels)
         loss = loss + coefficient * kl / _share(trainer, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 

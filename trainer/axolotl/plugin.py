@@ -128,12 +128,13 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         meter = SpeedMeter(self.plan)
         count_tokens(trainer, meter)
         rows = self.plan.rows
+        answers = None
         if rows is not None and rows.prompt_weight and self.supervised:
             PromptLoss(trainer, rows.prompt_weight, lambda text: self.progress.note("data", text))
-        elif self.supervised and not coefficient:  # else the other logits are needed too
-            skip_other_logits(trainer, cfg)
+        elif self.supervised:
+            answers = skip_other_logits(trainer, cfg, at_labels=bool(coefficient))
         if coefficient:
-            add_kl(trainer, coefficient, base, splitter.label_share)
+            add_kl(trainer, coefficient, base, splitter.label_share, answers)
         if self.plan.grpo is not None:
             self._prepare_rewards(trainer, self.plan.grpo)
         return [SessionCallback(self.spec, self.session, host, meter)]

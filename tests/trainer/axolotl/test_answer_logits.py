@@ -19,6 +19,7 @@ from tests.trainer import tiny
 from tests.trainer.axolotl.test_prompt_loss import SIZES, packed, padded, trainer_of
 from trainer.axolotl.answer_logits import MULTIPLE, labelled, skip_other_logits
 from trainer.axolotl.micro_batches import MicroBatchSplitter
+from trainer.axolotl.patches import add_kl
 from trainer.inputs.tokens import IGNORED
 
 LABELS = sum(answer for _, answer in SIZES)
@@ -69,6 +70,46 @@ def test_loss_and_gradients_are_those_of_all_logits(
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("micro", [3, 1])
+@pytest.mark.parametrize("inputs", [padded(), padded(left=True), packed()], ids=["right", "left", "packed"])
+@pytest.mark.parametrize("kind", ["llama", "lora", "gpt2"])
+def test_with_a_kl_the_labels_own_positions_are_there_too(
+    tmp_path: Path, kind: str, inputs: dict[str, Tensor], micro: int
+) -> None:
+    """At the labels the KL compares both models; before them the labels are predicted."""
+    inputs = {**inputs, "labels": inputs["labels"].clone()}
+    inputs["labels"][0, 0] = inputs["input_ids"][0, 0]  # predicted by nothing
+    found = []
+    for cut in (False, True):
+        trainer = trainer_of(tmp_path, model_of(kind))
+        base = None if kind == "lora" else model_of(kind)
+        if base is not None:
+            with torch.no_grad():
+                for weight in base.parameters():
+                    weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(2))
+        plan = text_plan(TaskType.INSTRUCT)
+        plan = plan.model_copy(update={"batch": plan.batch.model_copy(update={"micro": len(SIZES)})})
+        splitter = MicroBatchSplitter(trainer, plan)
+        answers = skip_other_logits(trainer, CONFIG, at_labels=True) if cut else None
+        add_kl(trainer, 0.7, base, splitter.label_share, answers)
+        plain, _, seen = step(trainer, inputs, None)
+        if len(inputs["input_ids"]) > 1:
+            trainer.training_step(trainer.model, dict(inputs))
+            splitter.regroup(micro)
+        trainer.model.zero_grad()
+        loss = float(trainer.training_step(trainer.model, dict(inputs)))
+        gradients = [weight.grad.clone() for weight in trainer.model.parameters() if weight.grad is not None]
+        found.append((plain, loss, gradients, seen))
+    (plain, loss, gradients, seen), (same, again, others, fewer) = found
+    assert seen[0] == inputs["labels"].numel()
+    assert fewer[0] == MULTIPLE
+    if kind == "lora":  # the same layer, for the base
+        assert fewer[1] == LABELS + 1
+    assert [same, again] == pytest.approx([plain, loss], rel=1e-5)
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
 def test_in_smaller_passes_the_losses_still_add_up(tmp_path: Path) -> None:
     trainer, plan = trainer_of(tmp_path, model_of("llama")), text_plan(TaskType.INSTRUCT)
     plan = plan.model_copy(update={"batch": plan.batch.model_copy(update={"micro": len(SIZES)})})
@@ -99,9 +140,9 @@ def test_positions_are_filled_up_so_that_compiled_parts_keep_their_sizes() -> No
         for row, column in flat:
             labels[row, column] = 100 * row + column
         labels[:, 0] = 7  # nothing predicts it
-        places, targets = labelled(labels)
+        own, places, targets = labelled(labels)
         assert len(places) == len(targets) == filled
-        assert places[:learned].tolist() == [40 * row + column - 1 for row, column in flat]
+        assert own.tolist() == places[:learned].tolist() == [40 * row + column - 1 for row, column in flat]
         assert targets[:learned].tolist() == [100 * row + column for row, column in flat]
         assert (targets[learned:] == IGNORED).all()
 

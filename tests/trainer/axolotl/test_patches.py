@@ -22,10 +22,10 @@ from trainer.axolotl.patches import (
     freeze_vision,
     goes_with_its_layer,
     keep_imports_out_of_collections,
-    kl_of_labels,
     leave_out_trackio,
     limit_tokens_to_vocabulary,
     linear_names,
+    mean_kl,
     save_few_rows_here,
     shard_by_layer,
     sharded_parts,
@@ -181,36 +181,41 @@ def labels(rows: int = 3, length: int = 9) -> torch.Tensor:
     return marked
 
 
-def test_it_is_the_mean_over_the_labels_own_positions_of_what_the_library_computes() -> None:
-    """Not moved by one: that is where evaluation masks the logits."""
-    mine, theirs, learned = logits(1), logits(2), labels()
-    mask = learned != -100
-    log_p = mine[mask].log_softmax(-1)
-    log_q = theirs[mask].log_softmax(-1)
-    expected = kl_div(log_q, log_p, log_target=True, reduction="sum") / mask.sum()
-    assert kl_of_labels(mine, theirs, learned).item() == pytest.approx(expected.item(), rel=1e-5)
+def of_labels(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    learned = labels() != -100
+    found: torch.Tensor = mean_kl(mine[learned], theirs[learned])
+    return found
+
+
+def test_it_is_the_mean_over_positions_of_what_the_library_computes() -> None:
+    mine, theirs = logits(1)[0], logits(2)[0]
+    log_p, log_q = mine.log_softmax(-1), theirs.log_softmax(-1)
+    expected = kl_div(log_q, log_p, log_target=True, reduction="sum") / len(mine)
+    assert mean_kl(mine, theirs).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_a_model_that_is_still_the_base_has_none() -> None:
     same = logits(1)
-    assert kl_of_labels(same, same.clone(), labels()).item() == pytest.approx(0, abs=1e-6)
+    assert of_labels(same, same.clone()).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_its_gradient_reaches_the_trained_model_alone_and_points_back_to_the_base() -> None:
     mine, theirs = logits(1).requires_grad_(), logits(2)
-    before = kl_of_labels(mine, theirs, labels())
+    before = of_labels(mine, theirs)
     before.backward()
     assert mine.grad is not None
     closer = mine.detach() - 5.0 * mine.grad
-    assert kl_of_labels(closer, theirs, labels()) < before.detach()
+    assert of_labels(closer, theirs) < before.detach()
 
 
 def test_piece_by_piece_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = kl_of_labels(logits(1), logits(2), labels())
+    whole = of_labels(logits(1), logits(2))
     monkeypatch.setattr(kl_module, "KL_CHUNK", 4)
-    assert kl_of_labels(logits(1), logits(2), labels()).item() == pytest.approx(whole.item(), rel=1e-5)
+    assert of_labels(logits(1), logits(2)).item() == pytest.approx(whole.item(), rel=1e-5)
 
 
 def test_a_batch_with_nothing_to_learn_has_none() -> None:
-    nothing = torch.full((3, 9), -100)
-    assert kl_of_labels(logits(1), logits(2), nothing).item() == 0
+    nothing = logits(1)[0, :0].requires_grad_()
+    found = mean_kl(nothing, logits(2)[0, :0])
+    found.backward()
+    assert found.item() == 0
