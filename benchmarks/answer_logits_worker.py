@@ -22,11 +22,13 @@ from trl import DPOConfig, DPOTrainer
 
 from tests.trainer import tiny
 from trainer.axolotl.answer_logits import skip_other_logits
+from trainer.axolotl.patches import add_kl
 from trainer.axolotl.trainers import PairTrainer
 from trainer.inputs.tokens import IGNORED
 
 #: Of a pass; half as many pairs.
 ROWS, LENGTH = 8, 256
+KL = 0.3
 #: Of Axolotl: no other trainer and no fused loss.
 PLAIN = SimpleNamespace(trainer_cls=None, liger_fused_linear_cross_entropy=None, cut_cross_entropy=None)
 SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -34,7 +36,7 @@ SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, 
 
 def main(asked: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for rows in ("texts", "pairs"):
+        for rows in ("texts", "texts, KL", "pairs"):
             for name, vocabulary in asked["models"].items():
                 for prompt in asked["prompts"]:
                     found = compared(rows, vocabulary, prompt, asked["passes"], folder)
@@ -51,7 +53,12 @@ def compared(rows: str, vocabulary: int, prompt: float, passes: int, folder: str
         batch = next(iter(trainers["all"].get_train_dataloader()))
     else:
         trainers = {side: text_trainer(vocabulary, folder) for side in ("all", "answers")}
-        assert skip_other_logits(trainers["answers"], PLAIN)
+        with_kl = rows == "texts, KL"
+        answers = skip_other_logits(trainers["answers"], PLAIN, at_labels=with_kl)
+        assert answers is not None
+        if with_kl:
+            for trainer, cut in ((trainers["all"], None), (trainers["answers"], answers)):
+                add_kl(trainer, KL, model_of(vocabulary, seed=1).eval(), lambda labels: 1.0, cut)
         batch = batch_of(vocabulary, prompt)
     seconds: dict[str, list[float]] = {side: [] for side in trainers}
     losses = dict.fromkeys(trainers, 0.0)
