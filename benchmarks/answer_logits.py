@@ -32,7 +32,7 @@ def run(quick: bool) -> Report:
     report.rows += [_row(found) for found in report.data["cases"]]
     report.notes += [
         "CPU seconds of one thread, the median; both sides take turns.",
-        "Texts: transformers' loss. With a KL there is a pass of the base too. Pairs: TRL's loss, with what it "
+        "Texts: transformers' loss. With a KL there is a pass of the base too. Pairs: TRL's loss and what it "
         "logs; the base's probabilities are there.",
     ]
     return report
