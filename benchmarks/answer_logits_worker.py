@@ -54,7 +54,7 @@ def compared(rows: str, vocabulary: int, prompt: float, passes: int, folder: str
     else:
         trainers = {side: text_trainer(vocabulary, folder) for side in ("all", "answers")}
         with_kl = rows == "texts, KL"
-        answers = skip_other_logits(trainers["answers"], PLAIN, at_labels=with_kl)
+        answers = skip_other_logits(trainers["answers"], PLAIN)
         assert answers is not None
         if with_kl:
             for trainer, cut in ((trainers["all"], None), (trainers["answers"], answers)):

@@ -135,8 +135,11 @@ def adapter(s: RunCandidate) -> float:
 
 @memory_part("reference", "the untrained model beside the trained one")
 def reference(s: RunCandidate) -> float:
-    """A frozen copy, where there is no adapter to disable to get the base model back."""
-    return s.shape.params * 2 / s.shards if s.full and s.needs_base else 0.0
+    """A frozen copy, where there is no adapter to disable to get the base model back. TRL shards that of
+    preferences and rewards as the model; for a KL to it every GPU has it whole."""
+    if not s.full or not s.needs_base:
+        return 0.0
+    return s.shape.params * 2 / (s.shards if s.task.is_rl else 1)
 
 
 @memory_part(

@@ -204,6 +204,8 @@ def dumps_arguments() -> None:
         arguments["callbacks"] = [type(one).__name__ for one in self.callback_handler.callbacks]
         arguments["trainer"] = type(self).__name__
         arguments["loss"] = self.compute_loss.__qualname__
+        function = getattr(self.accelerator.unwrap_model(self.model), "loss_function", None)
+        arguments["at_labels"] = getattr(getattr(function, "__self__", None), "at_labels", None)
         place.write_text(json.dumps(arguments), encoding="utf-8")
         return plain(self, *rest, **named)
 

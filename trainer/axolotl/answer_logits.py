@@ -39,6 +39,13 @@ class SelectiveHead:
             self._shape = self._places = None
             self.cut = False
 
+    def logits_at(self, logits: Any) -> Any:
+        """Those of the positions, of what the model has just returned."""
+        if self.cut:
+            return logits.flatten(0, 1)
+        width = self._shape[1]
+        return logits[self._places // width, self._places % width]
+
     def _selected(self, layer: Any, arguments: tuple[Any, ...]) -> Any:
         hidden, *others = arguments
         if self._shape is None or hidden.shape[:2] != self._shape:
@@ -50,24 +57,28 @@ class SelectiveHead:
 class AnswerLogits:
     """While the model trains, its output layer and its loss see the labelled positions alone."""
 
-    def __init__(self, trainer: Any, model: Any, at_labels: bool) -> None:
-        """`model`: the one whose loss it is, without wrappers and adapter. `at_labels`: the logits of the
-        labels' own positions are needed too."""
-        self.head, self._at_labels = SelectiveHead(model), at_labels
+    #: Whether the logits of the labels' own positions are needed too.
+    at_labels = False
+
+    def __init__(self, trainer: Any, model: Any) -> None:
+        """`model`: the one whose loss it is, without wrappers and adapter."""
+        self.head = SelectiveHead(model)
         self._targets: Any = None
-        #: Of the last batch: the flat positions of the first logits. None: they are those of all positions.
-        self.places: Any = None
+        #: Of the last batch, with `at_labels`: the labels' flat positions, and which of the logits these are.
+        #: None: there are logits of all positions.
+        self.labels: tuple[Any, Any] | None = None
         self._plain, self._compute = model.loss_function, trainer.compute_loss
         model.loss_function, trainer.compute_loss = self._model_loss, self._batch_loss
 
     def _batch_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        self.places = None
+        self.labels = None
         if not model.training or not _is_plain(inputs):
             return self._compute(model, inputs, *rest, **named)
-        places, filled, self._targets = labelled(inputs["labels"], self._at_labels)
-        with self.head.at(inputs["labels"].shape, filled):
+        places, self._targets = labelled(inputs["labels"], self.at_labels)
+        own = _labels_among(places, inputs["labels"]) if self.at_labels else None
+        with self.head.at(inputs["labels"].shape, places):
             found = self._compute(model, inputs, *rest, **named)
-            self.places = places if self.head.cut else None
+            self.labels = own if self.head.cut else None
         return found
 
     def _model_loss(self, logits: Any, labels: Any, vocab_size: int, **named: Any) -> Any:
@@ -76,9 +87,9 @@ class AnswerLogits:
         return self._plain(logits, None, vocab_size, **{**named, "shift_labels": self._targets.unsqueeze(0)})
 
 
-def labelled(labels: Any, at_labels: bool = False) -> tuple[Any, Any, Any]:
-    """The flat positions that predict a label (`at_labels`: or have one); the same filled up; and the labels
-    that the latter predict, or what is ignored."""
+def labelled(labels: Any, at_labels: bool = False) -> tuple[Any, Any]:
+    """The flat positions that predict a label (`at_labels`: or have one), and these labels; both filled up,
+    with what is ignored."""
     import torch
 
     pad = torch.nn.functional.pad
@@ -88,12 +99,22 @@ def labelled(labels: Any, at_labels: bool = False) -> tuple[Any, Any, Any]:
         wanted |= labels.flatten() != IGNORED
     places = wanted.nonzero().flatten()
     missing = -len(places) % MULTIPLE or (MULTIPLE if not len(places) else 0)
-    return places, pad(places, (0, missing)), pad(following[places], (0, missing), value=IGNORED)
+    return pad(places, (0, missing)), pad(following[places], (0, missing), value=IGNORED)
 
 
-def skip_other_logits(trainer: Any, cfg: Any, at_labels: bool = False) -> AnswerLogits | None:
-    """Leave out the logits of prompts and padding where nothing but the model's own loss, and with
-    `at_labels` a KL, reads them; None where they are not left out. `cfg`: Axolotl's configuration."""
+def _labels_among(places: Any, labels: Any) -> tuple[Any, Any]:
+    """The positions that have a label, and where among `places` they are. What these were filled up with is
+    left out."""
+    import torch
+
+    filled = torch.nn.functional.pad(places[1:] <= places[:-1], (1, 0))
+    rows = ((labels.flatten()[places] != IGNORED) & ~filled).nonzero().flatten()
+    return places[rows], rows
+
+
+def skip_other_logits(trainer: Any, cfg: Any) -> AnswerLogits | None:
+    """Leave out the logits of prompts and padding where nothing but the model's own loss and our KL reads
+    them; None where they are not left out. `cfg`: Axolotl's configuration."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     if cfg.trainer_cls or cfg.liger_fused_linear_cross_entropy or cfg.cut_cross_entropy:
@@ -109,7 +130,7 @@ def skip_other_logits(trainer: Any, cfg: Any, at_labels: bool = False) -> Answer
         return None
     if not _calls_its_loss_function(model):
         return None
-    return AnswerLogits(trainer, model, at_labels)
+    return AnswerLogits(trainer, model)
 
 
 def _calls_its_loss_function(model: Any) -> bool:

@@ -257,7 +257,9 @@ def add_kl(
     itself with its adapter switched off. `share_of_labels`: how many of a micro-batch's labels these are,
     where it is split. `answers`: what leaves other logits out."""
     plain = trainer.compute_loss
-    head = SelectiveHead(base) if answers is not None and base is not None else None
+    if answers is not None:
+        answers.at_labels = True
+        head = answers.head if base is None else SelectiveHead(base)
 
     def with_kl(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         loss, outputs = plain(model, dict(inputs), return_outputs=True, num_items_in_batch=num_items_in_batch)
@@ -265,15 +267,14 @@ def add_kl(
             return (loss, outputs) if return_outputs else loss
         labels = inputs["labels"]
         unlabelled = {key: value for key, value in inputs.items() if key != "labels"}
-        if answers is None or answers.places is None:
+        if answers is None or answers.labels is None:
             learned = labels != IGNORED
             own, others = outputs["logits"][learned], _base_logits(trainer, base, unlabelled)[learned]
         else:
-            learned = labels.flatten()[answers.places] != IGNORED
-            own, places = outputs["logits"][0, : len(learned)][learned], answers.places[learned]
-            with (head or answers.head).at(labels.shape, places):
-                others = _base_logits(trainer, base, unlabelled)
-                others = others[0] if (head or answers.head).cut else others.flatten(0, 1)[places]
+            places, rows = answers.labels
+            own = outputs["logits"][0, rows]
+            with head.at(labels.shape, places):
+                others = head.logits_at(_base_logits(trainer, base, unlabelled))
         kl = mean_kl(own, others) * share_of_labels(labels)
         loss = loss + coefficient * kl / _share(trainer, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
@@ -289,14 +290,19 @@ def _share(trainer: Any, num_items_in_batch: Any) -> float:
 
 
 def _base_logits(trainer: Any, base: Any, inputs: dict[str, Any]) -> Any:
+    """As the evaluation computes them: without dropout and noise. With a cache, packed rows would see each
+    other."""
     import torch
 
     with torch.no_grad():
         if base is not None:
-            return base(**inputs).logits
+            return base(**inputs, use_cache=False).logits
         model = trainer.accelerator.unwrap_model(trainer.model)
         with model.disable_adapter():
-            return model(**inputs).logits
+            try:
+                return model.eval()(**inputs, use_cache=False).logits
+            finally:
+                model.train()
 
 
 def patch_generate(

@@ -132,7 +132,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         if rows is not None and rows.prompt_weight and self.supervised:
             PromptLoss(trainer, rows.prompt_weight, lambda text: self.progress.note("data", text))
         elif self.supervised:
-            answers = skip_other_logits(trainer, cfg, at_labels=bool(coefficient))
+            answers = skip_other_logits(trainer, cfg)
         if coefficient:
             add_kl(trainer, coefficient, base, splitter.label_share, answers)
         if self.plan.grpo is not None:
@@ -161,7 +161,9 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
     def _base(self, trainer: Any) -> Any:
         """The base for the KL term: a full fine-tune keeps a copy, a LoRA has it inside."""
         model = trainer.accelerator.unwrap_model(trainer.model)
-        return None if has_adapter(model) else frozen_base(self.spec.run.model_path, model)
+        if has_adapter(model):
+            return None
+        return frozen_base(self.spec.run.model_path, model, trainer.args.device)
 
     def _scorer(self, trainer: Any, base: Any) -> Scorer | None:
         # The loss of a GRPO training is meaningless: it is near zero for every model.

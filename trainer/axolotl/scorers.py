@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from core.domain.evaluation import RewardScore
@@ -65,7 +66,7 @@ class HeldOutScorer:
     def score_base(self, budget_s: float, untouched: bool) -> float:
         model = self._model()
         if not untouched and not has_adapter(model):
-            model = frozen_base(self._spec.run.model_path, model)
+            model = frozen_base(self._spec.run.model_path, model, self._trainer.args.device)
         self._stride = max(math.ceil(self._rows / (MIN_ROWS * self._ranks.world)), 1)
         if not self._spec.run.task_type.generates:
             # The first pass of a process allocates and chooses kernels; beside generating that is nothing.
@@ -149,9 +150,23 @@ def has_adapter(model: Any) -> bool:
     return bool(getattr(model, "peft_config", None))
 
 
-def frozen_base(path: str, like: Any) -> Any:
-    """The untrained model, on the same device and in the same format as another."""
+def frozen_base(path: str, like: Any, device: Any) -> Any:
+    """The untrained model in the same format as another, whole on every rank."""
     from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(path, dtype=like.dtype)
-    return base.to(like.device).eval().requires_grad_(False)
+    attention = like.config._attn_implementation
+    with _read_by_all_ranks():
+        base = AutoModelForCausalLM.from_pretrained(path, dtype=like.dtype, attn_implementation=attention)
+    return base.to(device).eval().requires_grad_(False)
+
+
+@contextmanager
+def _read_by_all_ranks() -> Iterator[None]:
+    """Under FSDP transformers reads weights on one rank of a machine, and leaves zeros on the others."""
+    name = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+    before = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before

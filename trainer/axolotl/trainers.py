@@ -116,11 +116,9 @@ class PairTrainer(AxolotlDPOTrainer):  # type: ignore[misc]
             self._heads[model] = SelectiveHead(self.accelerator.unwrap_model(model))
         head, ids = self._heads[model], inputs["input_ids"]
         others = {key: value for key, value in inputs.items() if key not in _PAIRS_OWN}
-        rows, columns = answers.places // ids.shape[1], answers.places % ids.shape[1]
         with head.at(ids.shape, answers.places):
-            logits = model(**others, use_cache=False).logits
-            at_answers = logits.flatten(0, 1) if head.cut else logits[rows, columns]
-        found = log_probs(Predicted(at_answers, answers.tokens, rows))
+            logits = head.logits_at(model(**others, use_cache=False).logits)
+        found = log_probs(Predicted(logits, answers.tokens, answers.places))
         # Not added up by row: on a GPU the order of such sums varies from run to run.
         return found.new_zeros(ids.numel()).index_copy(0, answers.places, found).view_as(ids).sum(dim=1)
 

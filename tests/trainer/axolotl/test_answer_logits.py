@@ -70,11 +70,53 @@ def test_loss_and_gradients_are_those_of_all_logits(
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
 
 
+def positions_of(model: Any) -> list[int]:
+    """How many positions each pass through the output layer has, from now on."""
+    seen = list[int]()
+    model.get_output_embeddings().register_forward_hook(
+        lambda layer, given, logits: seen.append(logits.shape[0] * logits.shape[1])
+    )
+    return seen
+
+
+def moved(model: Any) -> Any:
+    """Away from the one that is trained."""
+    chance = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=chance)
+    return model.eval()
+
+
+def test_the_base_reads_packed_rows_apart(tmp_path: Path) -> None:
+    """With a cache it would not, and models are saved with one."""
+    losses = []
+    for inputs in (padded(), packed()):
+        trainer, base = trainer_of(tmp_path, model_of("llama")), moved(model_of("llama"))
+        assert base.config.use_cache
+        add_kl(trainer, 5.0, base, lambda labels: 1.0, skip_other_logits(trainer, CONFIG))
+        losses.append(step(trainer, inputs, None)[0])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_the_base_under_an_adapter_is_read_without_dropout_and_noise(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, model_of("lora"))
+    add_kl(trainer, 1.0, None, lambda labels: 1.0, skip_other_logits(trainer, CONFIG))
+    seen = list[bool]()
+    trainer.model.get_base_model().model.register_forward_hook(
+        lambda module, given, found: seen.append(module.training)
+    )
+    step(trainer, padded(), None)
+    assert seen == [True, False]
+    assert all(module.training for module in trainer.model.modules())
+
+
+@pytest.mark.parametrize("count", [None, torch.tensor(17)])
 @pytest.mark.parametrize("micro", [3, 1])
 @pytest.mark.parametrize("inputs", [padded(), padded(left=True), packed()], ids=["right", "left", "packed"])
 @pytest.mark.parametrize("kind", ["llama", "lora", "gpt2"])
 def test_with_a_kl_the_labels_own_positions_are_there_too(
-    tmp_path: Path, kind: str, inputs: dict[str, Tensor], micro: int
+    tmp_path: Path, kind: str, inputs: dict[str, Tensor], micro: int, count: Any
 ) -> None:
     """At the labels the KL compares both models; before them the labels are predicted."""
     inputs = {**inputs, "labels": inputs["labels"].clone()}
@@ -82,29 +124,25 @@ def test_with_a_kl_the_labels_own_positions_are_there_too(
     found = []
     for cut in (False, True):
         trainer = trainer_of(tmp_path, model_of(kind))
-        base = None if kind == "lora" else model_of(kind)
-        if base is not None:
-            with torch.no_grad():
-                for weight in base.parameters():
-                    weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(2))
+        base = None if kind == "lora" else moved(model_of(kind))
+        read = positions_of(base) if base is not None else []
         plan = text_plan(TaskType.INSTRUCT)
         plan = plan.model_copy(update={"batch": plan.batch.model_copy(update={"micro": len(SIZES)})})
         splitter = MicroBatchSplitter(trainer, plan)
-        answers = skip_other_logits(trainer, CONFIG, at_labels=True) if cut else None
+        answers = skip_other_logits(trainer, CONFIG) if cut else None
         add_kl(trainer, 0.7, base, splitter.label_share, answers)
-        plain, _, seen = step(trainer, inputs, None)
+        plain, _, seen = step(trainer, inputs, count)
+        seen += read
         if len(inputs["input_ids"]) > 1:
             trainer.training_step(trainer.model, dict(inputs))
             splitter.regroup(micro)
         trainer.model.zero_grad()
         loss = float(trainer.training_step(trainer.model, dict(inputs)))
         gradients = [weight.grad.clone() for weight in trainer.model.parameters() if weight.grad is not None]
-        found.append((plain, loss, gradients, seen))
+        found.append((plain, loss, gradients, seen[:2]))
     (plain, loss, gradients, seen), (same, again, others, fewer) = found
-    assert seen[0] == inputs["labels"].numel()
-    assert fewer[0] == MULTIPLE
-    if kind == "lora":  # the same layer, for the base
-        assert fewer[1] == LABELS + 1
+    assert seen == 2 * [inputs["labels"].numel()]
+    assert fewer == [MULTIPLE, LABELS + 1], "of the model and of the base"
     assert [same, again] == pytest.approx([plain, loss], rel=1e-5)
     for one, other in zip(gradients, others, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
@@ -140,9 +178,9 @@ def test_positions_are_filled_up_so_that_compiled_parts_keep_their_sizes() -> No
         for row, column in flat:
             labels[row, column] = 100 * row + column
         labels[:, 0] = 7  # nothing predicts it
-        own, places, targets = labelled(labels)
+        places, targets = labelled(labels)
         assert len(places) == len(targets) == filled
-        assert own.tolist() == places[:learned].tolist() == [40 * row + column - 1 for row, column in flat]
+        assert places[:learned].tolist() == [40 * row + column - 1 for row, column in flat]
         assert targets[:learned].tolist() == [100 * row + column for row, column in flat]
         assert (targets[learned:] == IGNORED).all()
 

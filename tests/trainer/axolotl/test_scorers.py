@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,10 @@ import torch
 
 from core.domain.tasks import TaskType
 from tests.trainer import tiny
+from tests.trainer.forks import ForkServer
+from tests.trainer.sharding import together
 from trainer.axolotl import scorers as module
-from trainer.axolotl.scorers import MIN_ROWS, HeldOutScorer
+from trainer.axolotl.scorers import MIN_ROWS, HeldOutScorer, frozen_base
 from trainer.inputs.tokens import PairRow
 from trainer.scoring.held_out import HeldOut, HeldOutSums
 from trainer.session.ranks import Communicator
@@ -116,3 +120,20 @@ def test_rows_that_stay_out_are_judged_by_what_the_base_gave_and_not_by_the_othe
     ]
     out = [place for place in range(70) if place // 2 % 2 == 0]
     assert scorer.score() == pytest.approx(sum(whole.rows[place] for place in out) / len(out), rel=1e-4)
+
+
+def whole_base(rank: int) -> None:
+    """As under FSDP, where transformers leaves weights out on all ranks but the first."""
+    os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+    like = tiny.load(Path("tiny").absolute())
+    base = frozen_base("tiny", like, torch.device("cpu"))
+    written = tiny.model()
+    for (name, weight), own in zip(base.named_parameters(), written.parameters(), strict=True):
+        assert torch.equal(weight, own.to(weight.dtype)), (rank, name)
+    assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "true"
+    assert not base.training
+
+
+def test_every_rank_has_the_whole_base(forks: ForkServer, tmp_path: Path) -> None:
+    tiny.save(tmp_path / "tiny")
+    assert together(forks, tmp_path, whole_base)

@@ -328,21 +328,27 @@ def test_what_axolotl_ignores_in_preference_and_reward_training_is_put_back(
 
 
 @pytest.mark.parametrize(
-    ("task_type", "kl", "loss"),
+    ("task_type", "kl", "loss", "at_labels"),
     [
-        (TaskType.INSTRUCT, None, "AnswerLogits._batch_loss"),
-        (TaskType.INSTRUCT, 0.3, "add_kl.<locals>.with_kl"),
-        (TaskType.DPO, None, "MicroBatchSplitter._partial_loss"),
+        (TaskType.INSTRUCT, None, "AnswerLogits._batch_loss", False),
+        (TaskType.INSTRUCT, 0.3, "add_kl.<locals>.with_kl", True),
+        (TaskType.DPO, None, "MicroBatchSplitter._partial_loss", None),
     ],
 )
 def test_logits_of_prompts_are_left_out_where_nothing_else_reads_them(
-    forks: ForkServer, tmp_path: Path, task_type: TaskType, kl: float | None, loss: str
+    forks: ForkServer,
+    tmp_path: Path,
+    task_type: TaskType,
+    kl: float | None,
+    loss: str,
+    at_labels: bool | None,
 ) -> None:
     profile = write_profile(tmp_path / "p.yaml", targets={"max_steps": 2})
     run = planned(task(tmp_path, task_type).model_copy(update={"kl_coefficient": kl}), profile)
     assert execute(run, forks, patch="dumps_arguments").end is RunEnd.FINISHED
     arguments = json.loads(Path(launch_spec(run).launch_dir, "arguments.json").read_text("utf-8"))
     assert arguments["loss"] == loss
+    assert arguments["at_labels"] == at_labels
 
 
 @pytest.mark.parametrize(
