@@ -48,7 +48,7 @@ def compared(rows: str, vocabulary: int, prompt: float, passes: int, folder: str
     batch: Any
     if rows == "pairs":
         table = pairs_of(vocabulary, prompt)
-        kinds = {"all": TrlTrainer, "answers": PairTrainer}
+        kinds = {"all": TrlPairTrainer, "answers": PairTrainer}
         trainers = {side: pair_trainer(kind, vocabulary, table, folder) for side, kind in kinds.items()}
         batch = next(iter(trainers["all"].get_train_dataloader()))
     else:
@@ -78,7 +78,7 @@ def compared(rows: str, vocabulary: int, prompt: float, passes: int, folder: str
     return {"prompt": prompt, "share": share, "gap": abs(losses["all"] - losses["answers"]), **seconds}
 
 
-class TrlTrainer(DPOTrainer):  # type: ignore[misc]
+class TrlPairTrainer(DPOTrainer):  # type: ignore[misc]
     """TRL's own loss, with rows that are encoded."""
 
     _prepare_dataset = PairTrainer._prepare_dataset
