@@ -4,7 +4,9 @@ Needs the training environment's Python in GOD_MINER_TRAINING_PYTHON. Little mod
 language are trained on six types of tasks with several kinds of data (`data.py`): by
 `trainer.text`, which plans for itself with the profile `steady`; by the rules of the text trainer that won in
 June 2026 (`winner_rules.py`); by upstream's default, and by that without its limit of ten steps. All are
-scored on rows that none has seen, by the validator's metric, and compared row by row as in a boss round.
+scored on rows that none has seen, by the validator's metric, and compared row by row as in a boss round. Two
+trainings by the same rules differ by some per cent: ours and the winner's are trained three times, and each
+is compared with each.
 
     python -m benchmarks text_rules [--cell 'dpo-*'] [--variant no_search] [--quick]
 
@@ -35,6 +37,8 @@ from benchmarks.training_python import reported
 
 #: CPU seconds of training for each side, evaluations and searches included.
 SECONDS, QUICK_SECONDS = 40.0, 12.0
+#: Of ours and of the winner's rules.
+TRAININGS = 3
 #: Cells at a time.
 WORKERS = 2
 SIDES = ("base", "upstream", "uncapped", "winner", "ours")
@@ -91,7 +95,8 @@ def run(quick: bool, cells: Sequence[str] = (), variants: Sequence[str] = ()) ->
     asked = asked_cells(quick, cells, variants)
     sides = ["base", "winner", "ours", *(f"ours:{name}" for name in variants)] if variants else list(SIDES)
     seconds = QUICK_SECONDS if quick else SECONDS
-    found = list(_results(asked, sides, seconds, {name: VARIANTS[name] for name in variants}))
+    trainings = 1 if quick else TRAININGS
+    found = list(_results(asked, sides, seconds, trainings, {name: VARIANTS[name] for name in variants}))
     order = {cell.name: place for place, cell in enumerate(asked)}
     found.sort(key=lambda result: order[result["cell"]])
     results = [result for result in found if "error" not in result]
@@ -109,13 +114,14 @@ def asked_cells(quick: bool, patterns: Sequence[str], variants: Sequence[str]) -
 
 
 def _results(
-    cells: Sequence[Cell], sides: list[str], seconds: float, variants: dict[str, str]
+    cells: Sequence[Cell], sides: list[str], seconds: float, trainings: int, variants: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
     def work(part: list[Cell]) -> list[dict[str, Any]]:
         asked = {
             "cells": [cell.name for cell in part],
             "sides": sides,
             "seconds": seconds,
+            "trainings": trainings,
             "variants": variants,
             "records": str(RESULTS / "text_rules.jsonl"),
         }
@@ -176,7 +182,7 @@ def report_of(results: list[dict[str, Any]], seconds: float, failed: Sequence[di
         by_type[Cell.of(result["cell"]).type].append(LOST)
         lifted.append(LOST)
     report.notes += verdicts(by_type, lifted)
-    report.notes += NOTES
+    report.notes += [once(results), *NOTES]
     return report
 
 
@@ -204,13 +210,25 @@ def verdicts(
     ]
 
 
+def once(results: Sequence[dict[str, Any]]) -> str:
+    """What a table of one training for each side would say, on average over all such tables."""
+    chances = [result["against"]["ours"]["winner"]["chances"] for result in results]
+    better = sum(fmean(chance >= SURELY_BETTER for chance in each) for each in chances)
+    worse = sum(fmean(chance <= SURELY_WORSE for chance in each) for each in chances)
+    return (
+        "With one training of each side, on average over the pairs: "
+        f"better in {better:.1f}, worse in {worse:.1f} of {len(results)}."
+    )
+
+
 def _said(held: bool) -> str:
     return "yes" if held else "NO"
 
 
 def _row(result: dict[str, Any], chance: float, gap: float) -> tuple[str, ...]:
     cell, told = Cell.of(result["cell"]), result["told"]
-    steps = ", ".join(f"{told[side]['steps']:,}" for side in ("uncapped", "winner", "ours"))
+    sides = ("uncapped", "winner", "ours")
+    steps = ", ".join(f"{fmean(each['steps'] for each in told[side]):,.0f}" for side in sides)
     verdict = "better" if chance >= SURELY_BETTER else "worse" if chance <= SURELY_WORSE else "-"
     kind = f"{cell.kind} ({cell.alteration})" if cell.alteration else cell.kind
     scores = (f"{result['scores'][side]:.4f}" for side in SIDES)
@@ -252,6 +270,8 @@ NOTES = [
     "Losses of instruct, chat and continuations, for kl with the KL. DPO: ln 2 = 0.6931 has learned nothing. "
     "GRPO: the validators' normalised rewards less half of the KL to the base, among the sides of its line, "
     "with a minus, so that less is better everywhere. "
+    "Ours and the winner's: means of three trainings with other random numbers; P is the chance that one of "
+    "ours is better than one of the winner's. "
     f"Seeds {', '.join(map(str, SEEDS))}; "
     + ", ".join(f"{family} is trained {method.value}" for family, method in FAMILIES.items())
     + ", on every side.",

@@ -54,10 +54,11 @@ def upstream_factor(cell: Cell) -> float:
     return rate_factor(cell) * (0.1 if full else 1.0)
 
 
-def peer_ask(cell: Cell, seconds: float) -> dict[str, Any]:
+def peer_ask(cell: Cell, seconds: float, number: int = 0) -> dict[str, Any]:
+    """`number`: of the training, for its random numbers."""
     return {
         "seconds": seconds,
-        "seed": cell.seed,
+        "seed": cell.seed + 100 * number,
         "method": cell.method.value,
         "rank": RANK,
         "rate_factor": rate_factor(cell),
@@ -89,9 +90,9 @@ def resolved_for(profile: Path, task: TaskType, method: Method) -> tuple[Resolve
     return resolve_profile(loaded, task, facts_from_name("org/some-llama", int(SIZES[0]))), False
 
 
-def cell_profile(cell: Cell, profile: Path, changes: str = "") -> dict[str, Any]:
+def cell_profile(cell: Cell, profile: Path, changes: str = "", number: int = 0) -> dict[str, Any]:
     """The profile as it is for a model of the method's size, scaled; `changes` are laid over it. A rate
-    of `x2` is twice the cell's."""
+    of `x2` is twice the cell's. `number`: of the training, for its random numbers."""
     resolved, planned = resolved_for(profile, cell.task, cell.method)
     tiny = resolve_profile(load_profile(str(profile)), cell.task, facts_from_name("org/tiny-llama", 130_000))
     factor = rate_factor(cell)
@@ -99,6 +100,8 @@ def cell_profile(cell: Cell, profile: Path, changes: str = "") -> dict[str, Any]
     limits = _differing(resolved.limits, tiny.limits)
     rate = resolved.targets.learning_rate * factor * (1.0 if planned else FULL_GRPO)
     targets |= {"method": cell.method.value, "learning_rate": float(f"{rate:.6g}"), "lora_r": RANK}
+    if number:
+        targets["seed"] = resolved.targets.seed + number
     batch = resolved.targets.effective_batch_size
     if batch is not None and not cell.task.generates:
         targets["effective_batch_size"] = batch // BATCH_DIVISOR

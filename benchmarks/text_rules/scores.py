@@ -6,10 +6,10 @@ mean over the prompt's completions and the KL: what a submission is worth depend
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.text_rules.cells import Cell
@@ -21,7 +21,7 @@ from trainer.inputs.text import read_task
 from trainer.inputs.tokens import load_tokenizer, model_window
 from trainer.rewards.sandbox import Rewards
 from trainer.rewards.source import REWARD_TABLE, write_rewards
-from trainer.scoring.eval import Comparison, _load, compare_models
+from trainer.scoring.eval import _load, compare_models
 from trainer.scoring.generation import prompt_kl, sample_completions
 from trainer.scoring.held_out import HeldOut
 
@@ -139,11 +139,18 @@ def _rewards(cell: Cell) -> Sequence[Any]:
     return dataset.reward_functions
 
 
-def compared(cell: Cell, champion: list[Any], challenger: list[Any]) -> Comparison:
-    """As in the boss round; rewards, too, row by row."""
-    return compare_models(*losses_of(cell, [champion, challenger]))
+def compared(cell: Cell, champions: Sequence[list[Any]], challengers: Sequence[list[Any]]) -> dict[str, Any]:
+    """Each training of one side with each of the other's, row by row as in a boss round; rewards, too.
 
-
-def as_json(comparison: Comparison) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(comparison.model_dump_json())
-    return found
+    A chance of 0.9 takes more than many rows: hardly a training of the one may lose to one of the other."""
+    found = [
+        compare_models(*losses_of(cell, [champion, challenger]))
+        for champion in champions
+        for challenger in challengers
+    ]
+    return {
+        "p_better": fmean(each.p_better for each in found),
+        "p_win": fmean(each.p_win for each in found),
+        "mean_gap": fmean(each.mean_gap for each in found),
+        "chances": [each.p_better for each in found],
+    }

@@ -1,6 +1,6 @@
 """Runs inside the training environment: trains the sides of cells that have no record yet, and compares them.
 
-    training-python -m benchmarks.text_rules.worker '{"cells": […], "sides": […], "seconds": 40, …}'
+    training-python -m benchmarks.text_rules.worker '{"cells": […], "sides": […], "trainings": 3, …}'
 
 One JSON line per cell. The stack is imported once and forked for every training.
 """
@@ -25,7 +25,7 @@ from benchmarks.text_rules import scale
 from benchmarks.text_rules.cells import Cell, Records, digest_of
 from benchmarks.text_rules.clock import USED
 from benchmarks.text_rules.data import World, model_of, rows_of
-from benchmarks.text_rules.scores import CellScores, as_json, compared, losses_of, run_spec
+from benchmarks.text_rules.scores import CellScores, compared, losses_of, run_spec
 from core.runs.progress import parse_events
 from tests.trainer.forks import ForkServer
 from trainer.runner.planning import PROFILE_VARIABLE
@@ -36,6 +36,8 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 #: Against whom the others are compared, where they are there.
 RIVALS = ("winner", "uncapped", "upstream", "base")
 OURS = "ours"
+#: Sides that are trained several times: by the same rules, results differ by up to a tenth and more.
+REPEATED = ("winner", OURS)
 #: What each side runs: a record counts until some of it changes.
 _COMMON = (
     *("data.py", "scores.py", "scale.py", "cells.py", "../../tests/trainer/tiny.py"),
@@ -109,31 +111,37 @@ class Trainings:
         return CellScores(self.cell, base, test, self.folder / "scores")
 
     def run(self, sides: list[str]) -> dict[str, Any]:
-        found = {side: self._record(side) for side in sides}
-        rivals = [rival for rival in RIVALS if rival in found]
-        means = dict(
-            zip(found, map(fmean, losses_of(self.cell, [one["rows"] for one in found.values()])), strict=True)
-        )
+        found = {side: [self._record(side, number) for number in range(self._count(side))] for side in sides}
+        rows = {side: [record["rows"] for record in records] for side, records in found.items()}
+        losses = iter(losses_of(self.cell, [one for each in rows.values() for one in each]))
+        means = {side: fmean(fmean(next(losses)) for _ in each) for side, each in rows.items()}
         against = {
             side: {
-                rival: as_json(compared(self.cell, found[rival]["rows"], found[side]["rows"]))
-                for rival in (*rivals, *([OURS] if side.startswith(f"{OURS}:") else []))
-                if rival in found
+                rival: compared(self.cell, rows[rival], rows[side])
+                for rival in (*RIVALS, *([OURS] if side.startswith(f"{OURS}:") else []))
+                if rival in rows
             }
-            for side in found
+            for side in rows
             if side.partition(":")[0] == OURS
         }
-        told = {side: one["told"] for side, one in found.items()}
+        told = {side: [record["told"] for record in records] for side, records in found.items()}
         return {"cell": self.cell.name, "scores": means, "against": against, "told": told}
 
-    def _record(self, side: str) -> dict[str, Any]:
-        stamp = self._stamp(side)
+    def _count(self, side: str) -> int:
+        """How often it is trained."""
+        repeated = side.partition(":")[0] in REPEATED
+        return int(self.asked.get("trainings", 1)) if repeated else 1
+
+    def _record(self, side: str, number: int) -> dict[str, Any]:
+        stamp = self._stamp(side, number)
         known = self.records.get(self.cell.name, side, stamp)
         if known is not None:
             return known
         began = time.time()
-        told = self._train(side)
-        model = None if side == "base" else self._work(side).with_name(f"{self._work(side).name}-model")
+        # The folder is on Python's path: no colon.
+        work = self.folder / f"{side.replace(':', '-')}-{number}"
+        told = self._train(side, number, work)
+        model = None if side == "base" else work.with_name(f"{work.name}-model")
         told["wall_s"] = round(time.time() - began, 1)
         record = {
             "cell": self.cell.name,
@@ -145,38 +153,33 @@ class Trainings:
         self.records.add(record)
         return record
 
-    def _work(self, side: str) -> Path:
-        """The folder of a training, which is on Python's path: no colon."""
-        return self.folder / side.replace(":", "-")
-
-    def _stamp(self, side: str) -> str:
+    def _stamp(self, side: str, number: int) -> str:
         kind, _, variant = side.partition(":")
         changes = self.asked["variants"].get(variant, "")
-        return f"{_programs(kind)} {self.seconds:g} {changes}".strip()
+        again = f" training {number + 1}" if number else ""
+        return f"{_programs(kind)} {self.seconds:g} {changes}".strip() + again
 
-    def _train(self, side: str) -> dict[str, Any]:
+    def _train(self, side: str, number: int, work: Path) -> dict[str, Any]:
         kind, _, variant = side.partition(":")
+        if kind == "base":
+            return {}
+        work.mkdir()
         match kind:
-            case "base":
-                return {}
             case "upstream" | "uncapped":
-                return self._upstream(side)
+                return self._upstream(side, work)
             case "winner":
-                return self._winner(side)
+                return self._winner(number, work)
             case _:
-                return self._ours(side, self.asked["variants"].get(variant, ""))
+                return self._ours(side, self.asked["variants"].get(variant, ""), number, work)
 
     # — the sides
 
-    def _ours(self, side: str, changes: str) -> dict[str, Any]:
+    def _ours(self, side: str, changes: str, number: int, work: Path) -> dict[str, Any]:
         """As in a tournament, planning for itself."""
         base, rows, _ = self.files
-        work = self._work(side)
-        work.mkdir()
         profile = work / "profile.yaml"
-        profile.write_text(
-            yaml.safe_dump(scale.cell_profile(self.cell, HERE / "profile.yaml", changes)), encoding="utf-8"
-        )
+        written = scale.cell_profile(self.cell, HERE / "profile.yaml", changes, number)
+        profile.write_text(yaml.safe_dump(written), encoding="utf-8")
         os.environ[PROFILE_VARIABLE] = str(profile)
         now = time.time()
         end_by = now + self.seconds + scale.PLANNED_START_S
@@ -207,20 +210,17 @@ class Trainings:
             ],
         }
 
-    def _winner(self, side: str) -> dict[str, Any]:
+    def _winner(self, number: int, work: Path) -> dict[str, Any]:
         base, rows, _ = self.files
-        work = self._work(side)
-        work.mkdir()
         run = run_spec(self.cell, base, rows, work, 0.0, 0.0)
-        ask = scale.peer_ask(self.cell, self.seconds) | {"run": json.loads(run.to_json())}
+        ask = scale.peer_ask(self.cell, self.seconds, number) | {"run": json.loads(run.to_json())}
         path = work / "ask.json"
         path.write_text(json.dumps(ask), encoding="utf-8")
         command = [sys.executable, "-m", "benchmarks.text_rules.peer", str(path)]
         return self._waited(command, {}, work)
 
-    def _upstream(self, side: str) -> dict[str, Any]:
+    def _upstream(self, side: str, work: Path) -> dict[str, Any]:
         base, rows, _ = self.files
-        work = self._work(side)
         config = upstream.write_config(
             work,
             base,

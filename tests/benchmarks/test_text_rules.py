@@ -164,9 +164,9 @@ def test_every_variant_changes_some_profile(name: str, tmp_path: Path) -> None:
 
 def result(cell: str, chance: float, gap: float, **others: Any) -> dict[str, Any]:
     """Of a cell where ours is ahead of every rival by so much of a loss of 2."""
-    found = {"p_better": chance, "mean_gap": gap}
+    found = {"p_better": chance, "mean_gap": gap, "chances": [chance, 1.0]}
     scores = {"base": 5.0, "upstream": 4.0, "uncapped": 3.0, "winner": 2.0, "ours": 2.0 - gap}
-    told = {side: {"steps": 10} for side in ("upstream", "uncapped", "winner", "ours")}
+    told = {side: [{"steps": 10}] for side in ("upstream", "uncapped", "winner", "ours")}
     against = {"ours": dict.fromkeys(("winner", "uncapped", "upstream", "base"), found)}
     return {"cell": cell, "scores": scores, "told": told, "against": against, **others}
 
@@ -196,6 +196,20 @@ def test_the_table_has_a_row_for_each_cell() -> None:
     assert [row[-1] for row in report.rows] == ["better", "worse"]
     assert len(report.rows[0]) == len(report.columns)
     json.dumps(report.data)
+
+
+def test_single_trainings_are_told_beside_the_mean_of_all() -> None:
+    """Of four pairs of two cells: one table in two has the second cell as worse."""
+    report = report_of([result("dpo-qwen-1", 0.97, 0.1), result("kl-llama-2", 0.05, -0.1)], 40)
+    assert any("better in 1.5, worse in 0.5 of 2" in note for note in report.notes)
+
+
+def test_the_random_numbers_of_a_second_training_are_others() -> None:
+    cell = Cell.of("dpo-qwen-1")
+    first, second = (scale.cell_profile(cell, PROFILE, number=number) for number in (0, 1))
+    assert "seed" not in first["sections"]["cell"]["targets"]
+    assert second["sections"]["cell"]["targets"]["seed"] == 43
+    assert scale.peer_ask(cell, 40, 0)["seed"] != scale.peer_ask(cell, 40, 1)["seed"]
 
 
 def test_a_cell_that_failed_counts_as_worse() -> None:
