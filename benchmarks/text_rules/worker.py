@@ -161,10 +161,9 @@ class Trainings:
 
     def _train(self, side: str, number: int, work: Path) -> dict[str, Any]:
         kind, _, variant = side.partition(":")
-        if kind == "base":
-            return {}
-        work.mkdir()
         match kind:
+            case "base":
+                return {}
             case "upstream" | "uncapped":
                 return self._upstream(side, work)
             case "winner":
@@ -177,6 +176,7 @@ class Trainings:
     def _ours(self, side: str, changes: str, number: int, work: Path) -> dict[str, Any]:
         """As in a tournament, planning for itself."""
         base, rows, _ = self.files
+        work.mkdir()
         profile = work / "profile.yaml"
         written = scale.cell_profile(self.cell, HERE / "profile.yaml", changes, number)
         profile.write_text(yaml.safe_dump(written), encoding="utf-8")
@@ -212,6 +212,7 @@ class Trainings:
 
     def _winner(self, number: int, work: Path) -> dict[str, Any]:
         base, rows, _ = self.files
+        work.mkdir()
         run = run_spec(self.cell, base, rows, work, 0.0, 0.0)
         ask = scale.peer_ask(self.cell, self.seconds, number) | {"run": json.loads(run.to_json())}
         path = work / "ask.json"
