@@ -35,6 +35,7 @@ NAMES = (
     "generation",
     "grpo_step",
     "answer_logits",
+    "step_order",
     "sharded_step",
     "sampling",
     "dashboard",

@@ -1,6 +1,6 @@
 """Runs inside the training environment: trains the sides of cells that have no record yet, and compares them.
 
-    training-python -m benchmarks.text_rules.worker '{"cells": […], "sides": […], "trainings": 3, …}'
+    training-python -m benchmarks.text_rules.worker '{"cells": […], "sides": […], "trainings": 2, …}'
 
 One JSON line per cell. The stack is imported once and forked for every training.
 """

@@ -316,6 +316,11 @@ class RunCandidate:
         return self.micro * self.accumulation * self.world
 
     @property
+    def ordered_passes(self) -> int:
+        """Passes that take a step's rows by length; 1: as they come. Axolotl orders pairs only."""
+        return self.accumulation if self.engine is Engine.NATIVE or self.task.has_pairs else 1
+
+    @property
     def tokens(self) -> int:
         """Tokens of one forward pass on one GPU; for DPO of both sides of a pair."""
         return self.micro * (2 if self.task.has_pairs else 1) * self.length

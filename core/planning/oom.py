@@ -132,9 +132,9 @@ def _sequences(plan: TrainingPlan, candidate: RunCandidate) -> Sequences:
         return image_sequences(plan.data, plan.model, candidate.image.resolution, plan.image.repeats)
     old = plan.sequence
     options = SequenceOptions(old.packing, old.group_by_length, candidate.generations, candidate.completion)
-    effective = candidate.effective
+    micro, passes, effective = candidate.micro, candidate.ordered_passes, candidate.effective
     rows = plan.data.rows - plan.steps.eval_rows
-    return text_sequences(plan.data, options, candidate.length, rows, candidate.micro, effective)
+    return text_sequences(plan.data, options, candidate.length, rows, micro, effective, passes)
 
 
 def _sequence(plan: TrainingPlan, seq: Sequences) -> SequencePlan:

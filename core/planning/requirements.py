@@ -120,11 +120,11 @@ class Requirements(NamedTuple):
         if candidate.image is not None:
             repeats = self.targets.image_repeats or self.data.image_repeats
             return image_sequences(self.data, self.model, candidate.image.resolution, repeats)
-        effective = candidate.effective
+        micro, passes, effective = candidate.micro, candidate.ordered_passes, candidate.effective
         options, rows = sequence_options(self.targets), self.training_rows
         if self.model.packing_problem:
             options = options._replace(packing=False)  # rows of one sequence would see each other
-        return text_sequences(self.data, options, candidate.length, rows, candidate.micro, effective)
+        return text_sequences(self.data, options, candidate.length, rows, micro, effective, passes)
 
 
 def requirements_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import NamedTuple
 
 from core.data.facts import DatasetFacts, LengthStats
@@ -19,6 +20,8 @@ PACKING_GAIN = 1.15
 PACKED_STEPS = 20
 #: The micro batch for that decision, so that it does not flip while the search varies the micro batch.
 USUAL_MICRO = 8
+#: A step of more passes pads a little less than one of so many, which a plan looks at.
+MOST_PASSES = 4
 #: The shortest length chosen from the data alone; lengths are multiples of the grain.
 SHORTEST_LENGTH, GRAIN = 128, 64
 #: Validators keep the last so many tokens of a GRPO prompt.
@@ -111,17 +114,24 @@ def image_sequences(data: DatasetFacts, model: ModelFacts, resolution: int, repe
 
 
 def text_sequences(
-    data: DatasetFacts, options: SequenceOptions, length: int, rows: float, micro: int, effective: int
+    data: DatasetFacts,
+    options: SequenceOptions,
+    length: int,
+    rows: float,
+    micro: int,
+    effective: int,
+    passes: int,
 ) -> Sequences:
-    """One epoch at this length. Padding depends on `micro`, the steps that packing leaves on `effective`."""
+    """One epoch at this length. Padding depends on `micro` and on the `passes` that a step's rows are shared
+    out to by length, the steps that packing leaves on `effective`."""
     if data.task_type.generates:
         return _grpo(data, options, length, rows)
     dropped = data.total.share_over(length)
     trained_rows, mean = rows * (1 - dropped), data.total.mean_kept(length)
     if data.task_type.has_pairs:
-        return _pairs(data, options, length, trained_rows, dropped, micro)
-    padded = _padded(data.total, length, micro, options.grouped, mean)
-    usual = _padded(data.total, length, USUAL_MICRO, options.grouped, mean)
+        return _pairs(data, options, length, trained_rows, dropped, micro, passes)
+    padded = _padded(data.total, length, micro, passes, options.grouped, mean)
+    usual = _padded(data.total, length, USUAL_MICRO, 1, options.grouped, mean)
     packed = trained_rows * mean / (length * PACKED_FULL)
     packing = _packs(options, packed, usual / max(mean, 1), effective)
     if packing:
@@ -147,21 +157,31 @@ def _packs(options: SequenceOptions, packed: float, gain: float, effective: int)
     return gain >= PACKING_GAIN and packed / effective >= PACKED_STEPS
 
 
-def _padded(stats: LengthStats, length: int, micro: int, grouped: bool, mean: float) -> float:
-    """A batch is as long as its longest row: on average the n-th of n+1 equal parts of the distribution.
-    `mean` is of the rows that are not dropped."""
+def _padded(stats: LengthStats, length: int, micro: int, passes: int, grouped: bool, mean: float) -> float:
+    """Tokens of a row in a pass as long as its longest one. Of a step's n rows, ordered by length, the k-th
+    is about as long as k in n + 1 of all rows, longer where lengths have a long tail; each pass takes the
+    next `micro`. `mean` is of the rows that are not dropped."""
     if grouped:
         return min(mean * 1.05, length)
-    over = stats.share_over(length)
-    return min(max(stats.percentile(100 * (1 - over) * micro / (micro + 1)), mean), length)
+    kept = 100 * (1 - stats.share_over(length))
+    looked_at = min(passes, MOST_PASSES)
+    each = micro / (micro * looked_at + 1)
+    longest = fmean(stats.percentile(kept * each * number) for number in range(1, looked_at + 1))
+    return min(max(longest, mean), length)
 
 
 def _pairs(
-    data: DatasetFacts, options: SequenceOptions, length: int, rows: float, dropped: float, micro: int
+    data: DatasetFacts,
+    options: SequenceOptions,
+    length: int,
+    rows: float,
+    dropped: float,
+    micro: int,
+    passes: int,
 ) -> Sequences:
     """Chosen and rejected are padded to one length and pass together."""
     mean = data.total.mean_kept(length)
-    padded = _padded(data.total, length, 2 * micro, options.grouped, mean)
+    padded = _padded(data.total, length, 2 * micro, passes, options.grouped, mean)
     answers = data.answer.mean + (data.rejected.mean if data.rejected else data.answer.mean)
     trained = min(2 * data.prompt.mean + answers, 2.0 * length)
     return Sequences(

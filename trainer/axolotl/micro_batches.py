@@ -1,7 +1,8 @@
-"""Smaller passes while Axolotl trains: each micro-batch of its loader in parts whose losses add up to the
-whole's.
+"""What Axolotl's micro-batches hold.
 
-Loader, accumulation, optimizer and schedule do not notice. A larger pass would need another loader.
+Pairs of a step that are of like length pass together. And while Axolotl trains, passes can become smaller:
+each micro-batch of its loader in parts whose losses add up to the whole's. Loader, accumulation, optimizer
+and schedule do not notice; a larger pass would need another loader.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 
 from core.planning.plan import TrainingPlan
 from core.runs.control import even_micro
+from trainer.inputs.tables import PAIR_COLUMNS
 from trainer.session.control import MicroChange
+from trainer.session.step_order import StepOrder
 
 #: TRL's losses of preferences that look at more than one pair at a time.
 _WHOLE_BATCH_LOSSES = {"aot", "aot_unpaired", "bco_pair", "sft"}
@@ -122,6 +125,42 @@ class MicroBatchSplitter:
     def label_share(self, labels: Any) -> Any:
         """The part's share of the whole's labels; 1 where nothing is split."""
         return 1.0 if self._whole is None else _learned(labels) / _learned(self._whole["labels"])
+
+
+def order_steps(trainer: Any, plan: TrainingPlan) -> None:
+    """From now on pairs of a step that are of like length pass together, where the engine would take them at
+    random. Not texts: Axolotl takes the mean over each pass's labels, and those of short passes would weigh
+    more."""
+    args = trainer.args
+    passes, micro = args.gradient_accumulation_steps, args.train_batch_size
+    dealt = args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches
+    alone = (
+        _WHOLE_BATCH_LOSSES.isdisjoint(getattr(trainer, "loss_types", ())) and not trainer.aux_loss_enabled
+    )
+    if 1 in (passes, micro) or not alone or dealt or args.train_sampling_strategy != "random":
+        return
+
+    def sampler(dataset: Any = None) -> StepOrder:
+        """Of the rows that are trained on now: in the last stretch they are others."""
+        lengths = _pair_lengths(trainer.train_dataset)
+        return StepOrder(
+            lengths, micro, passes, args.world_size, plan.seed, lambda: int(trainer.state.epoch or 0)
+        )
+
+    trainer._get_train_sampler = sampler
+
+
+def _pair_lengths(pairs: Any) -> Any:
+    """Of each pair's longer side."""
+    import numpy as np
+    from pyarrow import compute
+
+    def counted(name: str) -> Any:
+        column = pairs.select_columns([name]).with_format("arrow")[:][name]
+        return compute.list_value_length(column).to_numpy().astype(np.int64)
+
+    prompts, chosen, rejected = map(counted, PAIR_COLUMNS)
+    return prompts + np.maximum(chosen, rejected)
 
 
 def _learned(labels: Any) -> Any:

@@ -20,12 +20,13 @@ from trainer.axolotl import patches
 from trainer.axolotl.answer_logits import skip_other_logits
 from trainer.axolotl.host import HfHost, SessionCallback, resume_state
 from trainer.axolotl.kernels import leave_out_what_fails
-from trainer.axolotl.micro_batches import MicroBatchSplitter
+from trainer.axolotl.micro_batches import MicroBatchSplitter, order_steps
 from trainer.axolotl.patches import add_kl, count_tokens
 from trainer.axolotl.prompt_kl import add_prompt_kl
 from trainer.axolotl.prompt_loss import PromptLoss
 from trainer.axolotl.scorers import EngineScorer, HeldOutScorer, frozen_base, has_adapter
 from trainer.axolotl.stretch import HfStretcher
+from trainer.axolotl.trainers import PairTrainer
 from trainer.handoff import LaunchSpec
 from trainer.rewards.watch import RewardWatch
 from trainer.scoring.generation import PROMPTS
@@ -121,6 +122,8 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
         coefficient = self.spec.run.kl_coefficient if self.supervised else None
         base = self._base(trainer) if coefficient else None
+        if isinstance(trainer, PairTrainer):
+            order_steps(trainer, self.plan)
         splitter = MicroBatchSplitter(trainer, self.plan)
         host = HfHost(trainer, self._scorer(trainer, base), splitter)
         host.stretcher = self._stretcher(trainer, host.scorer)

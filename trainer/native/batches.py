@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trainer.inputs.tokens import IGNORED
 from trainer.native.token_file import TokenFile
+from trainer.session.step_order import passes_by_length
 
 
 def pack_rows(lengths: Sequence[int] | NDArray[np.int64], capacity: int) -> list[list[int]]:
@@ -151,10 +152,13 @@ class SampleOrder:
     def _shared_out(
         self, sequences: list[PackedRows], start: int, batches: int, each: int
     ) -> list[list[MicroBatch]]:
-        """Rank by rank in turn, so that sequences of like length are spread evenly. An epoch shorter than one
-        step repeats its sequences."""
+        """An epoch shorter than one step repeats its sequences. Packed ones are all about as long."""
         stride = self.world * batches
         taken = [sequences[(start + index) % len(sequences)] for index in range(stride * each)]
+        if batches > 1 and not self.packing:
+            rows = np.array([row for (row,) in taken])
+            passes = [turn.tolist() for turn in passes_by_length(rows, self.lengths, each, self.world)]
+            return [[tuple((row,) for row in turn[rank]) for turn in passes] for rank in range(self.world)]
         return [
             [tuple(taken[rank + self.world * turn :: stride]) for turn in range(batches)]
             for rank in range(self.world)

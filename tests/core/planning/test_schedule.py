@@ -33,7 +33,7 @@ CANDIDATE = a_candidate(micro=8, accumulation=4, length=1024)
 def _sequences(rows: int = 32_000) -> Sequences:
     targets = Targets(sample_packing=False)
     return text_sequences(
-        assumed_facts(TaskType.INSTRUCT, rows), sequence_options(targets), 4096, rows, 8, 32
+        assumed_facts(TaskType.INSTRUCT, rows), sequence_options(targets), 4096, rows, 8, 32, 1
     )
 
 

@@ -141,3 +141,15 @@ def test_a_mixed_set_fills_its_windows_almost_wholly() -> None:
 def test_a_window_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="holds nothing"):
         pack_rows([1], 0)
+
+
+def test_rows_of_a_step_pass_with_others_of_like_length() -> None:
+    """The same rows in each step, in passes that hold little padding; every rank gets as much."""
+    lengths = np.random.default_rng(4).integers(1, 33, 96).tolist()
+    together, whole = order(lengths, world=2, micro=4, accumulation=3), order(lengths, micro=24)
+    for step, rows in zip(islice(together.steps(), 8), whole.steps(), strict=False):
+        assert rows_of(step) == rows_of(rows)
+        widths = [[max(lengths[row] for (row,) in micro) for micro in rank] for rank in step]
+        assert all(rank == sorted(rank, reverse=True) for rank in widths)
+        assert widths[0][0] >= widths[1][0]
+        assert widths[0][1] <= widths[1][1]
