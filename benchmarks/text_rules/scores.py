@@ -150,7 +150,6 @@ def compared(cell: Cell, champions: Sequence[list[Any]], challengers: Sequence[l
     ]
     return {
         "p_better": fmean(each.p_better for each in found),
-        "p_win": fmean(each.p_win for each in found),
         "mean_gap": fmean(each.mean_gap for each in found),
         "chances": [each.p_better for each in found],
     }
