@@ -22,6 +22,7 @@ from core.domain.choices import Engine
 from core.domain.errors import Problem
 from core.domain.tasks import ImageModelType
 from core.engines.base import RecipeError, RenderedRun, RunInputs, unsupported_target
+from core.planning.cores import cores_in
 from core.planning.plan import TrainingPlan
 
 #: Threads per process when no cores are assigned. torchrun's own choice is 1.
@@ -134,15 +135,9 @@ def _is_loopback(address: str) -> bool:
 def _threads(plan: TrainingPlan) -> int:
     """OpenMP threads of one process: its share of the container's cores."""
     if plan.container.cpus is not None:
-        return max(1, min(_MOST_THREADS, count_cpus(plan.container.cpus) // plan.gpus.per_node))
+        return max(1, min(_MOST_THREADS, len(cores_in(plan.container.cpus)) // plan.gpus.per_node))
     # More threads than cores made a step on a small machine take four times as long.
     return 1 if plan.gpus.is_cpu else _THREADS
-
-
-def count_cpus(cpus: str) -> int:
-    """How many cores a docker cpuset such as `0-31,64` names."""
-    spans = (part.partition("-") for part in cpus.split(","))
-    return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
 
 
 class Launcher(StrEnum):
@@ -271,7 +266,7 @@ def _slurm(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun, source:
 
 def _headers(plan: TrainingPlan, nodes: int) -> list[str]:
     each, container = plan.launch.processes // nodes, plan.container
-    cpus = count_cpus(container.cpus) if container.cpus else _CPUS_PER_GPU * each
+    cpus = len(cores_in(container.cpus)) if container.cpus else _CPUS_PER_GPU * each
     minutes = math.ceil((max(plan.time.deadline_s, plan.time.total_s) + _MARGIN_S) / 60)
     return [
         f"--job-name=god-miner-{plan.digest[:12]}",

@@ -431,7 +431,10 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
         "this is given up",
     ),
     _renamed(
-        "container.cpus", _always, "cut to the cores that the host has: docker refuses to start otherwise"
+        "container.cpus",
+        _always,
+        "its part that the host has is divided among the host's GPUs, unless these are more than the cores; "
+        "Slurm binds its tasks itself",
     ),
     _ignored("env.NCCL_NTHREADS", _always, "NCCL takes 64, 128, 256 or 512 and warns at anything else"),
     _ignored("env.NCCL_NET_GDR_LEVEL", _always, "between hosts only; inside one, NVLink carries the traffic"),

@@ -519,11 +519,13 @@ class ContainerTargets(Record):
     """The container around a job."""
 
     memory: Bytes | None = Field(default=None, description="Host memory. Unset: in proportion to the GPUs.")
-    shm: Bytes | None = Field(default=None, description="Shared memory (/dev/shm). Unset: 16GB per GPU.")
+    shm: Bytes | None = Field(
+        default=None, description="Shared memory (/dev/shm), at most the GPUs' share. Unset: 16GB per GPU."
+    )
     cpus: str | None = Field(
         default=None,
         pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$",
-        description="Cores, as docker's cpuset.",
+        description="Cores that the host's jobs divide by their GPUs, as docker's cpuset. Unset: all.",
         examples=["0-63", "0-15,32-47"],
     )
 
