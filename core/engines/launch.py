@@ -28,8 +28,8 @@ from core.planning.plan import TrainingPlan
 #: Threads per process when no cores are assigned. torchrun's own choice is 1.
 _THREADS = 4
 _MOST_THREADS = 16
-#: When a rank does not come, each writes its last collectives (torch's flight recorder): into the run's folder,
-#: as torch's own place is gone with the container. By the names that torch 2.13 reads.
+#: When a rank does not come, each writes its last collectives (torch's flight recorder): into the run's
+#: folder, as torch's own is gone with the container. By the names that torch 2.13 reads.
 _FLIGHT = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "NCCL_DEBUG": "WARN"}
 
 

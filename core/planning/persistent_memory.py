@@ -66,8 +66,8 @@ CONTEXT_BYTES = 0.85e9
 NCCL_BYTES, NCCL_SHARDED_BYTES = 1.0e9, 1.5e9
 #: What a larger NCCL_BUFFSIZE adds, by NCCL's sources (`p2pRecvSetup` in transport/p2p.cc): a buffer of that
 #: size for each connection, which is a peer in a channel. Taken at their most: 32 channels inside a node, and
-#: five peers (one in the ring, three children and a parent in the tree); two communicators with FSDP. Not tried
-#: on a GPU.
+#: five peers (one in the ring, three children and a parent in the tree); two communicators with FSDP. Not yet
+#: confirmed by a GPU.
 NCCL_CHANNELS, NCCL_PEERS, NCCL_SHARDED_COMMUNICATORS = 32, 5, 2
 #: Reserved by the allocator but not in use: with expandable segments a few percent of what comes and goes.
 FRAGMENTATION = 0.05
