@@ -459,6 +459,9 @@ def test_every_number_shown_has_a_reason() -> None:
     assert all(reason.text for reason in plan.reasons.values())
 
 
+PICTURES = {"task": TaskType.IMAGE, "image": ImageModelType.SDXL}
+
+
 def _offered(
     name: str = "x-8b",
     count: int | None = None,
@@ -526,6 +529,8 @@ def test_an_offers_summary_is_that_of_the_whole_plan() -> None:
         ({"name": "who/knows"}, Refusal.UNKNOWN_SIZE),
         ({"name": "who/knows", "count": 0}, Refusal.UNKNOWN_SIZE),
         ({"count": 10**15}, Refusal.ABSURD_SIZE),
+        ({"name": "runwayml/stable-diffusion-v1-5", **PICTURES}, Refusal.NO_ENGINE),
+        ({"name": "stabilityai/stable-diffusion-2-1", **PICTURES}, Refusal.NO_ENGINE),
         ({"hours": 0}, Refusal.NO_TIME),
         ({"hours": -3}, Refusal.NO_TIME),
         ({"hours": float("nan")}, Refusal.NO_TIME),
