@@ -34,6 +34,7 @@ from core.planning.plan import (
     ContainerPlan,
     DpoPlan,
     FsdpPlan,
+    GoalPlan,
     GrpoPlan,
     ImagePlan,
     LaunchPlan,
@@ -173,6 +174,7 @@ def assemble_plan(
         dpo=_dpo(needs, candidate),
         grpo=_grpo(needs, candidate),
         image=_image(needs, timed),
+        goal=_goal(needs),
         container=container_plan(needs.profile.container, hardware, gpus.per_node),
         slurm=needs.profile.slurm.by_name(),
         env=_environment(needs, candidate),
@@ -363,6 +365,11 @@ def grpo_changes(candidate: RunCandidate) -> dict[str, object]:
         "together": candidate.together or None,
     }
     return changes | ({"vllm_memory_share": candidate.vllm_share} if candidate.vllm_share else {})
+
+
+def _goal(needs: Requirements) -> GoalPlan | None:
+    goal = GoalPlan(loss=needs.targets.target_loss, gain=needs.targets.target_gain)
+    return goal if goal != GoalPlan() else None
 
 
 def _image(needs: Requirements, timed: TimedCandidate) -> ImagePlan | None:

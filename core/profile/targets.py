@@ -316,6 +316,18 @@ class Targets(Record):
     )
     load_best: bool = Field(default=True, description="Submit the best checkpoint, not the last.")
     eval_metric: EvalMetric = Field(default=EvalMetric.VALIDATOR, description="What decides which is best.")
+    target_loss: float | None = Field(
+        default=None,
+        gt=0,
+        description="Held-out loss that a training is to get below. Shown, and an alert where it is missed; "
+        "nothing of the training depends on it.",
+    )
+    target_gain: float | None = Field(
+        default=None,
+        gt=0,
+        description="How much better than the base's the held-out score is to get, as a share of it. "
+        "Like target_loss.",
+    )
     # — numbers and kernels
     bf16: bool = Field(default=True, description="bfloat16 arithmetic.")
     fp16: bool = Field(default=False, description="float16, for GPUs without bfloat16.")

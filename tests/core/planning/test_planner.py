@@ -386,6 +386,13 @@ def test_a_model_in_the_cache_and_a_validator_who_uploads_leave_more_time() -> N
     assert tournament.time["download"] == tournament.time["publish"] == 0
 
 
+def test_a_target_for_the_score_is_in_the_plan_and_changes_nothing_of_what_runs() -> None:
+    aimed, plain = _plan(resolved(target_loss=0.064, target_gain=0.15)), _plan(resolved())
+    assert str(aimed.goal) == "loss below 0.064, 15 % better than the base"
+    assert plain.goal is None
+    assert aimed.digest == plain.digest
+
+
 def test_the_rate_grows_with_the_gpus_as_seed_001_says() -> None:
     profile = resolved(lr_gpu_scale={2: 1.2, 4: 1.5}, learning_rate=2e-4, gpu_strategy="all")
     rates = [_plan(profile, gpus=f"{n}xH100").optimizer.learning_rate for n in (1, 2, 3, 4)]

@@ -71,6 +71,7 @@ def test_the_plan_is_for_the_host_and_by_the_profile_of_the_daemon_and_says_so(
     assert "profile h100x4 is in force, because policy h100x4 names it and PROFILE is auto" in found
     assert "dataloader_num_workers 64 → 16: 16 cores and 128.0 GB of the host for each process" in found
     assert "container.memory 400.0 GB → 121.6 GB" in found
+    assert "loss below 0.064, 15 % better than the base" in found
     more = _run(*TASK, "--cpu-cores", "256", "--memory", "2TB").output
     assert "host: 4xH100-SXM, 256 cores, 2000.0 GB" in more
     assert "profile h100x4 would be in force there, because" in more
