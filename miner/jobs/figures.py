@@ -90,7 +90,7 @@ class AttemptFigures(Record):
             return ""
         if self.target_missed is None:
             return f"{self.target}: not measured"
-        return f"{self.target}: {'missed' if self.target_missed else 'reached'}"
+        return f"{self.target}: {'not reached' if self.target_missed else 'reached'}"
 
 
 def misses(goal: GoalPlan, best: HeldOutScore | None, gain: float | None) -> bool | None:

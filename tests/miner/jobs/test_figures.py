@@ -154,7 +154,7 @@ def test_a_run_reaches_or_misses_the_goal_of_its_plan(
             run.add(EvalEvent(t=1.0, score=score))
     figures = run.snapshot().figures
     assert figures.target_missed is missed
-    ends = {True: "missed", False: "reached", None: "not measured"}
+    ends = {True: "not reached", False: "reached", None: "not measured"}
     assert figures.target_text == f"{goal}: {ends[missed]}"
     assert RunFigures(plan()).snapshot().figures.target_text == ""
 
