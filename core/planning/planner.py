@@ -17,6 +17,7 @@ from core.domain.records import Confidence
 from core.domain.tasks import ImageModelType, TaskType
 from core.domain.units import show_params
 from core.models.facts import ModelFacts
+from core.models.image_families import is_older_sd
 from core.planning.assemble import assemble_plan
 from core.planning.budget import conceded
 from core.planning.calibration import LearnedBounds, with_bounds
@@ -59,6 +60,9 @@ def task_refusal(
 
 def _model_refusal(model: ModelFacts, stated: int | None) -> RefusedTask | None:
     name = model.model_id or "the model"
+    if model.image is not None and model.image.image_type is ImageModelType.SDXL and is_older_sd(name):
+        trained = ", ".join(ImageModelType)
+        return Refusal.NO_ENGINE, f"{name} is Stable Diffusion 1 or 2; the image models trained are {trained}"
     params = max(model.params_total, 0 if model.is_image else stated or 0)
     if params > MOST_PARAMS:
         return Refusal.ABSURD_SIZE, (

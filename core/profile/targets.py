@@ -316,6 +316,18 @@ class Targets(Record):
     )
     load_best: bool = Field(default=True, description="Submit the best checkpoint, not the last.")
     eval_metric: EvalMetric = Field(default=EvalMetric.VALIDATOR, description="What decides which is best.")
+    target_loss: float | None = Field(
+        default=None,
+        gt=0,
+        description="Held-out loss that a training is to get below. Shown, and an alert where it is missed; "
+        "nothing of the training depends on it.",
+    )
+    target_gain: float | None = Field(
+        default=None,
+        gt=0,
+        description="How much better than the base's the held-out score is to get, as a share of it. "
+        "Like target_loss.",
+    )
     # — numbers and kernels
     bf16: bool = Field(default=True, description="bfloat16 arithmetic.")
     fp16: bool = Field(default=False, description="float16, for GPUs without bfloat16.")
@@ -519,11 +531,13 @@ class ContainerTargets(Record):
     """The container around a job."""
 
     memory: Bytes | None = Field(default=None, description="Host memory. Unset: in proportion to the GPUs.")
-    shm: Bytes | None = Field(default=None, description="Shared memory (/dev/shm). Unset: 16GB per GPU.")
+    shm: Bytes | None = Field(
+        default=None, description="Shared memory (/dev/shm), at most the GPUs' share. Unset: 16GB per GPU."
+    )
     cpus: str | None = Field(
         default=None,
         pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$",
-        description="Cores, as docker's cpuset.",
+        description="Cores that the host's jobs divide by their GPUs, as docker's cpuset. Unset: all.",
         examples=["0-63", "0-15,32-47"],
     )
 

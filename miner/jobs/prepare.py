@@ -24,7 +24,7 @@ from core.planning.oom import OutOfMemory
 from core.planning.plan import TrainingPlan
 from core.runs.remedies import can_resume
 from core.system.files import remove_tree
-from miner.fleet.base import GpuGrant, GpuOption, NodeClass
+from miner.fleet.base import FleetNode, GpuGrant, GpuOption, NodeClass
 from miner.fleet.placement import FOREVER
 from miner.inputs.fetch import FetchedInputs
 from miner.jobs import plans
@@ -195,22 +195,32 @@ async def _plan_and_acquire(
         job.set_stage("plan")
         drafted = await job.run_step("plan", draft, lambda: useful_until(job), history.next_number)
         grant = await _acquire(job, history, drafted)
-    if history.ended_by is EndReason.OOM and history.plan is not None:
-        # The ladder's step decides everything but the number of steps, and the clock decides that.
-        keep_gpus(job, drafted.plan)
-        return drafted.plan, FOREVER
     node = job.services.fleet.inventory.node_with(grant.ids)
     if node is None:
         raise StepFailed(EndReason.GPU_LOST, f"the machine of {', '.join(grant.ids)} is not there any more")
-    granted = node.installed.model_copy(
-        update={"gpus": grant.gpus, "host_gpus": (node.hardware or node.installed).gpus.count}
-    )
+    granted = _granted_hardware(job, node, grant)
+    if history.ended_by is EndReason.OOM and history.plan is not None:
+        # The ladder's step decides everything but the number of steps, and the clock decides that.
+        keep_gpus(job, drafted.plan)
+        return plans.on_host(drafted.plan, _plan_request(job, fetched, history, granted)), FOREVER
     plan = (await _draft_plan(job, fetched, history, granted)).plan
     until = keep_gpus(job, plan)
     if until is None:
         return plan, FOREVER
     request = _plan_request(job, fetched, history, granted)
     return await _plan_before_others(job, request, plan, until)
+
+
+def _granted_hardware(job: JobContext, node: FleetNode, grant: GpuGrant) -> Hardware:
+    """The host with the job's GPUs, and which of its GPUs those are."""
+    ours = [gpu.id for gpu in job.services.fleet.inventory.gpus if gpu.node == node.name]
+    return node.installed.model_copy(
+        update={
+            "gpus": grant.gpus,
+            "host_gpus": (node.hardware or node.installed).gpus.count,
+            "gpu_places": tuple(place for place, gpu in enumerate(ours) if gpu in grant.ids),
+        }
+    )
 
 
 class _FleetDraft(NamedTuple):

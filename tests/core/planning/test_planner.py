@@ -386,6 +386,13 @@ def test_a_model_in_the_cache_and_a_validator_who_uploads_leave_more_time() -> N
     assert tournament.time["download"] == tournament.time["publish"] == 0
 
 
+def test_a_target_for_the_score_is_in_the_plan_and_changes_nothing_of_what_runs() -> None:
+    aimed, plain = _plan(resolved(target_loss=0.064, target_gain=0.15)), _plan(resolved())
+    assert str(aimed.goal) == "loss below 0.064, 15 % better than the base"
+    assert plain.goal is None
+    assert aimed.digest == plain.digest
+
+
 def test_the_rate_grows_with_the_gpus_as_seed_001_says() -> None:
     profile = resolved(lr_gpu_scale={2: 1.2, 4: 1.5}, learning_rate=2e-4, gpu_strategy="all")
     rates = [_plan(profile, gpus=f"{n}xH100").optimizer.learning_rate for n in (1, 2, 3, 4)]
@@ -459,6 +466,9 @@ def test_every_number_shown_has_a_reason() -> None:
     assert all(reason.text for reason in plan.reasons.values())
 
 
+PICTURES = {"task": TaskType.IMAGE, "image": ImageModelType.SDXL}
+
+
 def _offered(
     name: str = "x-8b",
     count: int | None = None,
@@ -526,6 +536,8 @@ def test_an_offers_summary_is_that_of_the_whole_plan() -> None:
         ({"name": "who/knows"}, Refusal.UNKNOWN_SIZE),
         ({"name": "who/knows", "count": 0}, Refusal.UNKNOWN_SIZE),
         ({"count": 10**15}, Refusal.ABSURD_SIZE),
+        ({"name": "runwayml/stable-diffusion-v1-5", **PICTURES}, Refusal.NO_ENGINE),
+        ({"name": "stabilityai/stable-diffusion-2-1", **PICTURES}, Refusal.NO_ENGINE),
         ({"hours": 0}, Refusal.NO_TIME),
         ({"hours": -3}, Refusal.NO_TIME),
         ({"hours": float("nan")}, Refusal.NO_TIME),

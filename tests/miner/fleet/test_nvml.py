@@ -13,6 +13,7 @@ import pytest
 
 from core.domain.hardware import GpuLink
 from miner.fleet.nvml import NvmlSource
+from miner.fleet.nvml_worker import near_cores
 from miner.fleet.power import PowerRefused
 from miner.fleet.sources import GpuScan, NoNvidiaDriver, ScanFailed
 from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, UNKNOWN, NvmlHost, uuid
@@ -116,6 +117,19 @@ async def test_mig_slices_are_gpus_of_their_own(nvml_host: Host) -> None:
     assert [gpu.index for gpu in scan.gpus] == [0, 1, 2]
     assert scan.gpus[0].kind.name.endswith("SLICE")
     assert scan.gpus[0].linked == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("bus", "cores"), [("00000000:18:00.0", "0-31,64-95"), ("00010000:AF:00.0", "32-63"), ("other", "")]
+)
+def test_the_cores_near_to_a_gpu_are_those_that_the_kernel_lists(
+    tmp_path: Path, bus: str, cores: str
+) -> None:
+    for name, listed in (("0000:18:00.0", "0-31,64-95"), ("10000:af:00.0", "32-63")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "local_cpulist").write_text(f"{listed}\n")
+    assert near_cores(bus, tmp_path) == cores
+    assert near_cores("00000000:99:00.0", tmp_path) == ""
 
 
 async def test_a_gpu_with_mig_and_without_slices_is_an_error(nvml_host: Host) -> None:
