@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from core.domain.errors import GodMinerError
+from core.domain.records import printable, without_terminal_codes
 from core.domain.tasks import INTERCODE, PVP_GAMES
 from trainer.environments import tables
 from trainer.environments.games import board_game
@@ -328,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
 
     def say(text: str) -> None:
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(printable(without_terminal_codes(text)) + "\n")
         sys.stderr.flush()
 
     played, names, code, failure = Played(), list[str](), 0, ""
@@ -340,6 +341,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _play(asked, entries, played, say)
     except (GodMinerError, OSError) as error:
         failure = str(error)
+    except ModuleNotFoundError as error:
+        failure = _missing(error)
     except KeyboardInterrupt:
         code = _INTERRUPTED_CODE
     if failure := failure or played.failure:
@@ -362,6 +365,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(str(error))
         code = code or 1
     return code
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    return (
+        f"{error.name} is missing in the environment of {sys.executable}: `make training` makes one with all "
+        f"that games need, or add them to this one: {sys.executable} -m pip install open-spiel numba"
+    )
 
 
 def _opponents(games: Sequence[str]) -> list[str]:
