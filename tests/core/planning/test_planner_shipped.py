@@ -72,15 +72,20 @@ def test_ranks_above_eight_are_multiples_of_eight(plans: list[tuple[str, Trainin
     assert len(ranks) > 15
 
 
-def test_steady_never_leaves_a_gpu_idle_for_small_grpo_steps(plans: list[tuple[str, TrainingPlan]]) -> None:
-    rewarded = [(name, plan) for name, plan in plans if plan.grpo and name.startswith("steady ")]
+def test_no_gpu_is_left_idle_by_small_grpo_steps_where_the_batch_is_ours_to_choose(
+    plans: list[tuple[str, TrainingPlan]],
+) -> None:
+    """Other profiles have their sources' numbers."""
+    rewarded = [
+        (name, plan) for name, plan in plans if plan.grpo and name.startswith(("steady ", "h100-fast "))
+    ]
     slow = {
         name: plan.time.utilisation
         for name, plan in rewarded
         if plan.time.utilisation < LEAST_GRPO_UTILISATION and plan.steps.total < plan.steps.wanted
     }
     assert slow == {}
-    assert len(rewarded) > 30
+    assert len(rewarded) > 60
 
 
 @pytest.mark.parametrize("task", [TaskType.INSTRUCT, TaskType.CHAT])
