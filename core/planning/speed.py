@@ -111,7 +111,7 @@ SDXL_TOKENS = 0.57
 #: torch.compile's gain on the work between the products, fp8's on the products (full fine-tunes, compiled).
 COMPILED_MOVES, FP8_PRODUCTS = 0.6, 0.7
 #: Hugging Face's generate: seconds per layer and token step, however small the batch.
-GENERATE_LAYER_S, VLLM_LAYER_S = 1.0e-3, 1.5e-4
+GENERATE_LAYER_S, VLLM_LAYER_S, CPU_LAYER_S = 1.0e-3, 1.5e-4, 2.0e-4
 
 
 class PassWork(NamedTuple):
@@ -266,12 +266,12 @@ def least_generate_seconds(s: RunCandidate) -> float:
 
 
 def _token_seconds(s: RunCandidate, cache: float, at_once: int) -> float:
-    layer = VLLM_LAYER_S if s.vllm_share else GENERATE_LAYER_S
-    if s.kind.device is Device.CPU:
-        layer = 2e-4
     read = (s.shape.params * s.width + cache) / (s.kind.bandwidth * 0.7)
+    if s.kind.device is Device.CPU:
+        return max(read, s.shape.layers * CPU_LAYER_S)
+    launched = s.shape.layers * (VLLM_LAYER_S if s.vllm_share else GENERATE_LAYER_S)
     products = at_once * forward_flops(s, s.length / 2) / (s.kind.bf16_flops * GEMM_SHARE * DERATE)
-    return max(read, products, s.shape.layers * layer)
+    return max(read, launched, products)
 
 
 def evaluation_seconds(s: RunCandidate, rows: int, work: PassWork, row_tokens: float) -> float:

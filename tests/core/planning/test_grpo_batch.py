@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-import pytest
-
 from core.data.facts import assumed_facts
 from core.domain.tasks import TaskType
 from core.models.identify import facts_from_name
 from core.planning.grpo_batch import CRITICAL_BATCH
-from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import load_profile, resolve_profile
@@ -28,12 +25,11 @@ def plan_of(
     rows: int = 20_000,
     batch: int | None = None,
     least_steps: int = 100,
-    vllm: bool = False,
 ) -> TrainingPlan:
     """By `steady`; with `batch` of that size, whatever the time."""
     facts, hardware = facts_from_name(model), host(gpus)
     profile = resolve_profile(load_profile("steady"), TaskType.GRPO, facts)
-    update: dict[str, object] = {"least_steps": least_steps, "grpo_vllm": vllm}
+    update: dict[str, object] = {"least_steps": least_steps}
     if batch is not None:
         update |= {"effective_batch_size": batch, "grpo_most_batch": None}
     targets = profile.targets.model_copy(update=update)
@@ -43,7 +39,6 @@ def plan_of(
         assumed_facts(TaskType.GRPO, rows),
         hardware,
         profile.model_copy(update={"targets": targets}),
-        conditions=JobConditions(hardware, vllm=vllm),
     )
 
 
@@ -108,11 +103,3 @@ def test_more_hours_never_make_the_training_smaller() -> None:
         epochs = [plan_of(hours=0.4 + 0.3 * step, rows=rows).steps.epochs for step in range(20)]
         assert epochs == sorted(epochs)
     assert epochs[-1] > 2
-
-
-def test_with_vllm_products_bound_a_generation_of_very_many() -> None:
-    """Reading the weights hides the products of some hundred completions, not of thousands."""
-    model = "Qwen/Qwen2.5-7B"
-    steps = [plan_of(model, hours=4, batch=batch, vllm=True).time for batch in (256, 512, 1024)]
-    generating = [time.step_s * (1 - time.utilisation) for time in steps]
-    assert generating[2] / generating[1] == pytest.approx(2, rel=0.2)
