@@ -154,8 +154,7 @@ class Targets(Record):
         ge=1,
         le=10_000,
         description="Text except GRPO: halve effective_batch_size (down to 8) until there are this many "
-        "steps; "
-        "each halving divides the rate by √2.",
+        "steps; each halving divides the rate by √2. GRPO: `grpo_most_batch` leaves so many.",
     )
     # — how long
     num_epochs: float | None = Field(
@@ -406,6 +405,13 @@ class Targets(Record):
         "advantages of about 1.",
     )
     grpo_generations: int = Field(default=8, ge=2, le=256, description="GRPO: completions per prompt.")
+    grpo_most_batch: int | None = Field(
+        default=None,
+        ge=2,
+        le=65536,
+        description="GRPO on a GPU: double effective_batch_size (completions) up to this while that trains "
+        "more per second by the estimate of time. Unset: never.",
+    )
     grpo_max_completion: int = Field(
         default=256, ge=1, description="GRPO: tokens per completion; validators generate 256."
     )

@@ -11,7 +11,7 @@ from core.domain.job_states import EndReason, StepFailed
 from core.domain.keys import NamedLane
 from core.planning.assemble import container_concessions, container_plan
 from core.planning.calibration import LearnedBounds, bounds_from, shape_key
-from core.planning.gpu_count import GPU_COUNTS, lane_for
+from core.planning.gpu_count import lane_for, node_counts
 from core.planning.oom import OutOfMemory
 from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
@@ -164,7 +164,7 @@ def _gpu_lane(request: JobPlanRequest) -> NamedLane | None:
 def _smaller_gpu_counts(plan: TrainingPlan, request: JobPlanRequest) -> Iterator[int]:
     gpus = request.hardware.gpus
     nodes = range(gpus.per_node, gpus.count, gpus.per_node)
-    counts = {*nodes, *(count for count in GPU_COUNTS if count < gpus.per_node)}
+    counts = {*nodes, *node_counts(gpus.per_node)}
     for count in sorted((count for count in counts if count < plan.gpus.count), reverse=True):
         fewer = request.hardware.model_copy(update={"gpus": gpus.take(count)})
         found = _learned_plan(replace(request, hardware=fewer))

@@ -276,8 +276,8 @@ def test_a_moving_average_gives_way_before_the_rank() -> None:
     assert (averaged.ema, averaged.adapter, averaged.batch) == (None, plain.adapter, plain.batch)
     assert "of average" in _concession(averaged, "ema_decay").reason
     assert kept.ema is not None
-    alone = made(700, 0.99, model="Qwen/Qwen2.5-32B", gpus="1xH100")
-    assert (alone.ema, alone.adapter.rank) == (None, 350)
+    alone = made(704, 0.99, model="Qwen/Qwen2.5-32B", gpus="1xH100")
+    assert (alone.ema, alone.adapter.rank) == (None, 352)
 
 
 def test_a_lora_in_place_of_a_full_fine_tune_has_its_own_rate() -> None:
@@ -361,7 +361,8 @@ def test_grpo_batches_are_what_axolotl_accepts(gpus: int) -> None:
     batch, generations = plan.batch, plan.grpo.generations
     assert batch.micro * batch.accumulation % generations == 0
     assert batch.micro * batch.accumulation >= generations * batch.world_size
-    assert batch.effective == 32 or "groups" in _concession(plan, "effective_batch_size").reason
+    reason = _concession(plan, "effective_batch_size").reason
+    assert ("groups" if gpus == 8 else "completions take") in reason
 
 
 def test_the_clock_decides_the_epochs_and_says_so() -> None:
