@@ -36,7 +36,6 @@ from miner.daemon_client import RUN_FILE
 from miner.http.apps import operator_app, public_app
 from miner.http.limits import HttpLimits, protocol_class
 from miner.observe import logs
-from miner.observe.alerts import AlertKind
 from miner.observe.metrics import Metrics
 from miner.settings import Settings
 from miner.store.database import (
@@ -180,9 +179,8 @@ def _check_hotkey_password(daemon: Daemon) -> None:
 
     def check() -> None:
         problem = password_problem(daemon.settings)
-        if problem is not None:
-            with contextlib.suppress(RuntimeError):  # the daemon has stopped meanwhile
-                loop.call_soon_threadsafe(daemon.alerts, AlertKind.HOTKEY_LOCKED, problem)
+        with contextlib.suppress(RuntimeError):  # the daemon has stopped meanwhile
+            loop.call_soon_threadsafe(daemon.note_hotkey, problem)
 
     threading.Thread(target=check, name="hotkey", daemon=True).start()
 
