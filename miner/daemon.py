@@ -106,7 +106,7 @@ class Daemon:
         )
         self.offer_service.on_started = self._on_started
         #: Empty until it is known.
-        self._hotkey_problem: dict[AlertKind, str | None] = {}
+        self._hotkey_problem: dict[str, str | None] = {}
         self._build_watch()
         self.periodic_tasks = PeriodicTasks(
             [

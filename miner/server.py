@@ -85,7 +85,7 @@ class _UvicornServer(uvicorn.Server):
         for listening in sockets or ():
             listening.close()
         await asyncio.sleep(0)
-        waiting = []
+        waiting: list[socket.socket] = []
         for copy in copies:
             with copy, contextlib.suppress(OSError):
                 copy.setblocking(False)

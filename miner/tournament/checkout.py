@@ -136,14 +136,17 @@ def uncommitted_files(directory: Path) -> list[str]:
             # Git would go into submodules, which have a configuration too.
             status = ["status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all"]
             lines = _git(status, environment, LOCAL_LIMIT_S).split("\0")
-        except (CloneFailed, OSError):
+        except CloneFailed:
             return []
     return [line[3:] for line in lines if line]
 
 
 def remote_url(directory: Path) -> str | None:
     """The address of a checkout's own remote, `origin` before others."""
-    found = _git_directories(directory)
+    try:
+        found = _git_directories(directory)
+    except (OSError, ValueError):
+        return None
     content = read_untrusted(found[1] / "config", 1 << 20) if found else None
     if content is None:
         return None
@@ -206,10 +209,7 @@ def _clone(source: str, directory: Path, limit_s: float, token: str | None) -> N
         return
     directory.parent.mkdir(parents=True, exist_ok=True)
     with temporary_tree("god-miner-git-") as folder:
-        try:
-            repository = _without_configuration(path, folder)
-        except OSError as error:
-            raise CloneFailed(f"git clone: {path} cannot be read: {error}") from None
+        repository = _without_configuration(path, folder)
         _git([*clone, str(repository), str(directory)], _environment(), limit_s)
 
 
@@ -221,7 +221,8 @@ def _path_of(source: str) -> Path | None:
 
 
 def _git_directories(directory: Path) -> tuple[Path, Path] | None:
-    """Where the HEAD of a repository is, and all else of it: the same but for a worktree of another one."""
+    """Where the HEAD of a repository is, and all else of it: the same but for a worktree of another one.
+    `ValueError` for a path that is none."""
     place = directory / ".git"
     if pointer := read_untrusted(place, _MOST_REF_BYTES):
         place = directory / os.fsdecode(pointer.removeprefix(b"gitdir:").strip())
@@ -235,6 +236,13 @@ def _git_directories(directory: Path) -> tuple[Path, Path] | None:
 
 def _without_configuration(directory: Path, folder: Path) -> Path:
     """A repository in `folder` with the objects, branches and tags of another and nothing else of it."""
+    try:
+        return _copied(directory, folder)
+    except (OSError, ValueError, RecursionError) as error:  # paths without end, or with zero bytes
+        raise CloneFailed(f"git clone: {directory} cannot be read: {error}") from None
+
+
+def _copied(directory: Path, folder: Path) -> Path:
     found = _git_directories(directory)
     head = read_untrusted(found[0] / "HEAD", _MOST_REF_BYTES) if found else None
     if found is None or head is None or not _REF.fullmatch(head):

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from core.domain.wire import TournamentType
+from core.system.files import remove_tree
 from miner.tournament.check.checks import check_commit
-from miner.tournament.checkout import clone_repository, remote_url, uncommitted_files
+from miner.tournament.checkout import CloneFailed, clone_repository, remote_url, uncommitted_files
 from miner.tournament.prepare import prepare_entry
 from tests.miner.tournament.entries import SMALL, open_again
 from tests.miner.tournament.repositories import commit_files, git, make_repository
@@ -183,3 +184,23 @@ def test_branches_and_tags_are_the_same_in_every_form_of_a_repository(tmp_path: 
     assert git(tmp_path / "clone-bare", "rev-parse", "origin/side/one") == first
     assert uncommitted_files(tmp_path / "worktree") == ["new"]
     assert uncommitted_files(tmp_path / "bare") == []
+
+
+def test_paths_that_are_none_are_an_error_and_no_traceback(tmp_path: Path) -> None:
+    deep, zero = tmp_path / "deep", tmp_path / "zero"
+    make_repository(deep, {"a": "1\n"})
+    refs = os.open(deep / ".git/refs/heads", os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=refs)
+        below = os.open("d", os.O_RDONLY, dir_fd=refs)
+        os.close(refs)
+        refs = below
+    os.close(refs)
+    zero.mkdir()
+    (zero / ".git").write_bytes(b"gitdir: a\0b")
+    for place in (deep, zero):
+        with pytest.raises(CloneFailed, match="cannot be read"):
+            clone_repository(str(place), None, tmp_path / "clone")
+        assert uncommitted_files(place) == []
+    assert remote_url(zero) is None
+    remove_tree(deep)
