@@ -114,7 +114,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/tournament/check/test_licence.py",
         "miner/tournament/check/test_sources.py",
         "miner/tournament/test_checkout.py",
-        "miner/tournament/test_hostile_directory.py",
+        "miner/tournament/test_checkout_hostile.py",
         "miner/tournament/field/test_pull.py",
         "miner/tournament/test_polite_client.py",
         "miner/tournament/test_prepare.py",

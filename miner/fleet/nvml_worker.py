@@ -150,9 +150,7 @@ def main() -> None:
             sys.stdout.write(json.dumps(worker.answer(line.strip())) + "\n")
             sys.stdout.flush()
         except BrokenPipeError:
-            os._exit(
-                0
-            )  # the daemon was killed: nobody reads this, and nothing may come between its log's lines
+            os._exit(0)  # the daemon was killed, and errors would go into its JSON lines
 
 
 if __name__ == "__main__":
