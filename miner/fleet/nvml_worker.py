@@ -160,8 +160,11 @@ def main() -> None:
     os.nice(10)
     worker = NvmlWorker()
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(worker.answer(line.strip())) + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(json.dumps(worker.answer(line.strip())) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os._exit(0)  # the daemon was killed, and errors would go into its JSON lines
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from core.domain.hardware import Hardware
 from core.domain.job_states import EndReason, JobState, StepFailed
 from core.domain.keys import GpuReservation, NamedLane, ReservationKind, nodes_of
-from core.domain.units import show_seconds
+from core.domain.units import rfc3339, show_seconds
 from core.planning.calibration import LearnedBounds
 from core.planning.oom import OutOfMemory
 from core.planning.plan import TrainingPlan
@@ -430,8 +430,11 @@ async def _acquire(job: JobContext, history: AttemptHistory, draft: _FleetDraft)
         return held
     job.grant, job.gpu_lost = None, None
     job.set_stage("gpus")
+    waited_for = ""
 
     async def wait() -> GpuGrant | None:
+        nonlocal waited_for
+
         def check_nodes() -> None:
             if not _names_of(_possible_classes(job, history)) <= draft.nodes:
                 limit.reschedule(0.0)
@@ -453,9 +456,12 @@ async def _acquire(job: JobContext, history: AttemptHistory, draft: _FleetDraft)
             return None
         finally:
             showing.cancel()
-            job.live.trouble = ""
+            waited_for, job.live.trouble = job.live.trouble, ""
 
-    job.grant = await job.run_step("gpus", wait, lambda: useful_until(job))
+    try:
+        job.grant = await job.run_step("gpus", wait, lambda: useful_until(job))
+    except StepFailed as failed:
+        raise StepFailed(failed.reason, f"{failed}; {waited_for}" if waited_for else str(failed)) from None
     job.show_state()
     return job.grant
 
@@ -476,7 +482,8 @@ async def _show_who_waits_for_whom(job: JobContext, check_nodes: Callable[[], No
 def _describe_reservation(job: JobContext, reservation: GpuReservation) -> str:
     job_id = job.services.job_ids.get(reservation.key)
     holder = f"job {job_id}" if job_id is not None else "an accepted offer"
-    return f"{holder} (task {reservation.key.task_id}, GPU {', '.join(reservation.gpus)})"
+    end = f", until {rfc3339(reservation.ends_at)}" if reservation.ends_at < FOREVER else ""
+    return f"{holder} (task {reservation.key.task_id}, GPU {', '.join(reservation.gpus)}{end})"
 
 
 # Directory and record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -215,3 +216,18 @@ async def test_processes_that_no_signal_ends_do_not_pile_up(monkeypatch: pytest.
     with pytest.raises(ScanFailed, match="did not answer"):
         await nvml.scan()
     await nvml.close()
+
+
+def test_a_worker_whose_daemon_was_killed_ends_without_a_word(nvml_host: Host) -> None:
+    """Its errors go where the daemon's JSON lines are."""
+    nvml_host(1)
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "miner.fleet.nvml_worker"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        worker.stdout.close()
+        worker.stdin.write(b"scan\n")
+        worker.stdin.flush()
+        assert (worker.wait(60), worker.stderr.read()) == (0, b"")

@@ -14,10 +14,12 @@ import pytest
 
 from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFailed
 from core.domain.keys import Placement, TaskKey
+from core.domain.units import rfc3339
 from core.runs.progress import StepEvent
 from core.runs.run_files import RunEnd
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs import prepare
+from miner.jobs.context import JobContext
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.history import read_plan
 from miner.jobs.timeline import JobTimings
@@ -197,10 +199,29 @@ async def test_a_job_that_waits_for_a_gpu_names_the_job_that_has_it(harness: Job
         live = harness.jobs.live(second)
         return live.trouble if live else ""
 
-    await harness.until(lambda: trouble() == f"waits for job {first} (task t1, GPU 0)")
+    await harness.until(lambda: trouble().startswith(f"waits for job {first} (task t1, GPU 0, until 20"))
     await harness.jobs.cancel(first)
     await harness.done(second)
     assert not trouble()
+
+
+async def test_a_job_whose_time_is_over_while_it_waits_says_which_offer_had_the_gpu_and_until_when(
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve(harness, OTHER, 0, 9)
+    (held,) = harness.fleet.ledger.reservations
+    usually, ends = prepare.useful_until, list[float]()
+
+    def soon(job: JobContext) -> float:
+        if job.live.stage != "gpus":
+            return usually(job)
+        ends.append(time.time() + 0.2)
+        return ends[0]
+
+    monkeypatch.setattr(prepare, "useful_until", soon)
+    row = await harness.failed(await harness.start(), EndReason.DEADLINE)
+    holder = f"an accepted offer (task t2, GPU 0, until {rfc3339(held.ends_at)})"
+    assert row.detail == f"gpus was not over in time; waits for {holder}"
 
 
 async def test_the_next_attempt_has_the_smaller_passes_that_a_rule_wanted_of_the_last_one(

@@ -193,7 +193,7 @@ async def test_a_file_that_is_mended_resolves_the_alert_about_it(store: Store, t
     (tmp_path / "alerts.yaml").write_text("rules: {gpu-hot: {off: true}}  # mended")
     await bench.play(91.0, 1)
     await bench.settled()
-    assert bench.rows()[0].text == "resolved: the file is in force again"
+    assert bench.rows()[0].text == "resolved: its file can be used again"
 
 
 async def test_a_policy_that_is_mended_resolves_its_alert_also_over_a_restart(
@@ -210,7 +210,7 @@ async def test_a_policy_that_is_mended_resolves_its_alert_also_over_a_restart(
     await bench.play(None, 1)
     await bench.settled()
     assert [row.rule for row in store.read_now(store_alerts.open_alerts)] == ["profile_problem"]
-    assert [row.text for row in bench.notified[2:]] == ["resolved: the file is in force again"]
+    assert [row.text for row in bench.notified[2:]] == ["resolved: its file can be used again"]
     bench.alerts(AlertKind.POLICY_PROBLEM, "own.yaml: again")  # mended before anybody looked
     await bench.play(None, 1)
     await bench.settled()
