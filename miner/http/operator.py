@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import math
+from collections.abc import Iterable
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -23,6 +24,11 @@ from miner.support.addresses import client_network
 from miner.support.rate_limits import TokenBuckets
 
 
+def shows_token(headers: Iterable[tuple[bytes, bytes]], token: SecretStr) -> bool:
+    wanted = f"Bearer {token.get_secret_value()}".encode()
+    return any(name == b"authorization" and hmac.compare_digest(value, wanted) for name, value in headers)
+
+
 async def operator_only(request: Request) -> None:
     """Let in whoever has the token. Without one, every user of this machine, and every web page that the
     operator opens on it, could start and cancel jobs."""
@@ -30,8 +36,7 @@ async def operator_only(request: Request) -> None:
     failures: TokenBuckets = request.app.state.operator_failures
     caller = caller_address(request)
     network = client_network(caller)
-    authorization = request.headers.get("authorization", "")
-    is_right = hmac.compare_digest(authorization.encode(), f"Bearer {token.get_secret_value()}".encode())
+    is_right = shows_token(request.headers.raw, token)
     too_many = failures.is_empty(network)
     # Another user of this machine has the operator's address, and must not shut the operator out.
     if is_right and (not too_many or is_loopback(caller) or is_loopback(network)):

@@ -170,9 +170,10 @@ def test_connections_beyond_the_limit_get_a_refusal(tmp_path: Path) -> None:
     with run_daemon_process(tmp_path / "daemon", PATIENT) as daemon, ExitStack() as stack:
         connections = [stack.enter_context(daemon.connect()) for _ in range(60)]
         ends = time.monotonic() + PATIENCE
-        while len(refused := [raw for raw in connections if not raw.silent(0.001)]) < 20:
+        # A quarter of the 40 is kept for validators that were let in before.
+        while len(refused := [raw for raw in connections if not raw.silent(0.001)]) < 30:
             assert time.monotonic() < ends
-        assert [raw.last_reply().error for raw in refused] == ["busy"] * 20
+        assert [raw.last_reply().error for raw in refused] == ["busy"] * 30
 
 
 # Sense
