@@ -173,17 +173,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        size, length = len(self.url), b""
+        size, length, hosts = len(self.url), b"", 0
         for name, value in self.headers:
             size += len(name) + len(value)
             if name == b"content-length" and not length:
                 length = value
+            elif name == b"host":
+                hosts += 1
         if len(self.headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             self._refuse_headers(f"{len(self.headers)} headers of {size} bytes")
             raise _StopParsing
         length = length.lstrip(b"0")[:20]
         if length.isdigit() and int(length) > self.limits.max_body_bytes:
             self._refuse_body(length.decode())
+            raise _StopParsing
+        if hosts > 1:  # RFC 9112, 3.2; proxies differ in which one they would have read
+            self._refuse(
+                HTTPStatus.BAD_REQUEST, "two_hosts", "the header 'host' is given twice; send it once"
+            )
             raise _StopParsing
         if self.parser.should_upgrade() and (
             length or any(h[0] == b"transfer-encoding" for h in self.headers)

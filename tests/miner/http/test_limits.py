@@ -208,6 +208,16 @@ def test_what_is_not_http_gets_a_400_and_is_hung_up_on(daemon: DaemonProcess, na
     assert (reply.status, reply.error, reply.closes) == (400, "not_http", True)
 
 
+def test_two_hosts_are_refused(daemon: DaemonProcess) -> None:
+    """On the operator's port, too, which serves by the same protocol."""
+    for port in (daemon.port, daemon.stack.operator_port):
+        with RawConnection(port) as raw:
+            reply = raw.send(
+                request("/healthz").replace(b"\r\n", b"\r\nHost: a\r\nhost: b\r\n", 1)
+            ).last_reply()
+        assert (reply.status, reply.error) == (400, "two_hosts")
+
+
 def test_a_header_given_twice_or_not_in_ascii_is_refused(daemon: DaemonProcess) -> None:
     whole = daemon.offer("spoilt")[1]
     line = next(line for line in whole.split(b"\r\n") if line.startswith(b"signature"))
