@@ -42,6 +42,10 @@ from miner.dashboard.parts import Text, box, clock, set_visible
 
 log = logging.getLogger(__name__)
 
+#: A page takes megabytes here until it is deleted, and what only GETs it never connects. So many wait for
+#: their browsers; a browser opens a page again that it does not find any more.
+MAX_UNCONNECTED = 8
+
 _THEME_COOKIE = "god-miner-theme"
 _THEMES: dict[str, bool | None] = {"auto": None, "light": False, "dark": True}
 
@@ -57,6 +61,8 @@ class PageEntry:
 _pages: list[PageEntry] = []
 _links: list[DaemonLink] = []
 _needs_login = False
+#: Pages that were sent and whose browser has not connected yet, the oldest first.
+_unconnected: dict[Client, None] = {}
 
 
 def install(links: Sequence[DaemonLink], *, needs_login: bool) -> None:
@@ -229,6 +235,7 @@ def page(
 
         async def open_page(**arguments: Any) -> None:
             client = ui.context.client
+            _limit_unconnected(client)
             link = link_named(_links, client.request.query_params.get("daemon"))
             view = PageView(client, link, client.request.scope.get(SESSION_KEY))
             with _frame(view, entry):
@@ -246,6 +253,21 @@ def page(
         return build
 
     return register
+
+
+def _limit_unconnected(client: Client) -> None:
+    """Make a new page one of the few that no browser has connected to yet; delete the oldest for it."""
+    while len(_unconnected) >= MAX_UNCONNECTED:
+        oldest = next(iter(_unconnected))
+        del _unconnected[oldest]
+        oldest.delete()
+    _unconnected[client] = None
+
+    def forget() -> None:
+        _unconnected.pop(client, None)
+
+    client.on_connect(forget)
+    client.on_delete(forget)
 
 
 def page_head(title: str) -> tuple[Text, Element]:

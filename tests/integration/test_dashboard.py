@@ -200,6 +200,36 @@ def test_an_alert_is_silenced_until_the_silence_is_ended(browser: Browser, page:
     browser.until(lambda: ", silenced" not in browser.text("main"), "an alert without a silence")
 
 
+def test_pages_that_no_browser_connects_to_take_little_memory_from_those_that_are_open(
+    browser: Browser, page: Page
+) -> None:
+    """Monitors, link previews and curl never open the websocket."""
+    with dashboard_process(page.stack) as dashboard:
+        url = f"http://127.0.0.1:{dashboard.port}"
+        tabs = []
+        for path in ("/", "/jobs", "/"):
+            browser.driver.switch_to.new_window("tab")
+            tabs.append(browser.driver.current_window_handle)
+            browser.open(url + path, width=1360)
+            browser.sees("#1", "main")
+            browser.run("window.neverReloaded = true")
+        for _ in range(30):
+            urllib.request.urlopen(url).read()
+        assert memory_mb(dashboard.pid) < 220
+        page.send(example_task("dpo", 77), start=True)
+        for tab in tabs:
+            browser.driver.switch_to.window(tab)
+            browser.sees(example_task("dpo", 77).model.rpartition("/")[2], "main")
+            assert browser.run("return window.neverReloaded")
+            browser.driver.close()
+        browser.driver.switch_to.window(browser.driver.window_handles[0])
+
+
+def memory_mb(pid: int) -> float:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+
+
 def test_with_a_password_nothing_is_seen_before_it(browser: Browser, page: Page) -> None:
     with dashboard_process(page.stack, {"DASHBOARD_PASSWORD": PASSWORD}) as locked:
         url = f"http://localhost:{locked.port}"
