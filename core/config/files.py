@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from core.config.problems import SchemaKeys, rule_of_error, shown_value
 from core.config.yaml_lines import KeyPath, LocatedYaml, ValueOrigin, parse_yaml
 from core.domain.errors import ConfigError, GodMinerError, Problem
 from core.domain.records import Record
+from core.system.files import read_regular_file
 
 
 class MissingConfigs(GodMinerError):
@@ -165,7 +167,7 @@ class ConfigKind(Generic[T]):
         """Load a file and what it extends, oldest ancestor first. By path (with a slash or `.yaml`), or
         by name: in `directories` first, then as shipped."""
         file = self._find(name_or_path, directories, None)
-        return self._with_parents(ConfigLayer(self, file, _read(file)), directories, [])
+        return self._with_parents(ConfigLayer(self, file, read_text(file)), directories, [])
 
     def layers_of_text(self, text: str, file: Path, directories: Sequence[Path] = ()) -> list[ConfigLayer[T]]:
         """Load what `file` would be with this text, and what it extends."""
@@ -213,9 +215,10 @@ class ConfigKind(Generic[T]):
         """`extends: h100x4` inside an operator's own h100x4.yaml means the shipped one, not itself."""
         if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
             path = Path(name_or_path)
-            near = path if child is None or path.is_absolute() else child.file.parent / path
-            if near.is_file():
-                return near
+            if child is not None:
+                path = self._in_a_known_folder(path, directories, child)
+            if path.is_file():
+                return path
         else:
             near_by = [] if child is None else [child.file.parent]
             for directory in (*near_by, *directories, config_dir() / self.directory):
@@ -224,6 +227,16 @@ class ConfigKind(Generic[T]):
                 if file.is_file() and not itself:
                     return file
         raise self._not_found(name_or_path, directories, child)
+
+    def _in_a_known_folder(self, path: Path, directories: Sequence[Path], child: ConfigLayer[T]) -> Path:
+        """`extends` reads files of these folders only: who may have a text checked must not be shown what
+        other files hold."""
+        near = Path(os.path.abspath(child.file.parent / path))
+        known = (child.file.parent, *directories, config_dir() / self.directory)
+        if any(near.is_relative_to(os.path.abspath(directory)) for directory in known):
+            return near
+        rule = f"extends reads no file outside of {', '.join(map(str, dict.fromkeys(known)))}; copy it there"
+        raise ConfigError(child.file.name, [Problem(child.located.location(("extends",)), str(path), rule)])
 
     def _not_found(self, name: str, directories: Sequence[Path], child: ConfigLayer[T] | None) -> ConfigError:
         known = ", ".join(self.files(directories)) or "none"
@@ -245,7 +258,7 @@ class ConfigKind(Generic[T]):
             )
             raise ConfigError(layer.file.name, [problem])
         return [
-            *self._with_parents(ConfigLayer(self, parent, _read(parent)), directories, chain),
+            *self._with_parents(ConfigLayer(self, parent, read_text(parent)), directories, chain),
             layer,
         ]
 
@@ -261,9 +274,10 @@ class ConfigKind(Generic[T]):
         return [problems[key] for key in order]
 
 
-def _read(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """`ConfigError` where it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return read_regular_file(file).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(file.name, [Problem(str(file), "", f"cannot be read: {error}")]) from None
 
