@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from core.domain.errors import GodMinerError
+from core.domain.keys import TaskKey
 from core.domain.wire import TournamentType, TrainingRepoResponse
 from miner.chain.auth import Authenticator, CallerPolicy, failure_limit
 from miner.chain.identity import IdentityError
@@ -28,7 +29,7 @@ from miner.jobs.control import RunningTraining
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.jobs.events import LiveJob
 from miner.jobs.figures import RunFigures
-from miner.jobs.manager import JobManager, JobsNotReady
+from miner.jobs.manager import JobManager, JobsNotReady, cancel_in_store
 from miner.observe.alerts import AlertKind, Alerts
 from miner.observe.metrics import Metrics
 from miner.observe.redact import Redactor
@@ -40,6 +41,7 @@ from miner.settings import Settings
 from miner.store import database
 from miner.store.alerts import prune_alerts
 from miner.store.events import prune_history
+from miner.store.jobs import JobRow
 from miner.store.ranks import RankRow, record_rank
 from miner.store.samples import prune_rollups
 from miner.store.store import Store
@@ -262,6 +264,14 @@ class Daemon:
         if self.jobs is None:
             raise JobsNotReady("there is no engine to train with yet; the log and `god-miner doctor` say why")
         return self.jobs
+
+    async def cancel_job(self, job_id: int) -> JobRow:
+        """End a job, also one that waits where there is no engine."""
+        if self.jobs is not None:
+            return await self.jobs.cancel(job_id)
+        row = await cancel_in_store(self.store, job_id, self.clock)
+        self.offer_service.reservations.end_job(TaskKey(row.validator, row.task_id))
+        return row
 
     def close_streams(self) -> None:
         """End the event streams, which would keep the operator's port open."""

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from core.domain.job_states import EndReason, JobState
 from miner.chain import fiber
 from miner.daemon import Daemon
 from miner.dev.stack import ThrowawayKeys, throwaway_keys
 from miner.http.apps import public_app
+from miner.jobs.manager import JobStateConflict
 from miner.settings import EngineKind, load_settings
 from miner.store.alerts import open_alerts
 from miner.store.ranks import newest_rank
@@ -97,6 +99,19 @@ async def test_a_start_that_comes_too_late_gives_its_place_back(daemon: Daemon, 
     await post(daemon, keys, "/start_training/", over)
     await daemon.offer_service.expire(daemon.started_at + 10)
     assert len(daemon.offer_service.reservations.holds) == len(daemon.fleet.ledger.reservations) == 0
+
+
+async def test_a_job_is_cancelled_without_an_engine_and_gives_its_gpus_back(
+    daemon: Daemon, keys: ThrowawayKeys
+) -> None:
+    await post(daemon, keys, "/task_offer/", OFFER)
+    await post(daemon, keys, "/start_training/", START)
+    assert len(daemon.fleet.ledger.reservations) == 1
+    row = await daemon.cancel_job(1)
+    assert (row.state, row.end_reason) == (JobState.CANCELLED, EndReason.CANCELLED)
+    assert len(daemon.offer_service.reservations.holds) == len(daemon.fleet.ledger.reservations) == 0
+    with pytest.raises(JobStateConflict, match="over already"):
+        await daemon.cancel_job(1)
 
 
 async def test_offers_are_answered_while_the_file_system_of_the_operators_files_hangs(
