@@ -18,7 +18,7 @@ from miner.fleet.fleet_view import fleet_view
 from miner.fleet.inventory import GpuInventory
 from miner.fleet.samples import FRESH_SECONDS, SampleHistory
 from miner.settings.values import is_loopback
-from miner.store.samples import job_ids
+from miner.store.offers import task_names
 from miner.store.store import Store
 from miner.support.addresses import client_network
 from miner.support.rate_limits import TokenBuckets
@@ -95,8 +95,8 @@ class MeasuredFleet(Protocol):
 
 
 async def fleet_page(daemon: MeasuredFleet, *, is_short: bool = False) -> dict[str, Any]:
-    running = {claim.key for claim in daemon.fleet.ledger.claims if claim.is_running}
-    ids = await daemon.store.read(job_ids, running) if running else {}
+    claimed = [claim.key for claim in daemon.fleet.ledger.claims]
+    names = await daemon.store.read(task_names, claimed) if claimed else {}
     now, host = daemon.clock(), daemon.samples.host
-    page = fleet_view(daemon.fleet, daemon.inventory, daemon.samples, ids, now, is_short=is_short)
+    page = fleet_view(daemon.fleet, daemon.inventory, daemon.samples, names, now, is_short=is_short)
     return {**page, "host": asdict(host) if host and host.at >= now - FRESH_SECONDS else None}
