@@ -156,11 +156,39 @@ def test_a_daemon_that_is_lost_is_reported_and_comes_back_without_a_reload(
     browser.sees("is unreachable since", ".banner")
     browser.sees("god-miner doctor", ".banner")
     assert "#1" in browser.text("main")  # what is known stays
+    shows_no_good_news(browser)
+    # Neither does a page that is opened now, and is shown what this one knows.
+    first = browser.driver.current_window_handle
+    browser.driver.switch_to.new_window("tab")
+    browser.open(page.url, width=1360)
+    browser.sees("is unreachable since", ".banner")
+    shows_no_good_news(browser)
+    browser.driver.close()
+    browser.driver.switch_to.window(first)
     page.daemon.start()
     browser.until(lambda: "unreachable" not in browser.text("header"), "the end of the banner")
     page.send(example_task("instruct", 9), start=True)
     browser.sees(example_task("instruct", 9).model.rpartition("/")[2])
+    browser.sees("Answering", "main")
+    browser.until(lambda: browser.run(GREEN_THINGS), "something green")
     assert browser.run("return window.neverReloaded")
+
+
+#: How many things on the page have the colour of good news.
+GREEN_THINGS = """const probe = document.body.appendChild(document.createElement('i'));
+probe.style.color = 'var(--good)';
+const green = getComputedStyle(probe).color;
+probe.remove();
+const colours = one => [getComputedStyle(one).color, getComputedStyle(one, '::before').backgroundColor];
+const shown = [...document.querySelectorAll('main *')].filter(one => one.getClientRects().length);
+return shown.filter(one => colours(one).includes(green)).length"""
+
+
+def shows_no_good_news(browser: Browser) -> None:
+    browser.sees("Not answering for", "main")
+    browser.sees("What is wrong now is not known", "main")
+    assert "Nothing is wrong" not in browser.text("main")
+    browser.until(lambda: browser.run(GREEN_THINGS) == 0, "a page without good news")
 
 
 def test_nothing_is_changed_without_the_token(browser: Browser, page: Page) -> None:

@@ -26,6 +26,7 @@ from miner.dashboard.parts import (
     number,
     panel,
     percent,
+    set_stale,
     set_visible,
     size,
     until,
@@ -70,12 +71,11 @@ def fleet_page(view: PageView) -> None:
 def _schedule(view: PageView, link: DaemonLink) -> None:
     several = len(view.links) > 1
     title = f"The next {_HOURS} hours" + (f" on {link.name}" if several else "")
-    with panel(title):
+    with panel(title) as shown:
         gantt = _Gantt(link.name)
         nothing = empty(
             "No GPU is known. `god-miner fleet show` says what was looked for, GPUS what may be used."
         )
-        set_visible(nothing, False)
         state = Text("", "state bad hidden").props('role="status"')
         with box("keys"):
             for kind, text in (("", "running"), ("reserved", "reserved"), ("idle", "idle")):
@@ -95,13 +95,12 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
         )
 
     def show_lost(one: DaemonLink) -> None:
-        if not view.client.is_deleted:
-            state.show(f"unreachable since {clock(one.lost_at)}" if one.lost_at is not None else "")
-            set_visible(state, one.lost_at is not None)
+        state.show(f"unreachable since {clock(one.lost_at)}" if one.lost_at is not None else "")
+        set_visible(state, one.lost_at is not None)
+        set_stale(shown, one.lost_at is not None)
 
-    show_lost(link)
-    view.client.on_delete(link.listen(show_lost))
     view.live(_PATH, show, link=link)
+    view.follow(show_lost, link)
 
 
 class _Gantt:
