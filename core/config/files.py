@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -170,8 +169,10 @@ class ConfigKind(Generic[T]):
         return self._with_parents(ConfigLayer(self, file, read_text(file)), directories, [])
 
     def layers_of_text(self, text: str, file: Path, directories: Sequence[Path] = ()) -> list[ConfigLayer[T]]:
-        """Load what `file` would be with this text, and what it extends."""
-        return self._with_parents(ConfigLayer(self, file, text), directories, [])
+        """Load what `file` would be with this text, and what it extends: a file of the known folders."""
+        layer = ConfigLayer(self, file, text)
+        self._check_folder(layer, directories)
+        return self._with_parents(layer, directories, [])
 
     def load(self, name_or_path: str, directories: Sequence[Path] = ()) -> LoadedConfig[T]:
         layers = self.layers(name_or_path, directories)
@@ -213,12 +214,11 @@ class ConfigKind(Generic[T]):
 
     def _find(self, name_or_path: str, directories: Sequence[Path], child: ConfigLayer[T] | None) -> Path:
         """`extends: h100x4` inside an operator's own h100x4.yaml means the shipped one, not itself."""
-        if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        if _is_path(name_or_path):
             path = Path(name_or_path)
-            if child is not None:
-                path = self._in_a_known_folder(path, directories, child)
-            if path.is_file():
-                return path
+            near = path if child is None or path.is_absolute() else child.file.parent / path
+            if near.is_file():
+                return near
         else:
             near_by = [] if child is None else [child.file.parent]
             for directory in (*near_by, *directories, config_dir() / self.directory):
@@ -228,15 +228,18 @@ class ConfigKind(Generic[T]):
                     return file
         raise self._not_found(name_or_path, directories, child)
 
-    def _in_a_known_folder(self, path: Path, directories: Sequence[Path], child: ConfigLayer[T]) -> Path:
-        """`extends` reads files of these folders only: who may have a text checked must not be shown what
-        other files hold."""
-        near = Path(os.path.abspath(child.file.parent / path))
-        known = (child.file.parent, *directories, config_dir() / self.directory)
-        if any(near.is_relative_to(os.path.abspath(directory)) for directory in known):
-            return near
-        rule = f"extends reads no file outside of {', '.join(map(str, dict.fromkeys(known)))}; copy it there"
-        raise ConfigError(child.file.name, [Problem(child.located.location(("extends",)), str(path), rule)])
+    def _check_folder(self, layer: ConfigLayer[T], directories: Sequence[Path]) -> None:
+        """Refuse a path that leads out of the known folders: it would show what other files hold to people
+        who may have a text checked, and no more."""
+        name = layer.content.extends or ""
+        if not _is_path(name):
+            return
+        known = (layer.file.parent, *directories, config_dir() / self.directory)
+        file = (layer.file.parent / name).resolve()
+        if not any(file.is_relative_to(directory.resolve()) for directory in known):
+            folders = ", ".join(map(str, dict.fromkeys(known)))
+            rule = f"reads no file outside of {folders}; copy it there"
+            raise ConfigError(layer.file.name, [Problem(layer.located.location(("extends",)), name, rule)])
 
     def _not_found(self, name: str, directories: Sequence[Path], child: ConfigLayer[T] | None) -> ConfigError:
         known = ", ".join(self.files(directories)) or "none"
@@ -272,6 +275,10 @@ class ConfigKind(Generic[T]):
             problems[(path, rule)] = Problem(located.location(path), value, rule)
         order = sorted(problems, key=lambda key: located.line(key[0]) or 0)
         return [problems[key] for key in order]
+
+
+def _is_path(name_or_path: str) -> bool:
+    return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
 def read_text(file: Path) -> str:

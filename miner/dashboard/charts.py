@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from nicegui import ui
 
-from miner.dashboard.parts import Text, set_visible
+from miner.dashboard.parts import empty, set_visible
 
 #: The newest or most important series is the first.
 COLOURS = ("var(--accent)", "var(--second)", "var(--third)", "var(--fourth)", "var(--good)", "var(--warn)")
@@ -70,7 +70,7 @@ class LineChart:
         )
         self._chart.props('role="img"')
         self._chart.props["aria-label"] = self.label
-        self._empty = Text(self.nothing, "empty", "p")
+        self._empty = empty(self.nothing)
         set_visible(self._chart, False)
 
     def show(self, series: Sequence[Series]) -> None:
