@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -122,7 +123,8 @@ class Alerts:
 
     def __call__(self, kind: AlertKind, text: str, gpu: str | None = None) -> None:
         if self.loop is not None and not _runs_here(self.loop):
-            self.loop.call_soon_threadsafe(self, kind, text, gpu)
+            with contextlib.suppress(RuntimeError):  # it is closed: nobody is left to be told
+                self.loop.call_soon_threadsafe(self, kind, text, gpu)
             return
         data: dict[str, object] = {"gpu": gpu} if gpu else {}
         if kind.is_good_news:

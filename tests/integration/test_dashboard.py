@@ -130,6 +130,17 @@ def test_the_overview_shows_jobs_gpus_and_decisions(browser: Browser, page: Page
     browser.until(lambda: "#2" in browser.text() and browser.text("main") != first, "the second job")
 
 
+def test_reserved_gpus_are_shown_with_what_they_are_reserved_for(browser: Browser, page: Page) -> None:
+    offer = example_task("dpo", 1).model.rpartition("/")[2]
+    browser.open(page.url, width=1360)
+    browser.sees(" reserved · ", "main")  # in the line at the top
+    browser.until(lambda: "reserved until" in browser.text(".gpu-row"), "a reserved GPU")
+    browser.open(f"{page.url}/fleet", width=1360)
+    browser.sees(f"offer {offer}", 'table[aria-label="GPUs"]')
+    browser.until(lambda: f"offer {offer}" in [bar.text for bar in browser.all(".schedule-track a")])
+    browser.until(lambda: any("reserved until" in row for row in browser.rows("GPUs")), "a reserved GPU")
+
+
 def test_the_keyboard_reaches_the_content_and_the_theme_stays(browser: Browser, page: Page) -> None:
     browser.open(page.url, width=1360)
     browser.sees("Answering")
