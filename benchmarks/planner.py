@@ -26,7 +26,7 @@ SIZES = ("1b", "3b", "8b", "14b", "32b", "70b")
 HOURS = (1.0, 3.0, 6.0)
 TASKS = OFFERED_TASKS
 #: What is to hold, in ms.
-BARS = {"quick": 0.7, "final": 20.0}
+BARS = {"quick": 2.0, "final": 20.0}
 
 Planned = Callable[[], TrainingPlan | PlanSummary]
 

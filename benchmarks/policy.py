@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from statistics import mean, median, quantiles
 from typing import NamedTuple
 
 from benchmarks.report import Report
+from core.config.files import ConfigLayer
 from core.domain.choices import GpuStrategy
 from core.domain.decisions import PlanBrief
 from core.domain.hardware import Hardware, parse_gpus
@@ -21,7 +23,7 @@ from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.models.names import family_from_name
 from core.planning.fit import reserve_of
 from core.planning.planner import PlanSummary, quick_plan
-from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
+from core.profile.resolve import PROFILE_KIND, LoadedProfile, load_profile, resolve_profile
 from core.profile.schema import ResolvedProfile
 from miner.fleet.base import FleetSnapshot
 from miner.offers.backtest.replay import ReplayedOffer, idle_fleet, replay
@@ -34,16 +36,23 @@ from miner.offers.policies.load import load_policy
 
 SEEDS = (1, 2, 3, 4, 5)
 DAYS = 7.0
-#: Offers a day: the rate that the bar is for, then a quiet and a busy one.
-RATES = (60.0, 20.0, 120.0)
+#: Offers a day: the rate that the bar is for, a quiet and a busy one, and nearly none.
+RATES = (60.0, 20.0, 120.0, 5.0)
 #: (GPUs, tuning profile, policies): each fleet is planned by one profile, the reference rule too.
 FLEETS = (
     ("4xH100", "h100x4", ("h100x4",)),
+    ("4xH100", "h100x4 by_size", ("h100x4",)),
     ("4xH100", "h100x4-strategy", ("h100x4", "everything-feasible", "conservative")),
     ("4xH100", "steady", ("h100x4",)),
+    ("4xH100", "steady auto", ("h100x4",)),
     ("8xH100", "h100x8", ("h100x8", "everything-feasible")),
     ("8xH100", "h100x4-strategy", ("h100x4",)),
 )
+#: What a second word changes: the strategies that `by_value` is compared with.
+STRATEGIES = {
+    "auto": "{gpu_strategy: auto}",
+    "by_size": "{gpu_strategy: by_size, gpus_by_size: [{above: 70B, gpus: 4}, {above: 35B, gpus: 2}]}",
+}
 #: Value per GPU-hour against the reference rule, at least.
 BAR = 1.5
 PAST_JOBS, RUNNING, DECIDE_BAR_MS = 10_000, 12, 5.0
@@ -100,7 +109,7 @@ def run(quick: bool) -> Report:
 def _add_fleet(
     report: Report, gpus: str, profile_name: str, policies: Sequence[str], rate: float, seeds: Sequence[int]
 ) -> None:
-    profile, hardware = load_profile(profile_name), Hardware(gpus=parse_gpus(gpus))
+    profile, hardware = _profile(profile_name), Hardware(gpus=parse_gpus(gpus))
     offers = {seed: list(synthetic_offers(seed, days=DAYS, per_day=rate)) for seed in seeds}
     whole = hardware.gpus.count * DAYS * 24
     label = f"{gpus} {profile_name} {rate:g}/day"
@@ -109,6 +118,15 @@ def _add_fleet(
     for name in policies:
         ours = [_ours(offers[seed], name, profile, hardware) for seed in seeds]
         _add_row(report, label, name, ours, theirs, whole)
+
+
+def _profile(words: str) -> LoadedProfile:
+    name, _, strategy = words.partition(" ")
+    layers = load_profile(name).layers
+    if strategy:
+        text = f"extends: {name}\ntargets: {STRATEGIES[strategy]}"
+        layers = [*layers, ConfigLayer(PROFILE_KIND, Path(f"{strategy}.yaml"), text)]
+    return LoadedProfile(name, layers)
 
 
 def _add_row(
@@ -328,7 +346,7 @@ _NOTES = (
     "does not know. The stand-in takes text tasks with llama in the model's name under 13 hours, one at "
     "a time, gives each all GPUs, and plans nothing before it accepts.",
     "Types, sizes, hours and rows are drawn as the validators' scheduler draws them; how often one "
-    "miner is asked is not known, so there are three rates. Every acceptance is followed by a start at "
+    "miner is asked is not known, so there are four rates. Every acceptance is followed by a start at "
     "once.",
     f"The bar is {BAR:g} × the reference at 60 offers a day. 'Unfinished': the planner has no training "
     "that ends in the window with the true rows. 'Meagre': fewer epochs than the "

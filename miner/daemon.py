@@ -314,6 +314,7 @@ class Daemon:
             self.fleet,
             lambda: self.policy_runtime.profile,
             alert=self.alerts,
+            worth=self.policy_runtime.training_worth,
             samples=self.samples,
             clock=self.clock,
             on_taken=self.offer_service.reservations.jobs.add,

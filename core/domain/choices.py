@@ -88,6 +88,7 @@ class CompileMode(StrEnum):
 class GpuStrategy(StrEnum):
     """How a plan picks its GPUs among those available."""
 
+    BY_VALUE = "by_value"  # what the training gains, less what the GPU-hours are worth to others
     AUTO = "auto"  # the fewest that fit in memory and in time
     ALL = "all"  # every GPU of the host, for one job
     BY_SIZE = "by_size"  # by parameter count, see `gpus_by_size`

@@ -61,6 +61,27 @@ class ExpectedValue(NamedTuple):
         return self.points / self.gpu_hours if self.gpu_hours > 0 else 0.0
 
 
+class TrainingWorth(NamedTuple):
+    """What a training is worth, and what its GPU-hours are worth to others: by both, a plan chooses its
+    number of GPUs."""
+
+    #: Of all that the profile asks for, in the validators' points.
+    points: float = 1.0
+    #: A share s of it is worth s to the power of this: the first passes teach most. Passes beyond what the
+    #: profile asks for are worth nothing.
+    exponent: float = 0.3
+    #: Points that other tasks are expected to bring in an hour of the first GPU, of the second …
+    prices: tuple[float, ...] = ()
+
+    def net(self, share: float, gpus: int, hours: float) -> float:
+        """The worth of a share of the training on so many GPUs, once these are paid for."""
+        return self.points * math.pow(share, self.exponent) - hours * sum(self.prices[:gpus])
+
+
+#: Nobody else asks for the GPUs.
+IDLE_HOST = TrainingWorth()
+
+
 class PlanBrief(NamedTuple):
     """The numbers of the plan that led to the decision."""
 

@@ -64,6 +64,16 @@ class TimedCandidate(NamedTuple):
     finishing: tuple[PhaseEstimate, ...] = ()
 
     @property
+    def total_s(self) -> float:
+        return sum([phase.seconds for phase in self.phases])
+
+    @property
+    def share(self) -> float:
+        """The part of the training asked for that is done."""
+        wanted = self.schedule.wanted or self.schedule.total
+        return min(self.schedule.total / wanted, 1.0) if wanted else 0.0
+
+    @property
     def phases(self) -> Iterator[PhaseEstimate]:
         """From now to the end. Evaluations and checkpoints are sums, not moments."""
         schedule, rate = self.schedule, self.rate
@@ -104,12 +114,12 @@ def reserve_of(limits: ProfileLimits, deadline_s: float) -> float:
 
 def best_fit(needs: Requirements, available: int, conditions: JobConditions) -> SearchResult:
     """Find the best that these GPUs can do for these requirements."""
-    choice = choose_counts(needs, available)
+    choice = choose_counts(needs, available, conditions.worth)
     budget = budget_of(needs.limits, needs.kind.memory_bytes)
     if refused := _impossible(needs, choice, budget, conditions):
         return refused
     search = _Search(needs, choice, budget, conditions)
-    best = search.by_time() if choice.by_time else search.by_strategy()
+    best = search.best()
     if best is None:
         return _no_memory(needs, choice, budget, conditions)
     if not trains_enough(best, needs.limits):
@@ -126,6 +136,34 @@ class _Search:
     ) -> None:
         self.needs, self.choice, self.budget, self.conditions = needs, choice, budget, conditions
 
+    def best(self) -> TimedCandidate | None:
+        if self.choice.by_value:
+            return self.by_value()
+        return self.by_time() if self.choice.by_time else self.by_strategy()
+
+    def by_value(self) -> TimedCandidate | None:
+        """The count whose training is worth most once its GPU-hours are paid for. Something is given up only
+        where no count trains enough without."""
+        pool: list[TimedCandidate] = []
+        for count in self.choice.counts:
+            if not pool or self._could_be_worth_more(pool[-1], count):
+                timed = self.at(count, lossy=False)
+                pool += [timed] if timed else []
+        if not any(trains_enough(timed, self.needs.limits) for timed in pool):
+            known = {timed.candidate.world for timed in pool}
+            pool += self._all(count for count in self.choice.counts if count not in known)
+        return self._with_more_gpus(self._preferred(pool), pool)
+
+    def _could_be_worth_more(self, fewer: TimedCandidate, count: int) -> bool:
+        """Larger counts are left out once they are not worth their price even where each GPU becomes half as
+        fast again, more than a change of checkpointing brings."""
+        worth, here = self.conditions.worth, fewer.candidate.world
+        if not worth.prices or not trains_enough(fewer, self.needs.limits):
+            return True
+        hours, most_share = fewer.total_s / 3600, fewer.share * 1.5 * count / here
+        most = worth.net(min(most_share, 1.0), count, min(hours / most_share, hours))
+        return most > worth.net(fewer.share, here, hours)
+
     def by_time(self) -> TimedCandidate | None:
         """The fewest GPUs that meet the requirements in full, without loss."""
         pool: list[TimedCandidate] = []
@@ -136,7 +174,7 @@ class _Search:
             pool += [timed] if timed else []
         known = {timed.candidate.world for timed in pool}
         pool += self._all(count for count in self.choice.counts if count not in known)
-        return self._with_more_gpus(_most_trained(pool), pool)
+        return self._with_more_gpus(self._preferred(pool), pool)
 
     def by_strategy(self) -> TimedCandidate | None:
         """As many as the strategy gives; fewer where links make that faster, more where memory asks."""
@@ -150,7 +188,7 @@ class _Search:
         pool += self._all(count for count in smaller if best is None or _could_beat(self.needs, best, count))
         if not self.choice.fixed and all(timed.cost for timed in pool):
             pool += self._first(larger, lossy=False)
-        return self._with_more_gpus(_most_trained(pool or self._first(larger)), pool)
+        return self._with_more_gpus(self._preferred(pool or self._first(larger)), pool)
 
     def _with_more_gpus(
         self, winner: TimedCandidate | None, pool: list[TimedCandidate]
@@ -162,7 +200,25 @@ class _Search:
         more = [timed for timed in pool if timed.candidate.world > winner.candidate.world]
         smaller = [self._in_passes_of(winner, timed) for timed in more]
         fitting = (timed for timed in smaller if peak_bytes(timed.candidate) <= self.budget)
-        return _most_trained([winner, *fitting])
+        return self._preferred([winner, *fitting])
+
+    def _preferred(self, pool: list[TimedCandidate]) -> TimedCandidate | None:
+        """What trains most or is worth most. Ties go to the mildest, then to the first; by value texts go to
+        the earliest end, which leaves most time to try again. Of pictures and prompts a step of more GPUs has
+        more, and is another training: they go to the fewest."""
+        task = self.needs.task.task_type
+        text = task.is_text and not task.generates
+
+        def trained(timed: TimedCandidate) -> tuple[float, ...]:
+            return round(timed.schedule.epochs, 3), -timed.cost
+
+        def valued(timed: TimedCandidate) -> tuple[float, ...]:
+            world, total_s = timed.candidate.world, timed.total_s
+            value = round(self.conditions.worth.net(timed.share, world, total_s / 3600), 3)
+            last = total_s if text else world
+            return trains_enough(timed, self.needs.limits), value, -timed.cost, -last
+
+        return max(pool, key=valued if self.choice.by_value else trained, default=None)
 
     def _in_passes_of(self, winner: TimedCandidate, timed: TimedCandidate) -> TimedCandidate:
         candidate = timed.candidate
@@ -183,11 +239,6 @@ class _Search:
 
     def _all(self, counts: Iterable[int]) -> list[TimedCandidate]:
         return [timed for count in counts if (timed := self.at(count))]
-
-
-def _most_trained(pool: list[TimedCandidate]) -> TimedCandidate | None:
-    """Ties go to the mildest, then to the first."""
-    return max(pool, key=lambda timed: (round(timed.schedule.epochs, 3), -timed.cost), default=None)
 
 
 def _could_beat(needs: Requirements, best: TimedCandidate, count: int) -> bool:
@@ -340,7 +391,7 @@ def refused_as_required(
 ) -> SearchResult:
     """A refusal before any search, with the numbers of the requirements."""
     available = usable_gpus(needs, conditions.hardware.gpus)
-    choice = choose_counts(needs, available)
+    choice = choose_counts(needs, available, conditions.worth)
     budget = budget_of(needs.limits, needs.kind.memory_bytes)
     timed = _as_required(needs, min(choice.counts[0], available), budget, conditions)
     return SearchResult(timed, choice, code, reason)

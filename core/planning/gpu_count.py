@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from core.domain.choices import Engine, GpuStrategy
+from core.domain.decisions import IDLE_HOST, TrainingWorth
 from core.domain.hardware import GpuSet
 from core.domain.selectors import Lane
 from core.domain.tasks import TaskType
@@ -30,9 +31,11 @@ class GpuCountChoice(NamedTuple):
     wanted: int
     #: These GPUs are reserved for such tasks: give up quality before taking others.
     fixed: bool = False
+    #: Take the one whose training is worth most.
+    by_value: bool = False
 
 
-def choose_counts(needs: Requirements, available: int) -> GpuCountChoice:
+def choose_counts(needs: Requirements, available: int, worth: TrainingWorth = IDLE_HOST) -> GpuCountChoice:
     """Every available and allowed count: the strategy's first, then larger ones, then smaller ones."""
     limits, strategy = needs.limits, needs.targets.gpu_strategy
     node = min(needs.node_gpus, available)
@@ -45,6 +48,11 @@ def choose_counts(needs: Requirements, available: int) -> GpuCountChoice:
     if strategy is GpuStrategy.AUTO:
         allowed = _allowed(limits.min_gpus, most, node)
         return GpuCountChoice(allowed, "the fewest that fit in memory and time", True, allowed[0])
+    if strategy is GpuStrategy.BY_VALUE:
+        allowed = _allowed(limits.min_gpus, most, node)
+        price = max(worth.prices[: max(allowed)], default=0.0)
+        why = f"others would bring up to {price:.2g} points in a GPU's hour" if price else "nobody else asks"
+        return GpuCountChoice(allowed, f"by value: {why}", False, allowed[0], by_value=True)
     wanted, why = _by_strategy(needs, strategy, most)
     counts = _around(_allowed(limits.min_gpus, most, node, wanted), wanted)
     return GpuCountChoice(counts, why, False, wanted, strategy is GpuStrategy.LANES)

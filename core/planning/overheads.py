@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from core.data.facts import DatasetFacts
 from core.domain.choices import CompileMode, Engine, Parallelism
+from core.domain.decisions import IDLE_HOST, TrainingWorth
 from core.domain.evaluation import Era
 from core.domain.hardware import Device, Hardware
 from core.domain.units import show_bytes
@@ -60,6 +61,8 @@ class JobConditions:
     era: Era = Era.OFFERS
     #: Environments: the rows are made already.
     rows_made: bool = False
+    #: `by_value`: what the number of GPUs is chosen by.
+    worth: TrainingWorth = IDLE_HOST
 
 
 class PhaseEstimate(NamedTuple):

@@ -178,6 +178,11 @@ class StepsPlan(Record):
     early_stopping_patience: int | None = None
     load_best: bool = True
 
+    @property
+    def share(self) -> float:
+        """The part of the training asked for that is done."""
+        return min(self.total / self.wanted, 1.0) if self.wanted else 1.0
+
 
 class PrecisionPlan(Record):
     """Number formats and kernels."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from core.data.facts import DatasetFacts, assumed_facts
 from core.domain.choices import Refusal
+from core.domain.decisions import IDLE_HOST, TrainingWorth
 from core.domain.hardware import Hardware
 from core.domain.records import Confidence
 from core.domain.tasks import ImageModelType, TaskType
@@ -205,24 +206,24 @@ def quick_plan(
     image_type: ImageModelType | None = None,
     rows: int | None = None,
     stated_params: int | None = None,
+    worth: TrainingWorth = IDLE_HOST,
 ) -> PlanSummary:
     """Plan for what an offer says, in the numbers that decide: the same search, nothing written out."""
     hours = usable_hours(hours)
     task = TaskSpec(task_type=task_type, hours=hours, image_type=image_type)
     data = assumed_facts(task_type, None if rows is None else max(rows, 0), hours, image_type)
-    _, result = _search(task, model, data, JobConditions(hardware), profile, stated_params)
-    best, schedule = result.best, result.best.schedule
+    _, result = _search(task, model, data, JobConditions(hardware, worth=worth), profile, stated_params)
+    best = result.best
     phases = list(best.phases)
-    total_s, budget_s = sum([phase.seconds for phase in phases]), best.deadline_s - best.reserve_s
+    total_s, budget_s = best.total_s, best.deadline_s - best.reserve_s
     training = sum([phase.seconds for phase in phases if phase.name in ("train", "evaluate", "save")])
-    wanted = schedule.wanted or schedule.total
     return PlanSummary(
         code=result.code,
         reason=result.reason,
         gpus=best.candidate.world,
         gpu_kind=hardware.gpus.kind.name,
-        epochs=schedule.epochs,
-        share=min(schedule.total / wanted, 1.0) if wanted else 0.0,
+        epochs=best.schedule.epochs,
+        share=best.share,
         total_s=total_s,
         slack_s=budget_s - total_s,
         budget_s=budget_s,

@@ -57,7 +57,7 @@ def over_budget(candidate: RunCandidate, budget: int, about: tuple[str, ...] = P
 
 def _gpus(needs: Requirements, result: SearchResult) -> Iterator[Concession]:
     got, choice = result.best.candidate.world, result.choice
-    if got == choice.wanted or needs.targets.gpu_strategy is GpuStrategy.AUTO:
+    if got == choice.wanted or choice.by_value or needs.targets.gpu_strategy is GpuStrategy.AUTO:
         return
     if needs.engine is Engine.AI_TOOLKIT:
         reason = choice.why

@@ -358,7 +358,7 @@ class Targets(Record):
     dataloader_persistent_workers: bool = Field(default=False, description="Keep workers between epochs.")
     dataloader_drop_last: bool = Field(default=False, description="Drop the last partial batch.")
     # — GPUs
-    gpu_strategy: GpuStrategy = Field(default=GpuStrategy.AUTO, description="How many GPUs a job gets.")
+    gpu_strategy: GpuStrategy = Field(default=GpuStrategy.BY_VALUE, description="How many GPUs a job gets.")
     gpus_by_size: list[GpuStep] = Field(
         default_factory=list, description="by_size: the largest step that the model exceeds, else 1 GPU."
     )

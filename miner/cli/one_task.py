@@ -119,7 +119,14 @@ async def _pipeline(settings: Settings, on_event: EventCallback) -> AsyncIterato
     policy_runtime = PolicyRuntime(settings, alert)
     policy_runtime.refresh(fleet.inventory.hardware)
     try:
-        jobs = await build_jobs(settings, store, fleet, lambda: policy_runtime.profile, alert=alert)
+        jobs = await build_jobs(
+            settings,
+            store,
+            fleet,
+            lambda: policy_runtime.profile,
+            alert=alert,
+            worth=policy_runtime.training_worth,
+        )
         await jobs.start()
         try:
             yield jobs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -123,8 +124,8 @@ def plan(
 
     target = _plan_target(gpus, cpu_cores, memory, profile, directories)
 
-    def planned(by: LoadedProfile) -> TrainingPlan:
-        return _make_plan(kind, image, hours, facts, data, target.hardware, by, params)
+    def planned(by: LoadedProfile, hardware: Hardware = target.hardware) -> TrainingPlan:
+        return _make_plan(kind, image, hours, facts, data, hardware, by, params)
 
     found = planned(target.profile)
     if against is not None:
@@ -138,10 +139,24 @@ def plan(
             typer.echo(line)
         from miner.cli.render.plan import plan_pages
 
-        print_pages(plan_pages(found))
+        print_pages(plan_pages(found, list(_plans_on_fewer(found, target, planned))))
     if write is not None:
         _write_plan_files(found, write, launcher, nodes)
     raise typer.Exit(0 if found.verdict.feasible else 1)
+
+
+def _plans_on_fewer(
+    found: TrainingPlan, target: PlanTarget, planned: Callable[[LoadedProfile, Hardware], TrainingPlan]
+) -> Iterator[TrainingPlan]:
+    """Yield what fewer GPUs of one node would do, the most first."""
+    gpus, count = target.hardware.gpus, found.gpus.count
+    while found.gpus.nodes == 1 and count > 1:
+        fewer = target.hardware.model_copy(update={"gpus": gpus.take(count - 1)})
+        plan = planned(target.profile, fewer)
+        if not plan.verdict.feasible:
+            return
+        yield plan
+        count = plan.gpus.count
 
 
 def _make_plan(

@@ -19,7 +19,7 @@ from miner.fleet.fleet import Fleet
 from miner.fleet.samples import SampleHistory
 from miner.inputs.fetch import JobInputs
 from miner.jobs.cleaner import FinishedJobCleaner
-from miner.jobs.context import JobServices
+from miner.jobs.context import JobServices, WorthOfTask
 from miner.jobs.events import JobEventBus
 from miner.jobs.manager import JobManager
 from miner.jobs.timeline import JobTimings
@@ -100,6 +100,7 @@ async def build_jobs(
     profile: Callable[[], LoadedProfile],
     *,
     alert: SendAlert,
+    worth: WorthOfTask,
     samples: SampleHistory | None = None,
     clock: Callable[[], float] = time.time,
     on_taken: Callable[[TaskKey], None] = lambda _key: None,
@@ -121,6 +122,7 @@ async def build_jobs(
         engines=engines,
         other_engines=await earlier_engines(settings, store, found),
         fleet=fleet,
+        worth=worth,
         samples=samples or SampleHistory(),
         inputs=JobInputs(settings, Redactor(settings.secrets())),
         publisher=HubPublisher(PublishTarget.from_settings(settings), on_note=on_note),

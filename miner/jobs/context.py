@@ -12,13 +12,15 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from core.domain.decisions import IDLE_HOST, TrainingWorth
 from core.domain.job_states import END_MEANINGS, EndReason, JobState, RetryRule, StepFailed
 from core.domain.keys import TaskKey
-from core.domain.wire import MinerSubmission
+from core.domain.tasks import ImageModelType
+from core.domain.wire import MinerSubmission, MinerTaskOffer
 from core.profile.resolve import LoadedProfile
 from miner.engines.base import ExecutionEngine
 from miner.engines.trial import EngineTrials
-from miner.fleet.base import GpuGrant
+from miner.fleet.base import FleetSnapshot, GpuGrant
 from miner.fleet.fleet import Fleet
 from miner.fleet.samples import SampleHistory
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobTask
@@ -43,6 +45,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: What a task is worth on a fleet, and its GPUs to others: as if it were offered now.
+WorthOfTask = Callable[[MinerTaskOffer, ImageModelType | None, FleetSnapshot, float], TrainingWorth]
+
 #: A sample of a GPU that is older says nothing about now.
 _SAMPLE_COUNTS_S = 60.0
 
@@ -64,6 +69,7 @@ class JobServices:
     #: What each image of an engine can train, found by trial; by the same words.
     trials: Mapping[str, EngineTrials]
     alert: SendAlert
+    worth: WorthOfTask = lambda *_: IDLE_HOST
     #: What the GPUs did in the last hour; empty where nothing measures them.
     samples: SampleHistory = field(default_factory=SampleHistory)
     timings: JobTimings = field(default_factory=JobTimings)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from core.domain.choices import GpuStrategy, Refusal
+from core.domain.decisions import IDLE_HOST, TrainingWorth
 from core.domain.hardware import Hardware
 from core.domain.job_states import EndReason, StepFailed
 from core.domain.keys import NamedLane
@@ -52,6 +53,7 @@ class JobPlanRequest:
     learned: LearnedLookup
     #: How earlier attempts have ended, since the job's last start.
     failures: tuple[AttemptFailure, ...] = ()
+    worth: TrainingWorth = IDLE_HOST
     #: Accept a plan however little of the dataset it trains on.
     any_length: bool = False
 
@@ -111,7 +113,7 @@ def _run_planner(request: JobPlanRequest, learned: LearnedBounds | None) -> Trai
         inputs.data,
         request.hardware,
         resolved,
-        conditions=JobConditions(request.hardware, model_cached=True),
+        conditions=JobConditions(request.hardware, model_cached=True, worth=request.worth),
         learned=learned,
     )
 

@@ -15,10 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from core.domain.decisions import IDLE_HOST, TrainingWorth
 from core.domain.hardware import Hardware
 from core.domain.job_states import EndReason, JobState, StepFailed
 from core.domain.keys import GpuReservation, NamedLane, ReservationKind, nodes_of
 from core.domain.units import rfc3339, show_seconds
+from core.domain.wire import MinerTaskOffer
 from core.planning.calibration import LearnedBounds
 from core.planning.oom import OutOfMemory
 from core.planning.plan import TrainingPlan
@@ -32,7 +34,7 @@ from miner.jobs.context import JobContext
 from miner.jobs.history import AttemptHistory, history_of
 from miner.jobs.launch import free_port, run_spec, write_attempt
 from miner.jobs.plans import JobPlanRequest, PlanDraft
-from miner.jobs.tasks import task_spec_of
+from miner.jobs.tasks import OPERATOR, task_spec_of
 from miner.store import alerts as store_alerts
 from miner.store import attempts
 
@@ -382,7 +384,26 @@ def _plan_request(
         return known if micro is None else plans.with_micro_cap(known, micro)
 
     spec = task_spec_of(job.row, job.task, job.now())
-    return JobPlanRequest(spec, fetched, hardware, job.services.profile(), learned, history.failures)
+    profile = job.services.profile()
+    return JobPlanRequest(spec, fetched, hardware, profile, learned, history.failures, _worth(job))
+
+
+def _worth(job: JobContext) -> TrainingWorth:
+    """What the training is worth, and further GPUs to others: those that it holds already are its own. The
+    operator's tasks say nothing about the offers to come, so for one of them GPUs cost nothing until somebody
+    waits."""
+    now, fleet, row, task = job.now(), job.services.fleet, job.row, job.task
+    others = fleet.snapshot(now, without=job.key)
+    somebody_waits = any(hold.starts_at > now or not hold.gpus for hold in others.reservations)
+    if row.validator == OPERATOR and not somebody_waits:
+        return IDLE_HOST
+    offer = MinerTaskOffer(
+        model=task.model, hours_to_complete=row.hours, task_id=row.task_id, task_type=task.task_type
+    )
+    worth = job.services.worth(offer, task.image_type, others, now)
+    claim = fleet.ledger.claim(job.key)
+    held = len(claim.gpus) if claim is not None and (claim.firm or claim.is_running) else 0
+    return worth._replace(prices=(*(0.0 for _ in range(held)), *worth.prices[held:]))
 
 
 def _oom_failure(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from core.domain.decisions import Decision, ExpectedValue, PlanBrief, ScoreFactor
+from core.domain.decisions import Decision, ExpectedValue, PlanBrief, ScoreFactor, TrainingWorth
 from core.domain.tasks import ImageModelType
 from core.domain.units import show_params
 from core.domain.wire import MinerTaskOffer
@@ -26,7 +26,7 @@ from miner.offers.policies.schema import (
     by_kind,
     hours_limit_for,
 )
-from miner.offers.rules import RuleInputs, check_rules
+from miner.offers.rules import RuleInputs, check_rules, keeps_gpus_from
 
 HASH_DIGITS = 16
 
@@ -56,7 +56,8 @@ def decide_parsed(
 ) -> Decision:
     terms = policy.terms
     chances = history.chances(offer.kinds, offer.model.family, offer.params, terms.success, now)
-    fit = fit_offer(offer, now, fleet, terms.fitting, profile)
+    worth = training_worth(offer, terms, chances, fleet)
+    fit = fit_offer(offer, now, fleet, terms.fitting, profile, worth)
     plan = fit.brief
     value = expected_value(offer, terms.value, chances, plan, _gpu_hours(offer, fit))
     factors = score_factors(offer, terms, chances, plan, value)
@@ -116,6 +117,29 @@ def expected_value(
     lost = 1 - success + success * punished
     points = work * (terms.win_points * success * win - terms.penalty * lost)
     return ExpectedValue(work, success, win, punished, points, gpu_hours)
+
+
+#: The price of a GPU rises with this power of the share of GPUs held: the last ones are dear.
+SCARCITY = 3.0
+
+
+def gpu_prices(terms: ValueTerms, fleet: FleetSnapshot) -> tuple[float, ...]:
+    """Points that other tasks would bring in an hour of the first free GPU, of the second …"""
+    gpus = len(fleet.usable)
+    held = len({gpu for hold in fleet.reservations for gpu in hold.gpus})
+    return tuple(terms.gpu_hour * min((held + taken) / gpus, 1.0) ** SCARCITY for taken in range(1, gpus + 1))
+
+
+def training_worth(
+    offer: ParsedOffer, policy: Policy, chances: SuccessChances, fleet: FleetSnapshot
+) -> TrainingWorth:
+    """`fleet` without what the task holds itself."""
+    terms = policy.value
+    win = by_kind(terms.win_chance, offer.kinds, terms.win_prior)
+    points = work_score(offer.hours, offer.billions) * terms.win_points * chances.success * win
+    exponent = by_kind(terms.training_exponent, offer.kinds, TRAINING_EXPONENT)
+    prices = gpu_prices(terms, fleet) if keeps_gpus_from(policy.rules, offer) else ()
+    return TrainingWorth(points, exponent, prices)
 
 
 def score_factors(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from core.domain.choices import Engine, GpuStrategy, Refusal
-from core.domain.decisions import PlanBrief
+from core.domain.decisions import PlanBrief, TrainingWorth
 from core.domain.errors import ConfigError
 from core.domain.keys import NamedLane, Placement, node_of
 from core.domain.units import show_seconds
@@ -99,7 +99,12 @@ class FitResult(NamedTuple):
 
 
 def fit_offer(
-    offer: ParsedOffer, now: float, fleet: FleetSnapshot, terms: FitTerms, profile: LoadedProfile
+    offer: ParsedOffer,
+    now: float,
+    fleet: FleetSnapshot,
+    terms: FitTerms,
+    profile: LoadedProfile,
+    worth: TrainingWorth,
 ) -> FitResult:
     """The best place there is, or why there is none."""
     if not fleet.inventory.classes or not fleet.usable:
@@ -114,7 +119,8 @@ def fit_offer(
         text = f"profile {profile.name} contradicts itself for such tasks: {error.problems[0]}"
         return _unplanned(text, "a profile that `profile check` finds fine")
     places = PlacementSearch(fleet, now)
-    found = [_fit_class(_FitSearch(offer, now, fleet, terms, resolved, nodes, places)) for nodes in classes]
+    searches = [_FitSearch(offer, now, fleet, terms, resolved, nodes, places, worth) for nodes in classes]
+    found = [_fit_class(search) for search in searches]
     return max(zip(found, classes, strict=True), key=lambda one: _worth(*one))[0]
 
 
@@ -205,13 +211,14 @@ class _FitSearch:
         profile: ResolvedProfile,
         nodes: NodeClass,
         places: PlacementSearch,
+        worth: TrainingWorth,
     ) -> None:
         self.offer, self.now, self.fleet, self.terms = offer, now, fleet, terms
         self.profile, self._nodes = profile, nodes
         self.hardware = nodes.of_nodes(profile.targets.nodes)
         #: Where all GPUs of the full plan could be had, whatever the wait; known once they are not free now.
         self.earliest: Placement | None = None
-        self._places = places
+        self._places, self._worth = places, worth
         self._windows_found: dict[tuple[int, float], list[Placement]] = {}
         self.lane: NamedLane | None = None
         if profile.targets.gpu_strategy is GpuStrategy.LANES:
@@ -241,6 +248,7 @@ class _FitSearch:
             image_type=offer.image_type,
             rows=offer.rows,
             stated_params=offer.planned_params,
+            worth=self._worth,
         )
 
     def too_much_data(self, plan: PlanSummary) -> str | None:
@@ -262,14 +270,21 @@ class _FitSearch:
         )
 
     def best(self, full: PlanSummary) -> PlacedPlan | None:
-        """The full plan at once; else whatever trains most."""
+        """The full plan at once; else whatever is worth most, or trains most."""
         at_once = self._place_now(full)
         if at_once is not None:
             return full, at_once
         windows = self._windows(full.gpus, self._seconds(full))
         self.earliest = min(windows, key=lambda window: window.starts_at, default=None)
         options = [option for option in (self._after_waiting(full), self._on_fewer(full)) if option]
-        return max(options, key=lambda option: (option[0].share, -option[1].starts_at), default=None)
+        by_value = self.profile.targets.gpu_strategy is GpuStrategy.BY_VALUE
+
+        def preferred(option: PlacedPlan) -> tuple[float, float]:
+            plan, placement = option
+            value = self._worth.net(plan.share, plan.gpus, plan.total_s / 3600)
+            return value if by_value else plan.share, -placement.starts_at
+
+        return max(options, key=preferred, default=None)
 
     def _after_waiting(self, full: PlanSummary) -> PlacedPlan | None:
         """The same GPUs when they are free, with the hours that are left by then."""

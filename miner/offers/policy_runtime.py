@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from core.config.files import ConfigKind, ConfigLayer, config_dir
 from core.config.live import FileStamps, LastGoodLayers, LiveConfig, file_stamps
-from core.domain.decisions import Decision
+from core.domain.decisions import Decision, TrainingWorth
 from core.domain.errors import ConfigError
 from core.domain.hardware import Hardware
 from core.domain.tasks import ImageModelType
@@ -24,7 +24,7 @@ from core.domain.wire import MinerTaskOffer
 from core.profile.resolve import PROFILE_KIND, LoadedProfile
 from miner.fleet.base import FleetSnapshot
 from miner.observe.alerts import AlertKind, SendAlert
-from miner.offers.decide import decide_parsed
+from miner.offers.decide import decide_parsed, training_worth
 from miner.offers.history import JobOutcome, SuccessHistory
 from miner.offers.parsed_offer import ParsedOffer, parse_offer
 from miner.offers.policies.load import POLICY_KIND, LoadedPolicy
@@ -238,6 +238,14 @@ class PolicyRuntime:
     def add_outcomes(self, outcomes: Iterable[JobOutcome]) -> None:
         for outcome in outcomes:
             self.history.add(outcome)
+
+    def training_worth(
+        self, offer: MinerTaskOffer, image_type: ImageModelType | None, fleet: FleetSnapshot, now: float
+    ) -> TrainingWorth:
+        """By the policy in force. `fleet` without what this task holds itself."""
+        parsed, terms = parse_offer(offer, image_type), self.policy.terms
+        chances = self.history.chances(parsed.kinds, parsed.model.family, parsed.params, terms.success, now)
+        return training_worth(parsed, terms, chances, fleet)
 
     def decide(
         self,

@@ -18,7 +18,7 @@ from miner.fleet.base import FleetSnapshot, joint_ability
 from miner.offers.fit import FitResult, RuleVerdict, able_to_train, training_engine
 from miner.offers.history import SuccessChances, SuccessHistory
 from miner.offers.parsed_offer import ParsedOffer
-from miner.offers.policies.schema import Policy, hours_limit_for
+from miner.offers.policies.schema import Policy, PolicyRules, hours_limit_for
 
 NO_CAPACITY = "no capacity at the moment"
 _NO_SUCH_TASK = "this task type is not trained here"
@@ -256,9 +256,9 @@ def _gpus(inputs: RuleInputs) -> RuleVerdict:
 def _value(inputs: RuleInputs) -> RuleVerdict:
     if inputs.fit.plan is None:
         return RuleVerdict(True, "not judged: nothing was planned")
-    rules, offer, value = inputs.terms.rules, inputs.offer, inputs.value.per_gpu_hour
-    low, high, sizes = rules.min_value, rules.min_value_full, rules.min_value_full_size
-    if sizes is not None and not offer.model.is_image and offer.params not in sizes:
+    rules, value = inputs.terms.rules, inputs.value.per_gpu_hour
+    low, high = rules.min_value, rules.min_value_full
+    if not keeps_gpus_from(rules, inputs.offer):
         high = None
     text = f"{value:.3f} points expected of a GPU's hour"
     if high is not None:
@@ -277,6 +277,12 @@ def _value(inputs: RuleInputs) -> RuleVerdict:
     if value >= least:
         return RuleVerdict(True, f"{text}, at least {shown}")
     return RuleVerdict(False, f"{text}, less than {shown}", way)
+
+
+def keeps_gpus_from(rules: PolicyRules, offer: ParsedOffer) -> bool:
+    """Whether GPUs are kept from such a task for others that are worth more."""
+    sizes = rules.min_value_full_size
+    return sizes is None or offer.model.is_image or offer.params in sizes
 
 
 def _held_share(fleet: FleetSnapshot, fit: FitResult) -> float:

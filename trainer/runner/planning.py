@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from core.data.facts import DatasetFacts
-from core.domain.choices import Attention, Engine, GpuStrategy
+from core.domain.choices import Attention, Engine
 from core.domain.hardware import CPU, GpuKind, GpuSet, Hardware, from_nvml
 from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.domain.units import show_seconds
@@ -35,7 +35,6 @@ from core.planning.overheads import JobConditions
 from core.planning.plan import PlanReason, TaskSpec, TrainingPlan
 from core.planning.planner import plan_task as make_plan
 from core.profile.resolve import load_profile, resolve_profile
-from core.profile.schema import ResolvedProfile
 from core.runs.remedies import (
     GOOD_ENDS,
     REASON_OF_RUN_END,
@@ -196,7 +195,7 @@ def make_own_plan(
         profile = profile.model_copy(update={"targets": targets})
     # A tournament task cannot be refused, and nothing is published: the profile's reserve is training time.
     free = {"reserve": run.deadline_at - run.end_by, "reserve_share": 0.0, "min_epochs": 0.0}
-    own = _on_all_gpus(profile.model_copy(update={"limits": profile.limits.model_copy(update=free)}), run)
+    own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})
     vllm = importlib.util.find_spec("vllm") is not None
     conditions = JobConditions(
         hardware, model_cached=True, publishes=False, vllm=vllm, era=run.era, rows_made=rows_made
@@ -238,16 +237,6 @@ def _by_baseline_stats(run: RunSpec, planned: Callable[[float], TrainingPlan]) -
         reason = PlanReason(text=f"{why.text}; {speed_text(stats, slowness)}", source=STATS_VARIABLE)
         plan = plan.model_copy(update={"reasons": {**plan.reasons, "steps.total": reason}})
     return with_first_rate(plan, stats)
-
-
-def _on_all_gpus(profile: ResolvedProfile, run: RunSpec) -> ResolvedProfile:
-    """The container's idle GPUs serve nobody. Pictures are trained on one; with prompts a step of all GPUs is
-    many times as large, so the profile's own strategy decides, as wherever it names one."""
-    own_choice = profile.targets.gpu_strategy is not GpuStrategy.AUTO
-    if own_choice or not run.task_type.is_text or run.task_type.generates:
-        return profile
-    targets = profile.targets.model_copy(update={"gpu_strategy": GpuStrategy.ALL})
-    return profile.model_copy(update={"targets": targets})
 
 
 #: What must be left for another try: the time that the last one took to begin, this many times over.

@@ -5,7 +5,7 @@ would get.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.text import Text
 
 import core
 from core.domain.choices import Engine
+from core.domain.decisions import IDLE_HOST
 from core.domain.errors import ConfigError
 from core.domain.units import show_bytes, show_params, show_seconds
 from core.engines.base import RenderedRun
@@ -62,10 +63,13 @@ BAR = 40
 Page = Text | Table
 
 
-def plan_pages(plan: TrainingPlan) -> Iterator[Page]:
-    """Yield the pages of a plan, top to bottom."""
+def plan_pages(plan: TrainingPlan, on_fewer: Sequence[TrainingPlan] = ()) -> Iterator[Page]:
+    """Yield the pages of a plan, top to bottom. `on_fewer`: the same task on fewer GPUs."""
     yield _heading(plan)
     yield _numbers(plan)
+    if on_fewer:
+        yield Text("\nOn fewer GPUs", style="bold")
+        yield _counts_table((plan, *on_fewer))
     yield Text(f"\nMemory of one GPU, at its worst: {plan.memory.phase}", style="bold")
     yield _memory_table(plan)
     yield Text("\nTimeline", style="bold")
@@ -121,6 +125,22 @@ def _numbers(plan: TrainingPlan) -> Table:
         table.add_column(column, overflow="fold", style="dim" if column == "why" else None)
     for path, value in _main_numbers(plan):
         table.add_row(path, value, _reasons(plan, path))
+    return table
+
+
+def _counts_table(plans: Sequence[TrainingPlan]) -> Table:
+    """Return what each number of GPUs does; worth: of all that the profile asks for (docs/planning.md)."""
+    table = plain_table("gpus", "epochs", "steps", "time", "GPU-hours", "worth", header_style="dim")
+    for plan in plans:
+        hours = plan.time.total_s / 3600
+        table.add_row(
+            f"{plan.gpus.count}",
+            f"{plan.steps.epochs:.3g}",
+            f"{plan.steps.total:,}",
+            show_seconds(plan.time.total_s),
+            f"{plan.gpus.count * hours:.1f}",
+            f"{IDLE_HOST.net(plan.steps.share, plan.gpus.count, hours):.0%}",
+        )
     return table
 
 

@@ -74,7 +74,7 @@ class PolicyRules(Record):
     )
     min_value_full_size: Band | None = Field(
         default=None,
-        description="Text models to which `min_value_full` applies. Unset: all tasks.",
+        description="Text models to which `min_value_full` and `value.gpu_hour` apply. Unset: all tasks.",
     )
     experience: dict[str, ExperienceRule] = Field(
         default_factory=dict,
@@ -175,6 +175,12 @@ class ValueTerms(Record):
         description="A training cut to a share s of the profile's wins sˣ as often; x by task type or "
         "image model, "
         "0.3 if not listed.",
+    )
+    gpu_hour: float = Field(
+        default=1.2,
+        ge=0,
+        description="`gpu_strategy: by_value`: points that others would bring in an hour of the last free "
+        "GPU. Of earlier ones less, by the third power of the share of GPUs held.",
     )
 
 

@@ -23,12 +23,16 @@ GIB = 2**30
 UNSEEN = ("cuda", "fragmentation", "ddp buckets")
 
 
+def with_strategy(strategy: str, name: str = "h100x4") -> LoadedProfile:
+    """The profile with another `gpu_strategy`."""
+    text = f"extends: {name}\ntargets: {{gpu_strategy: {strategy}}}"
+    file = Path(f"{strategy}.yaml")
+    return LoadedProfile(name, [*load_profile(name).layers, ConfigLayer(PROFILE_KIND, file, text)])
+
+
 def on_all_gpus(name: str = "h100x4") -> LoadedProfile:
     """The profile with every job on all GPUs, as the guide of `h100x4` has it."""
-    text = f"extends: {name}\ntargets: {{gpu_strategy: all}}"
-    return LoadedProfile(
-        name, [*load_profile(name).layers, ConfigLayer(PROFILE_KIND, Path("all.yaml"), text)]
-    )
+    return with_strategy("all", name)
 
 
 def a_candidate(model: ModelFacts | str = "meta-llama/Llama-3.1-8B", **changes: Any) -> RunCandidate:

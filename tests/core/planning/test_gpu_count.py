@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 
 from core.data.facts import assumed_facts
-from core.domain.choices import GpuStrategy
+from core.domain.choices import GpuStrategy, Parallelism
+from core.domain.decisions import IDLE_HOST, TrainingWorth
 from core.domain.hardware import GPU_KINDS
 from core.domain.selectors import Lane
 from core.domain.tasks import ImageModelType, TaskType
+from core.engines.dry_run import example_inputs
+from core.engines.launch import Launcher, launch_script
+from core.engines.render import render
 from core.models.identify import facts_from_name
 from core.planning.gpu_count import choose_counts, count_by_size, lane_for, tournament_count
-from core.planning.plan import TaskSpec
+from core.planning.overheads import JobConditions
+from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.planning.requirements import Requirements, requirements_for
 from core.profile.resolve import load_profile, resolve_profile
@@ -34,12 +39,14 @@ def _requirements(model: str = "x-8b", task: TaskType = TaskType.INSTRUCT, **giv
 
 
 LANES, ALL = {"gpu_strategy": GpuStrategy.LANES}, {"gpu_strategy": GpuStrategy.ALL}
+AUTO = {"gpu_strategy": GpuStrategy.AUTO}
 
 
 @each(
     ("available", "given", "counts"),
     [
         (4, {}, (1, 2, 4)),
+        (4, AUTO, (1, 2, 4)),
         (8, {}, (1, 2, 4, 8)),
         (3, {}, (1, 2, 3)),  # what is left of a host
         (6, {}, (1, 2, 3, 4, 6)),
@@ -62,7 +69,9 @@ def test_every_strategy_has_its_counts_in_their_order_within_the_limits(
 ) -> None:
     choice = choose_counts(_requirements(**given), available)
     assert choice.counts == counts
-    assert choice.by_time is ("gpu_strategy" not in given)
+    strategy = given.get("gpu_strategy", GpuStrategy.BY_VALUE)
+    assert choice.by_time is (strategy is GpuStrategy.AUTO)
+    assert choice.by_value is (strategy is GpuStrategy.BY_VALUE and choice.counts != (1,))
     assert choice.fixed is (given.get("gpu_strategy") is GpuStrategy.LANES), "a lane is not left"
 
 
@@ -118,3 +127,68 @@ def test_no_gpu_is_left_out_because_more_would_fit_larger_passes(strategy: GpuSt
         TaskSpec(task_type=task, hours=2), facts, assumed_facts(task, 50_000), host("8xH100"), profile
     )
     assert plan.gpus.count == 8
+
+
+def _flagship(worth: TrainingWorth = IDLE_HOST, rows: int = 20_000, hours: float = 4) -> TrainingPlan:
+    """An 8B instruct task on the four GPUs that `h100x4` is for."""
+    return plan_task(
+        TaskSpec(task_type=TaskType.INSTRUCT, hours=hours),
+        facts_from_name("meta-llama/Llama-3.1-8B"),
+        assumed_facts(TaskType.INSTRUCT, rows),
+        host(),
+        load_profile("h100x4"),
+        conditions=JobConditions(host(), worth=worth),
+    )
+
+
+def test_a_task_on_an_idle_host_uses_the_gpus_that_are_idle() -> None:
+    plan = _flagship()
+    assert (plan.gpus.count, plan.parallelism) == (4, Parallelism.FSDP)
+    assert plan.steps.epochs == pytest.approx(8)
+    inputs = example_inputs(plan.task.task_type, plan.model.model_id)
+    assert "--multi_gpu" in launch_script(Launcher.ACCELERATE, plan, inputs, render(plan, inputs), "/source")
+    assert "fsdp_config" in render(plan, inputs).config
+
+
+def test_the_more_others_ask_for_gpus_the_fewer_a_task_gets() -> None:
+    """A GPU is taken for what the training gains: here from 1.4 epochs on one to 7.4 on four."""
+    counts = [
+        _flagship(TrainingWorth(4.8, 0.3, (price,) * 4), rows=100_000).gpus.count
+        for price in (0.0, 0.2, 0.5)
+    ]
+    assert counts == [4, 2, 1]
+    assert "nobody else asks" in _flagship().reasons["gpus"].text
+    assert "up to 0.5 points" in _flagship(TrainingWorth(4.8, 0.3, (0.0, 0.5))).reasons["gpus"].text
+
+
+def test_of_complete_trainings_the_cheapest_is_taken_where_others_ask_for_gpus() -> None:
+    """More than all epochs is worth nothing: further GPUs would only end it earlier, for more GPU-hours."""
+    plan = _flagship(TrainingWorth(4.8, 0.3, (0.3,) * 4))
+    assert (plan.gpus.count, plan.steps.share) == (2, 1.0)
+
+
+def test_a_price_is_no_reason_to_train_too_little() -> None:
+    few = TrainingWorth(1.0, 0.3, (10.0,) * 4)
+    plan = _flagship(few, rows=1_000_000)
+    assert plan.verdict.feasible
+    assert plan.gpus.count > 1
+
+
+@each("price", [0.02, 0.3, 2.0])
+@each("task", [TaskType.INSTRUCT, TaskType.DPO, TaskType.GRPO])
+@each("rows", [2_000, 50_000])
+def test_counts_that_are_left_out_as_too_dear_would_not_have_been_chosen(
+    price: float, task: TaskType, rows: int
+) -> None:
+    facts, hardware = facts_from_name("x-8b"), host("8xH100")
+    conditions = JobConditions(hardware, worth=TrainingWorth(4.8, 0.3, (price,) * 8))
+    profile = resolve_profile(load_profile("steady"), task, facts)
+
+    def planned() -> TrainingPlan:
+        spec, data = TaskSpec(task_type=task, hours=4), assumed_facts(task, rows)
+        return plan_task(spec, facts, data, hardware, profile, conditions=conditions)
+
+    chosen = planned()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("core.planning.fit._Search._could_be_worth_more", lambda *_: True)
+        assert planned() == chosen

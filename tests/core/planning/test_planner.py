@@ -35,7 +35,7 @@ from core.planning.planner import PlanSummary, plan_task, quick_plan, usable_hou
 from core.profile.field_names import FIELD_NAMES, NameSystem
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
 from core.profile.schema import ResolvedProfile
-from tests.core.planning.candidates import host, on_all_gpus, resolved
+from tests.core.planning.candidates import host, on_all_gpus, resolved, with_strategy
 from tests.doubles.each import each
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -91,12 +91,12 @@ def test_the_seed_000_profile_trains_its_rank_on_four_sharded_gpus_with_a_smalle
 @pytest.mark.parametrize(
     ("model", "gpus", "parallelism"),
     [
-        ("Qwen/Qwen2.5-3B", 1, Parallelism.SINGLE),
-        (LLAMA, 1, Parallelism.SINGLE),
+        ("Qwen/Qwen2.5-3B", 4, Parallelism.FSDP),
+        (LLAMA, 4, Parallelism.FSDP),
         ("meta-llama/Llama-3.1-70B", 4, Parallelism.FSDP),
     ],
 )
-def test_the_seed_000_profile_gives_gpus_by_size_and_keeps_its_numbers(
+def test_the_seed_000_profile_takes_an_idle_host_and_keeps_its_numbers(
     model: str, gpus: int, parallelism: Parallelism
 ) -> None:
     plan = _plan(load_profile("h100x4"), model=model, hours=8)
@@ -421,7 +421,7 @@ def test_jobs_have_the_share_of_the_host_that_their_gpus_have() -> None:
     given = hardware.model_copy(update={"gpus": hardware.gpus.take(4), "host_gpus": 8})
     alone = _plan(on_all_gpus(), hardware=given)
     assert (alone.container, alone.loader) == (half.container, half.loader)
-    single = _plan(load_profile("h100x4"), hardware=host(cpu_cores=64, memory_bytes=10**12))
+    single = _plan(with_strategy("by_size"), hardware=host(cpu_cores=64, memory_bytes=10**12))
     assert (single.gpus.count, single.loader.workers) == (1, 16)
 
 

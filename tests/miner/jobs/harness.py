@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from core.data.facts import facts_from_lengths
+from core.domain.decisions import IDLE_HOST
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFailed
 from core.domain.tasks import TaskType
@@ -47,7 +48,7 @@ from miner.fleet.base import FleetNode, Gpu, InventoryState
 from miner.fleet.fleet import Fleet
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs.cleaner import FinishedJobCleaner
-from miner.jobs.context import JobServices
+from miner.jobs.context import JobServices, WorthOfTask
 from miner.jobs.events import JobEventBus
 from miner.jobs.manager import JobManager
 from miner.jobs.timeline import JobTimings
@@ -503,6 +504,7 @@ async def open_harness(
     gpus: str = "4xH100",
     profile: str = "all",
     with_trials: bool = False,
+    worth: WorthOfTask = lambda *_: IDLE_HOST,
 ) -> AsyncIterator[JobsHarness]:
     store = Store(database.prepare_store(folder))
     store.writer.start(asyncio.get_running_loop())
@@ -521,6 +523,7 @@ async def open_harness(
         publisher=hub,
         profile=lambda: loaded,
         timings=timings,
+        worth=worth,
         alert=lambda kind, text: alerts.append((kind, text)),
     )
     jobs = JobManager(services, on_over=over.append)

@@ -81,6 +81,23 @@ def test_where_too_few_gpus_are_free_it_is_planned_for_fewer() -> None:
     assert not stubborn.accepted
 
 
+def test_by_value_a_task_gets_gpus_by_what_it_gains_and_what_others_hold() -> None:
+    """As on the shipped flagship: two of four where none is held, one of the last two."""
+    alone = decided(offer(hours_to_complete=4), policy("h100x4"), fleet(), plan_by="h100x4")
+    assert len(alone.placement.gpus) == 2
+    busy = fleet("4xH100", hold("a", "0", end=9), hold("b", "1", end=9))
+    among_others = decided(offer(hours_to_complete=4), policy("h100x4"), busy, plan_by="h100x4")
+    assert len(among_others.placement.gpus) == 1
+    assert among_others.placement.starts_at == NOON
+    waiting = fleet("4xH100", hold("a", "01", start=2, end=9))
+    assert (
+        len(decided(offer(hours_to_complete=4), policy("h100x4"), waiting, plan_by="h100x4").placement.gpus)
+        == 1
+    )
+    free = policy("h100x4", value__gpu_hour=0.0)
+    assert len(decided(offer(hours_to_complete=4), free, fleet(), plan_by="h100x4").placement.gpus) == 4
+
+
 def test_of_waiting_and_fewer_gpus_the_one_that_trains_more_is_taken() -> None:
     soon = fleet("4xH100", hold("a", "01", end=0.1))
     decision = decided(offer(model="a/llama-34b", model_params_count=34 * 10**9), plan_by="all", on=soon)

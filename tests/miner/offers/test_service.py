@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import time
 from dataclasses import replace
@@ -88,7 +89,8 @@ async def test_an_offer_holds_the_gpus_of_its_decision_in_fleet_and_store(runnin
     (hold,) = holds(running).values()
     assert (hold.key, hold.kind) == (key(1), ReservationKind.OFFER)
     (row,) = running.rows("SELECT gpus, starts_at, ends_at, priority FROM reservations")
-    assert tuple(row.values()) == (f'["{hold.gpus[0]}"]', hold.starts_at, hold.ends_at, hold.priority)
+    assert tuple(json.loads(row.pop("gpus"))) == hold.gpus
+    assert tuple(row.values()) == (hold.starts_at, hold.ends_at, hold.priority)
 
 
 async def test_an_offer_without_a_start_and_a_job_past_its_deadline_make_room(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ async def test_two_validators_with_one_task_id_are_two_tasks(tmp_path: Path) -> 
 async def test_a_start_that_the_policy_would_accept_gets_its_gpus(running: DaemonInProcess) -> None:
     await running.start(task(seed=1))
     (hold,) = holds(running).values()
-    assert (hold.kind, len(hold.gpus)) == (ReservationKind.JOB, 1)
+    assert (hold.kind, bool(hold.gpus)) == (ReservationKind.JOB, True)
     assert running.rows("SELECT firm, state, offer_id FROM reservations") == [
         {"firm": 1, "state": "started", "offer_id": None}
     ]
