@@ -234,6 +234,39 @@ def test_a_target_that_gives_way_is_conceded_with_its_reason(
     assert field not in NUMBERS or attrgetter(NUMBERS[field])(plan) == got
 
 
+@each(
+    ("rows", "hours", "targets", "kept"),
+    [
+        (3_000, 8, {"num_epochs": 4}, False),
+        (60_000, 8, {"num_epochs": 4}, True),
+        # As many epochs as the clock allows.
+        (3_000, 0.5, {"num_epochs": None}, False),
+        (3_000, 8, {"num_epochs": None}, True),
+    ],
+)
+def test_compiling_is_kept_only_where_the_steps_win_it_back(
+    rows: int, hours: float, targets: dict[str, Any], kept: bool
+) -> None:
+    limits, asked = {"max_epochs": 1000}, {"compile_mode": CompileMode.DEFAULT}
+    plan, plain = (
+        _plan(resolved(limits, **NATIVE, **targets, **more), rows=rows, hours=hours) for more in (asked, {})
+    )
+    concession = _concession(plan, "compile_mode")
+    assert plan.precision.compile_mode is (CompileMode.DEFAULT if kept else None)
+    assert plan.time["compile"] == (300 if kept else 0)
+    if kept:
+        assert concession is None
+        assert (plan.steps.epochs, -plan.time["train"]) > (plain.steps.epochs, -plain.time["train"])
+    else:
+        assert (plan.steps, plan.time.total_s) == (plain.steps, plain.time.total_s)
+        assert "5 min 00 s of compiling would save " in concession.reason
+
+
+def test_axolotls_fp8_is_compiled_however_short_the_run() -> None:
+    plan = _plan(resolved(fp8=True, compile_mode=CompileMode.DEFAULT, engine=Engine.AXOLOTL), rows=3_000)
+    assert plan.precision.compile_mode is CompileMode.DEFAULT
+
+
 def test_what_the_gpus_or_the_engine_cannot_do_is_not_in_the_plan() -> None:
     sharded, single = (
         _plan(resolved(ema_decay=0.999, **SHARDED), gpus=gpus) for gpus in ("4xH100", "1xH100")
