@@ -27,6 +27,10 @@ from core.planning.plan import TrainingPlan
 #: Threads per process when no cores are assigned. torchrun's own choice is 1.
 _THREADS = 4
 _MOST_THREADS = 16
+#: A bar rewrites its line, and a log keeps every state of it. Steps are reported in lines of their own.
+NO_PROGRESS_BARS = dict.fromkeys(
+    ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"), "1"
+)
 
 
 def accelerate_command(
@@ -101,6 +105,8 @@ def launch_environment(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
     }
     if inputs.plan_path is not None:
         env["GOD_MINER_PLAN"] = inputs.plan_path
+    if plan.engine in (Engine.AXOLOTL, Engine.NATIVE):  # of image engines the bar is what is read
+        env |= NO_PROGRESS_BARS
     if processes > 1:
         env |= _distributed(plan, inputs)
     if plan.gpus.is_cpu:
