@@ -348,6 +348,7 @@ class CandidateChanges(TypedDict, total=False):
     optimizer: Optimizer
     fp32_master: bool
     checkpointing: bool
+    compile_mode: CompileMode | None
     reference_ready: bool
     gathered_layers: int
     vllm_share: float

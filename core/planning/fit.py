@@ -268,15 +268,22 @@ def with_time(
     budget: int,
     conditions: JobConditions,
 ) -> TimedCandidate:
-    """Fit the largest training into the time; for DPO with the reference's pass where it costs least."""
-    candidate = _with_eval_batch(_with_master(needs, candidate, budget), budget)
-    timed = _timed(needs, required, candidate, cost, conditions)
-    if not candidate.task.has_pairs or needs.targets.dpo_precompute_reference is not None:
-        return timed
-    other = vary(candidate, reference_ready=not candidate.reference_ready)
-    if candidate.full and peak_bytes(other) > budget:
-        return timed
-    return max(timed, _timed(needs, required, other, cost, conditions), key=_training_then_time)
+    """Fit the largest training into the time: for DPO with the reference's pass where it costs least,
+    compiled where that is won back."""
+    ways = [candidate]
+    if candidate.task.has_pairs and needs.targets.dpo_precompute_reference is None:
+        other = vary(candidate, reference_ready=not candidate.reference_ready)
+        ways += [] if candidate.full and peak_bytes(other) > budget else [other]
+    if candidate.compile_mode is not None and not _compiles_anyway(candidate):
+        ways += [vary(way, compile_mode=None) for way in ways]
+    ways = [_with_eval_batch(_with_master(needs, way, budget), budget) for way in ways]
+    timed = (_timed(needs, required, way, cost, conditions) for way in ways)
+    return max(timed, key=_training_then_time)
+
+
+def _compiles_anyway(candidate: RunCandidate) -> bool:
+    """Axolotl's fp8, which is several times slower than bf16 otherwise."""
+    return candidate.engine is Engine.AXOLOTL and candidate.fp8
 
 
 def _training_then_time(timed: TimedCandidate) -> tuple[float, float]:

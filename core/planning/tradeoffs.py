@@ -20,8 +20,10 @@ from core.planning.fit import SearchResult, TimedCandidate
 from core.planning.ladder import BUSY_TOKENS, with_micro
 from core.planning.memory import memory_of, peak_bytes
 from core.planning.optimizer import guarded_rate
+from core.planning.overheads import COMPILE_S
 from core.planning.plan import PlanReason
 from core.planning.requirements import MOST_VAE_BATCH, Requirements, shards_as_required
+from core.planning.speed import step_time
 from core.profile.field_names import FIELD_NAMES, NameSystem
 
 
@@ -213,6 +215,8 @@ def no_fp8(candidate: RunCandidate) -> str | None:
 def _unsupported(needs: Requirements, timed: TimedCandidate) -> Iterator[Concession]:
     """What the engine leaves off, or replaces, whatever the memory."""
     candidate, targets = timed.candidate, needs.targets
+    if (asked := timed.required.compile_mode) is not None and candidate.compile_mode is None:
+        yield conceded("compile_mode", asked.value, None, _not_won_back(timed, asked))
     if candidate.fp8 and (why := no_fp8(candidate)) is not None:
         yield conceded("fp8", True, False, why)
     static, mode = timed.seq.packing and not candidate.checkpointing, candidate.compile_mode
@@ -222,6 +226,16 @@ def _unsupported(needs: Requirements, timed: TimedCandidate) -> Iterator[Concess
         yield conceded("compile_mode", mode.value, "max-autotune-no-cudagraphs", why)
     if candidate.ema and not candidate.keeps_average:
         yield conceded("ema_decay", targets.ema_decay, None, "sd-scripts has no moving average")
+
+
+def _not_won_back(timed: TimedCandidate, mode: CompileMode) -> str:
+    compiled = vary(timed.candidate, compile_mode=mode)
+    faster = step_time(compiled, timed.seq.work(compiled.micro)).seconds / timed.step.seconds
+    train_s = timed.schedule.train_s
+    saved = show_seconds(max(train_s * (1 - faster), 0.0))
+    return (
+        f"{show_seconds(COMPILE_S[mode])} of compiling would save {saved} of {show_seconds(train_s)} of steps"
+    )
 
 
 def _images(needs: Requirements, timed: TimedCandidate, budget: int) -> Iterator[Concession]:

@@ -349,8 +349,8 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
     _doubtful(
         "targets.compile_mode",
         lambda t, c: c.is_text and t.compile_mode is not None,
-        "5 to 15 minutes before the first step for 15 to 25% afterwards: left out where the run is too "
-        "short to win them back",
+        "5 to 15 minutes before the first step for 15 to 25% afterwards: the plan leaves it out where the "
+        "steps are too few to win them back, and says so",
     ),
     _doubtful(
         "targets.fp8",

@@ -7,12 +7,14 @@ and an older daemon may read that of a newer trainer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from core.domain.records import Record, SanitizedText
+from core.domain.units import show_bytes, show_seconds
 from core.runs.run_files import HeldOutScore, RunEnd
 
 #: Longer lines are skipped: they are not the trainer's.
@@ -156,3 +158,56 @@ def _parsed(line: bytes) -> ProgressEvent | None:
         return _EVENT.validate_json(line)
     except ValidationError:
         return None
+
+
+#: Steps are printed this often.
+STEP_LINE_EVERY_S = 2.0
+
+
+class EventPrinter:
+    """Print one line per event; steps only now and then."""
+
+    def __init__(self, write: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._now, self._next = write, now, 0.0
+
+    def __call__(self, event: ProgressEvent) -> None:
+        if isinstance(event, StepEvent):
+            now = self._now()
+            if now < self._next and event.step != event.total:
+                return
+            self._next = now + STEP_LINE_EVERY_S
+        if text := event_line(event):
+            self._write(text)
+
+
+def event_line(event: ProgressEvent) -> str:
+    match event.event:
+        case "step":
+            return _step_line(event) if isinstance(event, StepEvent) else ""
+        case "stage":
+            return f"{event.stage}: {event.text}" if isinstance(event, StageEvent) and event.text else ""
+        case "note":
+            return f"{event.kind}: {event.text}" if isinstance(event, NoteEvent) else ""
+        case "eval":
+            best = ", the best so far" if event.best else ""
+            return f"step {event.score.step:,}: {event.score.metric} {event.score.value:.4f}{best}"
+        case "checkpoint":
+            return f"step {event.step:,}: state saved"
+        case "oom":
+            return f"out of memory in {event.moment}: {event.text}"
+        case "control":
+            return f"control: {event.text}"
+    return ""
+
+
+def _step_line(event: StepEvent) -> str:
+    total = f"/{event.total:,}" if event.total else ""
+    parts = [f"step {event.step:,}{total}"]
+    parts += [f"loss {event.loss:.4f}"] if event.loss is not None else ["loss no number"]
+    parts += [f"lr {event.lr:.2e}"] if event.lr is not None else []
+    parts += [f"{event.tokens_s:,.0f} tokens/s"] if event.tokens_s else []
+    parts += [f"MFU {event.mfu:.0%}"] if event.mfu else []
+    parts += [f"waits {event.wait:.1%}"] if event.wait is not None else []
+    parts += [show_bytes(event.memory_bytes)] if event.memory_bytes else []
+    parts += [f"{show_seconds(max(event.ends_at - event.t, 0))} left"] if event.ends_at else []
+    return "  ".join(parts)

@@ -22,11 +22,12 @@ from typing import Any
 import yaml
 
 from core.data.facts import ANSWER_COLUMNS, ASSISTANT_ROLES, MESSAGE_COLUMNS
+from core.domain.choices import EvalMetric
 from core.domain.errors import ConfigError, Problem
 from core.domain.tasks import ChatDataset, DatasetType, DpoDataset, InstructDataset, TaskType
-from core.domain.units import show_bytes, show_seconds
+from core.engines.launch import NO_PROGRESS_BARS
 from core.profile.resolve import load_profile
-from core.runs.progress import NoteEvent, ProgressEvent, StageEvent, StepEvent, parse_events
+from core.runs.progress import ProgressEvent, parse_events
 from core.runs.run_files import LOG_FILE, PROGRESS_FILE, RESULT_FILE, RUN_FILE, STOP_FILE, RunResult, RunSpec
 from miner.cli.options import sample_rows
 
@@ -187,7 +188,9 @@ def _write_profile(folder: Path, wishes: NativeRunOptions) -> None:
     targets: dict[str, Any] = {"engine": "native"}
     settings = dict(wishes.settings)
     if wishes.mode is NativeMode.PRETRAIN:
-        targets |= {"method": "full", "sample_packing": wishes.data.suffix != ".bin"}
+        # No validator scores a text: the held-out loss decides, and held-out documents are never trained on.
+        packs = wishes.data.suffix != ".bin"
+        targets |= {"method": "full", "sample_packing": packs, "eval_metric": EvalMetric.LOSS.value}
         settings = {"objective": "tokens", **settings}
     content: dict[str, Any] = {"extends": profile, "targets": {**targets, **wishes.targets}}
     if settings:
@@ -240,10 +243,9 @@ FIXED_VARIABLES = {
     "HF_DATASETS_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
     "PYTHONUNBUFFERED": "1",
+    **NO_PROGRESS_BARS,
 }
 _POLL_S = 0.2
-#: Steps are printed this often.
-STEP_LINE_EVERY_S = 2.0
 
 
 def child_environment(profile: Path | None = None) -> dict[str, str]:
@@ -338,53 +340,6 @@ def program_lines(python: Path, arguments: Sequence[str], profile: Path | None =
         yield from child.stdout
     if child.returncode:
         raise SystemExit(child.returncode)
-
-
-class TrainingPrinter:
-    """Print one line per event; steps only now and then."""
-
-    def __init__(self, write: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
-        self._write, self._now, self._next = write, now, 0.0
-
-    def __call__(self, event: ProgressEvent) -> None:
-        if isinstance(event, StepEvent):
-            now = self._now()
-            if now < self._next and event.step != event.total:
-                return
-            self._next = now + STEP_LINE_EVERY_S
-        if text := event_line(event):
-            self._write(text)
-
-
-def event_line(event: ProgressEvent) -> str:
-    match event.event:
-        case "step":
-            return _step_line(event) if isinstance(event, StepEvent) else ""
-        case "stage":
-            return f"{event.stage}: {event.text}" if isinstance(event, StageEvent) and event.text else ""
-        case "note":
-            return f"{event.kind}: {event.text}" if isinstance(event, NoteEvent) else ""
-        case "eval":
-            best = ", the best so far" if event.best else ""
-            return f"step {event.score.step:,}: {event.score.metric} {event.score.value:.4f}{best}"
-        case "checkpoint":
-            return f"step {event.step:,}: state saved"
-        case "oom":
-            return f"out of memory in {event.moment}: {event.text}"
-    return ""
-
-
-def _step_line(event: StepEvent) -> str:
-    total = f"/{event.total:,}" if event.total else ""
-    parts = [f"step {event.step:,}{total}"]
-    parts += [f"loss {event.loss:.4f}"] if event.loss is not None else ["loss no number"]
-    parts += [f"lr {event.lr:.2e}"] if event.lr is not None else []
-    parts += [f"{event.tokens_s:,.0f} tokens/s"] if event.tokens_s else []
-    parts += [f"MFU {event.mfu:.0%}"] if event.mfu else []
-    parts += [f"waits {event.wait:.1%}"] if event.wait is not None else []
-    parts += [show_bytes(event.memory_bytes)] if event.memory_bytes else []
-    parts += [f"{show_seconds(max(event.ends_at - event.t, 0))} left"] if event.ends_at else []
-    return "  ".join(parts)
 
 
 def load_result(run: RunSpec) -> RunResult | None:

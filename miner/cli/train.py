@@ -211,15 +211,13 @@ def _make_base_model(python: Path, folder: Path, params: str, tokenizer: Path | 
 
 
 def _train(python: Path, folder: Path, run: RunSpec, as_json: bool) -> int:
-    from core.runs.progress import ProgressEvent
+    from core.runs.progress import EventPrinter, ProgressEvent
     from miner.cli import native_runs
 
     def as_line(event: ProgressEvent) -> None:
         echo_json(event.model_dump(mode="json", exclude_none=True), line=True)
 
-    code = native_runs.run_training(
-        python, folder, run, as_line if as_json else native_runs.TrainingPrinter(echo)
-    )
+    code = native_runs.run_training(python, folder, run, as_line if as_json else EventPrinter(echo))
     result = native_runs.load_result(run)
     if result is None:
         echo(f"the training left no result; see the end of {folder / 'log'}", err=True)

@@ -89,19 +89,33 @@ Two rules know only what comes by:
   and when the daemon stops or starts.
 
 An action is asked of the running training through its control file, and happens at a step boundary. The
-training answers what holds from then on; one that cannot is left alone, and smaller passes are used by
-the plan of the next attempt. After `settle` the action is judged: it is **undone** if the loss rose, if
-tokens per second fell by more than `worse` without the rule's number getting better (or by three times
-that anyway), or if larger passes were not faster. A rule whose action was undone, refused or not answered,
-or whose smaller passes left the memory as it was, does nothing more in that attempt. There is one action
-at a time, and at most `times` of a rule for an attempt.
+training answers what holds from then on, or why it cannot:
+
+| recipe | smaller passes | larger passes | pauses |
+|---|---|---|---|
+| native | at once | at once | at once |
+| Axolotl: instruct, chat, packed | at once, cut between documents | at once; not with a KL term | at once |
+| Axolotl: instruct, chat, not packed | at once | no | at once |
+| Axolotl: DPO | at once | at once | at once |
+| Axolotl: GRPO, mixtures of experts whose balance is trained | the next attempt | no | at once |
+| kohya, ai-toolkit | the next attempt | no | no |
+
+Passes larger than planned take a step's micro-batches together, so there must be at least two of them. The
+next attempt is never planned with larger ones: it comes after a failure, which is no time to try them.
+
+After `settle` the action is judged: it is **undone** if the loss rose, if tokens per second fell by more than
+`worse` without the rule's number getting better (or by three times that anyway), or if larger passes were
+not faster. A rule whose action was undone, refused or not answered, or whose smaller passes left the memory
+as it was, does nothing more in that attempt. There is one action at a time, and at most `times` of a rule
+for an attempt.
 
 `god-miner jobs show N` lists what was done to a job; with `--json` each has its numbers before and after,
 as in `god-miner events --kind rule_action` and `GET /jobs/{job}/series`.
 
 The limits of the shipped rules are the goals of the strategy that this miner was built for: failures
-below 5 %, utilisation above 50 % (85-95 % is its aim), memory at 80-90 %, below 85 °C, efficiency above
-80 %, trainings below 8 hours, no fall by more than 10 places.
+below 5 %, utilisation above 50 % (85-95 % is its aim), memory at 80-90 % (`below` of `gpu-memory-low`,
+`above` of `gpu-memory`), below 85 °C, efficiency above 80 % with a target of 95 % (`below` and `clear` of
+`slow-training`), trainings below 8 hours, no fall by more than 10 places.
 """
 
 _PARTS = (

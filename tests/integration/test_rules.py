@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from core.domain.choices import Engine
 from core.domain.tasks import TaskType
+from core.planning.plan import TrainingPlan
 from core.runs.progress import ControlEvent, StepEvent, parse_events
+from core.runs.run_files import LOG_FILE
 from miner.dev import demo, demo_inputs
 from miner.dev.demo_inputs import LoopbackSite
 from miner.dev.samples import SampleTask
@@ -38,11 +42,21 @@ rules:
   slow-training: {{off: true}}
 """
 #: Of the demo's, so long that it goes on while the rule works.
-PROFILE = """
+PROFILES = {
+    "native": """
 extends: cpu-native
 targets: {max_steps: 20000, num_epochs: 1000, eval_steps: 200, learning_rate: 1e-3}
 limits: {max_steps: 20000}
-"""
+""",
+    # As for flash attention, all sequences of a micro-batch in one row.
+    "packed": """
+extends: cpu-demo
+targets: {engine: axolotl, sample_packing: true, sequence_len: 128, micro_batch_size: 4,
+  gradient_accumulation_steps: 2, max_steps: 20000, num_epochs: 1000, eval_steps: 200, learning_rate: 1e-3}
+limits: {max_steps: 20000, max_epochs: 1000}
+engine_config: {axolotl: {multipack_real_batches: false}}
+""",
+}
 
 
 @dataclass
@@ -50,6 +64,8 @@ class PlayedJob:
     daemon: DaemonInProcess
     host: NvmlHost
     job: int
+    #: Of `PROFILES`.
+    profile: str
 
     async def fill(self, share: float) -> None:
         """Until it is measured."""
@@ -82,12 +98,16 @@ class PlayedJob:
         return [row for row in rows if row.rule == "gpu-memory"]
 
     def events(self) -> list[Any]:
-        log = self.daemon.daemon.settings.data_dir / f"jobs/{self.job}/attempt_1/progress.jsonl"
-        return [line.event for line in parse_events(log.read_bytes()) if line.event]
+        return [line.event for line in parse_events(self.file("progress.jsonl")) if line.event]
+
+    def file(self, name: str) -> bytes:
+        return (self.daemon.daemon.settings.data_dir / f"jobs/{self.job}/attempt_1" / name).read_bytes()
 
 
 @pytest.fixture
-async def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PlayedJob]:
+async def played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[PlayedJob]:
     python = os.environ.get("GOD_MINER_TRAINING_PYTHON")
     if not python:
         missing("GOD_MINER_TRAINING_PYTHON names no training environment")
@@ -99,7 +119,7 @@ async def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     monkeypatch.setattr(demo, "PATIENCE_S", LIMIT_S)
     data_dir = tmp_path / "data"
     (data_dir / "profiles").mkdir(parents=True)
-    (data_dir / "profiles" / "long.yaml").write_text(PROFILE)
+    (data_dir / "profiles" / "long.yaml").write_text(PROFILES[request.param])
     (data_dir / "alerts.yaml").write_text(RULES.format(settle="1h"))
     with LoopbackSite() as site:
         site.add_model(demo_inputs.MODEL_ID, demo_inputs.model_files())
@@ -132,11 +152,12 @@ async def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
             reply = await daemon.start(task)
             assert reply.status_code == 200, reply.text
             (row,) = daemon.rows("SELECT id FROM jobs")
-            yield PlayedJob(daemon, host, row["id"])
+            yield PlayedJob(daemon, host, row["id"], request.param)
             await daemon.daemon.running_jobs.cancel(row["id"])
             await daemon.daemon.running_jobs.wait_until_over(row["id"])
 
 
+@pytest.mark.parametrize("played", PROFILES, indirect=True)
 async def test_a_gpu_that_fills_gets_smaller_passes_and_the_loss_goes_on(played: PlayedJob) -> None:
     await played.until(lambda: played.step >= 20)
     assert played.actions() == []
@@ -152,6 +173,9 @@ async def test_a_gpu_that_fills_gets_smaller_passes_and_the_loss_goes_on(played:
     (action,) = played.actions()
     assert action.detail.startswith("it helped")
     assert action.after["micro"] < action.before["micro"]
+    plan = TrainingPlan.from_json(played.file("plan.json"))
+    engine = Engine.AXOLOTL if played.profile == "packed" else Engine.NATIVE
+    assert (plan.engine, plan.sequence.packing) == (engine, played.profile == "packed")
 
     assert (
         played.daemon.metric(f'god_miner_training_step{{job_id="{played.job}",task_type="InstructTextTask"}}')
@@ -170,3 +194,9 @@ async def test_a_gpu_that_fills_gets_smaller_passes_and_the_loss_goes_on(played:
     losses = [[event.loss for event in part if event.loss is not None] for part in (before, after)]
     assert max(losses[1]) < 1.2 * max(losses[0])  # the same training goes on, its optimizer with it
     assert len(played.daemon.rows("SELECT id FROM attempts")) == 1
+
+    # What happens is in the job's log too, as lines and not as bars.
+    log = played.file(LOG_FILE).decode()
+    assert f"control: {answer.text}\n" in log
+    assert re.search(r"^step [\d,]+/[\d,]+  loss \d\.\d{4}  lr ", log, re.MULTILINE)
+    assert not re.search(r"\d+%\|", log)

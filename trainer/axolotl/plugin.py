@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from axolotl.integrations.base import BasePlugin
+from transformers import PrinterCallback, ProgressCallback
 
 from core.domain.choices import EvalMetric, Parallelism
 from core.domain.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS
@@ -120,6 +121,8 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         return arguments
 
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
+        # Else each of the engine's logs is a line beside the session's events.
+        trainer.remove_callback(PrinterCallback if trainer.args.disable_tqdm else ProgressCallback)
         coefficient = self.spec.run.kl_coefficient if self.supervised else None
         base = self._base(trainer) if coefficient else None
         if isinstance(trainer, PairTrainer):
@@ -127,7 +130,10 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         splitter = MicroBatchSplitter(trainer, self.plan)
         host = HfHost(trainer, self._scorer(trainer, base), splitter)
         host.stretcher = self._stretcher(trainer, host.scorer)
-        self.session = self._session(trainer, host)
+        session = self.session = self._session(trainer, host)
+        splitter.on_undone = lambda micro: session.controls.undo_growth(
+            micro, session.step, f"memory ran out: back to {micro} sequences in a pass"
+        )
         meter = SpeedMeter(self.plan)
         count_tokens(trainer, meter)
         rows = self.plan.rows

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from core.domain.choices import EvalMetric
+from core.domain.choices import Engine, EvalMetric
 from core.domain.units import show_seconds
 from core.engines.base import RenderedRun, RunInputs
-from core.engines.launch import launch_command
+from core.engines.launch import NO_PROGRESS_BARS, launch_command
 from core.engines.render import render
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import RunEnd, RunResult, RunSpec
@@ -163,7 +163,7 @@ class TextRunner:
         spec_path = folder / "ask.json"
         spec_path.write_text(spec.model_dump_json(indent=2), encoding="utf-8")
         command = (sys.executable, "-m", "trainer.runner.prepare", str(spec_path))
-        child = self.start(command, child_environment(self.work, {}), self.work)
+        child = self.start(command, child_environment(self.work, NO_PROGRESS_BARS), self.work)
         limits = SupervisionLimits(hard_end=self.hard_end, more=partial(_endless_trial, spec.trial_path))
         ended = supervise(child, limits, self.stop)
         prepared = read_record(PreparedRows, Path(spec.prepared_out))
@@ -300,8 +300,10 @@ def _commands(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun) -> l
 
 
 def _for_engine(plan: TrainingPlan) -> TrainingPlan:
-    """The plan as the engine sees it: where the session scores, the engine itself holds nothing out."""
-    if plan.steps.eval_metric is EvalMetric.LOSS:
+    """The plan as the engine sees it: where the session scores, the engine itself holds nothing out. The
+    native trainer has no other evaluation than the session's, and reads the held-out rows and the patience
+    from the plan."""
+    if plan.engine is Engine.NATIVE or plan.steps.eval_metric is EvalMetric.LOSS:
         return plan
     update = {"eval_rows": 0, "load_best": False, "early_stopping_patience": None}
     return plan.model_copy(update={"steps": plan.steps.model_copy(update=update)})

@@ -1,9 +1,10 @@
-"""Report what happens: events in progress.jsonl, speed between two of them, and TensorBoard scalars if
-asked for.
+"""Report what happens: events in progress.jsonl and as lines of the log, speed between two of them, and
+TensorBoard scalars if asked for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -15,22 +16,39 @@ from typing import Any, NamedTuple
 
 from core.planning.efficiency import peak_speed
 from core.planning.plan import TrainingPlan
-from core.runs.progress import EvalEvent, NoteEvent, ProgressEvent, StageEvent, StepEvent, encode_event
+from core.runs.progress import (
+    EvalEvent,
+    EventPrinter,
+    NoteEvent,
+    ProgressEvent,
+    StageEvent,
+    StepEvent,
+    encode_event,
+)
 
 log = logging.getLogger(__name__)
 
 
+def _print(text: str) -> None:
+    # A log that can no longer be written must not end a training.
+    with contextlib.suppress(OSError, ValueError):
+        print(text, flush=True)  # noqa: T201 - the log of a run is the output of its processes
+
+
 class ProgressLog:
-    """Appends events to progress.jsonl. Each line is one write, so those of several processes never mix."""
+    """Appends events to progress.jsonl and prints them for people. Each line is one write, so those of
+    several processes never mix."""
 
     def __init__(self, path: Path | None) -> None:
         """None: a rank that reports nothing."""
         self.path = path
+        self._printed = EventPrinter(_print)
 
     def write(self, event: ProgressEvent) -> None:
         """A full disk must not end a training that could still finish: the loss of the event is logged."""
         if self.path is None:
             return
+        self._printed(event)
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
@@ -44,7 +62,6 @@ class ProgressLog:
         self.write(StageEvent(t=time.time(), stage=stage, text=text[:1000]))
 
     def note(self, kind: str, text: str) -> None:
-        log.info("%s: %s", kind, text)
         self.write(NoteEvent(t=time.time(), kind=kind, text=text[:2000]))
 
 

@@ -153,8 +153,7 @@ def test_a_task_on_an_idle_host_uses_the_gpus_that_are_idle() -> None:
 def test_the_more_others_ask_for_gpus_the_fewer_a_task_gets() -> None:
     """A GPU is taken for what the training gains: here from 1.4 epochs on one to 7.4 on four."""
     counts = [
-        _flagship(TrainingWorth(4.8, 0.3, (price,) * 4), rows=100_000).gpus.count
-        for price in (0.0, 0.2, 0.5)
+        _flagship(TrainingWorth(4.8, 0.3, (price,) * 4), rows=100_000).gpus.count for price in (0.0, 0.2, 0.5)
     ]
     assert counts == [4, 2, 1]
     assert "nobody else asks" in _flagship().reasons["gpus"].text

@@ -192,7 +192,12 @@ NUMBERS = {field: path for path, field in FIELD_NAMES[NameSystem.PLAN].items() i
         ({"optimizer": Optimizer.ADAMW_BNB_8BIT, **SHARDED}, {}, "adamw_torch_8bit", "FSDP2"),
         ({"ema_decay": 0.999, **SHARDED}, {}, KEPT, ""),
         ({"fp8": True, **NATIVE}, {}, False, "LoRA"),
-        ({"compile_mode": CompileMode.MAX_AUTOTUNE, **NATIVE}, {}, "max-autotune-no-cudagraphs", "graphs"),
+        (
+            {"compile_mode": CompileMode.MAX_AUTOTUNE, **NATIVE},
+            {"rows": 200_000, "hours": 8},
+            "max-autotune-no-cudagraphs",
+            "graphs",
+        ),
         ({"dataloader_num_workers": 4, **NATIVE}, {"hardware": host(cpu_cores=2)}, KEPT, ""),
         ({"vae_batch_size": 64}, SDXL, 8, "latents' cache"),
         ({"bf16": True}, ON_T4, False, "T4"),
@@ -232,6 +237,39 @@ def test_a_target_that_gives_way_is_conceded_with_its_reason(
     assert (concession.wanted, concession.got) == (wanted, got)
     assert reason in concession.reason
     assert field not in NUMBERS or attrgetter(NUMBERS[field])(plan) == got
+
+
+@each(
+    ("rows", "hours", "targets", "kept"),
+    [
+        (3_000, 8, {"num_epochs": 4}, False),
+        (60_000, 8, {"num_epochs": 4}, True),
+        # As many epochs as the clock allows.
+        (3_000, 0.5, {"num_epochs": None}, False),
+        (3_000, 8, {"num_epochs": None}, True),
+    ],
+)
+def test_compiling_is_kept_only_where_the_steps_win_it_back(
+    rows: int, hours: float, targets: dict[str, Any], kept: bool
+) -> None:
+    limits, asked = {"max_epochs": 1000}, {"compile_mode": CompileMode.DEFAULT}
+    plan, plain = (
+        _plan(resolved(limits, **NATIVE, **targets, **more), rows=rows, hours=hours) for more in (asked, {})
+    )
+    concession = _concession(plan, "compile_mode")
+    assert plan.precision.compile_mode is (CompileMode.DEFAULT if kept else None)
+    assert plan.time["compile"] == (300 if kept else 0)
+    if kept:
+        assert concession is None
+        assert (plan.steps.epochs, -plan.time["train"]) > (plain.steps.epochs, -plain.time["train"])
+    else:
+        assert (plan.steps, plan.time.total_s) == (plain.steps, plain.time.total_s)
+        assert "5 min 00 s of compiling would save " in concession.reason
+
+
+def test_axolotls_fp8_is_compiled_however_short_the_run() -> None:
+    plan = _plan(resolved(fp8=True, compile_mode=CompileMode.DEFAULT, engine=Engine.AXOLOTL), rows=3_000)
+    assert plan.precision.compile_mode is CompileMode.DEFAULT
 
 
 def test_what_the_gpus_or_the_engine_cannot_do_is_not_in_the_plan() -> None:

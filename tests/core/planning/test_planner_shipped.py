@@ -90,7 +90,9 @@ def test_no_gpu_is_left_idle_by_small_grpo_steps_where_the_batch_is_ours_to_choo
 
 @pytest.mark.parametrize("task", [TaskType.INSTRUCT, TaskType.CHAT])
 def test_the_profile_named_fast_is_the_fastest_by_its_own_estimate(task: TaskType) -> None:
-    """Per GPU and second, padding left out. Pairs are not packed, and GRPO is not for its engine."""
+    """Per GPU and second, padding left out, wherever the run is long enough to be compiled; else nearly. Pairs
+    are not packed, and GRPO is not for its engine."""
+    compiled = 0
     machines = [gpus for gpus in MACHINES if "H100" in gpus]
     for model, gpus, rows in itertools.product(MODELS, machines, (20_000, 100_000)):
         plans = {name: plan_of(name, task, model, gpus, rows) for name in PROFILES}
@@ -100,12 +102,16 @@ def test_the_profile_named_fast_is_the_fastest_by_its_own_estimate(task: TaskTyp
             if plan.verdict.feasible
         }
         if "h100-fast" in speeds:
-            assert max(speeds, key=lambda name: speeds[name]) == "h100-fast", (model, gpus, rows, speeds)
+            is_compiled = plans["h100-fast"].precision.compile_mode is not None
+            least = 1.0 if is_compiled else 0.85
+            assert speeds["h100-fast"] >= least * max(speeds.values()), (model, gpus, rows, speeds)
+            compiled += is_compiled
+    assert compiled > 25
 
 
 def test_the_profile_named_fast_packs_and_recomputes_only_for_memory() -> None:
     eight, seventy = (
-        plan_of("h100-fast", TaskType.INSTRUCT, model, "4xH100")
+        plan_of("h100-fast", TaskType.INSTRUCT, model, "4xH100", 100_000)
         for model in ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B")
     )
     assert (eight.sequence.packing, eight.precision.gradient_checkpointing) == (True, False)

@@ -13,18 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from core.runs.progress import (
-    CheckpointEvent,
-    EvalEvent,
-    NoteEvent,
-    OomEvent,
-    ProgressEvent,
-    StageEvent,
-    StepEvent,
-)
-from core.runs.run_files import HeldOutScore
+from core.runs.progress import ProgressEvent
 from miner.cli import native_runs
-from tests.doubles.each import each
 from tests.miner.cli.test_native_runs import make_run, wishes
 
 #: Stands in for the training environment's python: says a little and ends as it is asked.
@@ -135,45 +125,3 @@ def test_a_program_that_fails_ends_us_with_its_code(tmp_path: Path) -> None:
         next(found)
     assert ended.value.code == 3
     assert subprocess.run([path], capture_output=True).returncode == 3
-
-
-def test_steps_are_reported_now_and_then_and_the_last_one_always() -> None:
-    said: list[str] = []
-    clock = iter([0.0, 0.5, 1.0, 2.5, 2.6])
-    tell = native_runs.TrainingPrinter(said.append, lambda: next(clock))
-    for step in range(1, 6):
-        tell(StepEvent(t=0, step=step, total=5, loss=1.0))
-    assert [line.split()[1] for line in said] == ["1/5", "4/5", "5/5"]
-
-
-@each(
-    ("event", "wanted"),
-    [
-        (StepEvent(t=0, step=1, loss=None), "step 1  loss no number"),
-        (
-            StepEvent(
-                t=0,
-                step=9,
-                total=10,
-                loss=2.5,
-                lr=1e-4,
-                tokens_s=1234,
-                mfu=0.41,
-                wait=0.01,
-                memory_bytes=10**9,
-                ends_at=60,
-            ),
-            "step 9/10  loss 2.5000  lr 1.00e-04  1,234 tokens/s  MFU 41%  waits 1.0%  1.0 GB  60 s left",
-        ),
-        (
-            EvalEvent(t=0, score=HeldOutScore(value=1.5, step=3), best=True),
-            "step 3: eval_loss 1.5000, the best so far",
-        ),
-        (CheckpointEvent(t=0, step=4, path="/x"), "step 4: state saved"),
-        (OomEvent(t=0, text="10 GB too many"), "out of memory in train: 10 GB too many"),
-        (NoteEvent(t=0, kind="fp8", text="left off"), "fp8: left off"),
-        (StageEvent(t=0, stage="train"), ""),
-    ],
-)
-def test_events_are_reported_in_words(event: ProgressEvent, wanted: str) -> None:
-    assert native_runs.event_line(event) == wanted

@@ -65,6 +65,7 @@ def test_the_training_environment_is_started_with_what_was_asked_and_without_sec
     )
     assert f"--model\n{tmp_path}/other\n--rows\n5\n--json\n" in reported
     assert "PYTHONPATH=" in reported
+    assert "TQDM_DISABLE=1\n" in reported
     assert "hf_secret" not in reported
 
 

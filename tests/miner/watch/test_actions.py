@@ -226,11 +226,24 @@ async def test_a_slow_training_gets_larger_passes_only_where_the_memory_is_known
     stage.efficiency, stage.memory = 0.6, 0.5
 
     def faster() -> None:
-        stage.efficiency, stage.tokens_s = 0.9, 1300.0
+        stage.efficiency, stage.tokens_s = 0.96, 1300.0
 
     await stage.play(120, then=faster)
     (row,) = stage.rows()
     assert (row.outcome, row.after["micro"]) == (ActionOutcome.KEPT, 3)
+
+
+async def test_larger_passes_are_asked_for_until_the_target_is_reached(stage: Stage) -> None:
+    stage.begin(plan_with(2, 8))
+    stage.efficiency, stage.memory = 0.6, 0.5
+
+    def faster() -> None:
+        stage.efficiency, stage.tokens_s = 0.9, 1300.0
+
+    await stage.play(60, then=faster)
+    stage.tokens_s = 1400.0
+    await stage.play(900)
+    assert [row.after["micro"] for row in stage.rows()] == [3, 4]
 
 
 async def test_a_training_that_is_slow_because_of_pauses_does_not_get_larger_passes(stage: Stage) -> None:

@@ -20,7 +20,7 @@ from core.domain.tasks import TaskType
 from core.planning.plan import TrainingPlan
 from tests.core.engines.cases import text_plan
 from tests.trainer import tiny
-from trainer.axolotl.micro_batches import MicroBatchSplitter, order_steps
+from trainer.axolotl.micro_batches import MicroBatchSplitter, _borders, order_steps
 from trainer.axolotl.patches import add_kl
 from trainer.axolotl.trainers import PairTrainer
 from trainer.session.step_order import StepOrder
@@ -28,9 +28,13 @@ from trainer.session.step_order import StepOrder
 ROWS, LENGTH = 7, 12
 
 
-def plan_for(task_type: TaskType, micro: int = ROWS) -> TrainingPlan:
+def plan_for(
+    task_type: TaskType, micro: int = ROWS, accumulation: int = 2, packing: bool = False
+) -> TrainingPlan:
     plan = text_plan(task_type)
-    return plan.model_copy(update={"batch": plan.batch.model_copy(update={"micro": micro})})
+    batch = plan.batch.model_copy(update={"micro": micro, "accumulation": accumulation})
+    sequence = plan.sequence.model_copy(update={"packing": packing})
+    return plan.model_copy(update={"batch": batch, "sequence": sequence})
 
 
 def batch() -> dict[str, torch.Tensor]:
@@ -114,6 +118,122 @@ def test_the_parts_losses_and_gradients_add_up_to_the_wholes(tmp_path: Path, kin
         torch.testing.assert_close(other, gradients, rtol=1e-3, atol=1e-6)
 
 
+def packed(*lengths: int, seed: int = 3, padding: int = 5) -> dict[str, torch.Tensor]:
+    """Documents in one row, each with a prompt of two tokens that is not learned, and padding."""
+    torch.manual_seed(seed)
+    positions = torch.cat([torch.arange(length) for length in (*lengths, padding)])[None]
+    ids = torch.randint(5, 300, positions.shape)
+    labels = torch.where(positions >= 2, ids, -100)
+    labels[:, sum(lengths) :] = -100
+    return {"input_ids": ids, "labels": labels, "position_ids": positions}
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+@pytest.mark.parametrize(
+    ("most", "widths"),
+    [(2, [16, 21]), (1, [9, 7, 11, 10]), (3, [16, 21])],
+)
+def test_a_packed_row_is_cut_between_documents_and_the_gradient_stays(
+    tmp_path: Path, kind: str, most: int, widths: list[int]
+) -> None:
+    """A row of four sequences, as Axolotl makes it for flash attention."""
+    trainer, inputs = supervised(tmp_path), packed(9, 7, 5, 6, 5)
+    trainer.model_accepts_loss_kwargs = kind == "sum"
+    count = 2 * (inputs["labels"] != -100).sum() if kind == "sum" else None
+    splitter = MicroBatchSplitter(trainer, plan_for(TaskType.INSTRUCT, micro=4, packing=True))
+    seen: list[int] = []
+    trainer.model.register_forward_pre_hook(
+        lambda module, given, named: seen.append(named["input_ids"].shape[1]), with_kwargs=True
+    )
+    loss, gradients = step(trainer, inputs, count)
+    assert splitter.regroup(most) == (2 if most == 3 else most, "")
+    other_loss, other = step(trainer, inputs, count)
+    assert seen == [37, *widths]
+    assert other_loss == pytest.approx(loss, rel=1e-4)
+    torch.testing.assert_close(other, gradients, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+def test_a_row_of_too_few_documents_makes_as_many_passes_as_those_of_other_ranks(
+    tmp_path: Path, kind: str
+) -> None:
+    trainer, inputs = supervised(tmp_path), packed(20, 12)
+    trainer.model_accepts_loss_kwargs = kind == "sum"
+    count = (inputs["labels"] != -100).sum() if kind == "sum" else None
+    splitter = MicroBatchSplitter(trainer, plan_for(TaskType.INSTRUCT, micro=4, packing=True))
+    loss, gradients = step(trainer, inputs, count)
+    assert splitter.regroup(1) == (1, "")
+    passes = passes_of(trainer.model)
+    other_loss, other = step(trainer, inputs, count)
+    assert len(passes) == 4
+    assert other_loss == pytest.approx(loss, rel=1e-4)
+    torch.testing.assert_close(other, gradients, rtol=1e-3, atol=1e-6)
+
+
+def test_a_row_is_not_cut_where_the_first_token_of_a_document_is_learned() -> None:
+    """The document before it predicts it, in the engine's loss."""
+    inputs = packed(9, 7, 5, 6)
+    inputs["labels"][0, 9] = inputs["input_ids"][0, 9]
+    assert _borders(inputs) == [16, 21]
+
+
+def step_of(trainer: Any, batches: list[dict[str, torch.Tensor]], count: Any) -> tuple[float, Any]:
+    """An optimizer step on these micro-batches."""
+    copies = [{key: value.clone() for key, value in batch.items()} for batch in batches]
+    loss = 0.0
+    for at, inputs in enumerate(copies, start=1):
+        trainer.accelerator.gradient_state._set_sync_gradients(at == len(copies))
+        loss += float(trainer.training_step(trainer.model, inputs, count))
+    gradients = [weight.grad.clone() for weight in trainer.model.parameters()]
+    trainer.model.zero_grad()
+    return loss, gradients
+
+
+@pytest.mark.parametrize("kind", ["rows", "packed", "packed, mean", "pairs"])
+@pytest.mark.parametrize("runs_out", [False, True])
+def test_passes_larger_than_the_loaders_have_the_same_gradient_or_are_undone(
+    tmp_path: Path, kind: str, runs_out: bool
+) -> None:
+    """Three micro-batches in two passes."""
+    if kind == "pairs":
+        trainer = pairs(tmp_path)
+        (first,), count = list(trainer.get_train_dataloader()), None
+        batches = [first | {"input_ids": (first["input_ids"] + at) % 300} for at in range(3)]
+    else:
+        trainer = supervised(tmp_path)
+        trainer.model_accepts_loss_kwargs = not kind.endswith("mean")
+        # A mean over micro-batches is one over all labels, where they have as many.
+        batches = [packed(9, 7), packed(5, 6, 7, padding=1, seed=4), packed(14, padding=7, seed=5)]
+        if kind == "rows":  # the second one is narrower
+            batches = [batch(), {key: value[:, :9] for key, value in batch().items()}, batch()]
+        counts = [(inputs["labels"][:, 1:] != -100).sum() for inputs in batches]
+        count = None if kind.endswith("mean") else sum(counts)
+    trainer.current_gradient_accumulation_steps = 3
+    task_type = TaskType.DPO if kind == "pairs" else TaskType.INSTRUCT
+    planned, larger = (1, 2) if kind.endswith("mean") else (ROWS, ROWS + 4)
+    plan = plan_for(task_type, planned, accumulation=3, packing="packed" in kind)
+    splitter = MicroBatchSplitter(trainer, plan)
+    undone: list[int] = []
+    splitter.on_undone = undone.append
+    loss, gradients = step_of(trainer, batches, count)
+    assert splitter.regroup(larger) == (larger, "")
+    passes: list[int] = []
+
+    def seen(module: Any, given: Any, named: dict[str, Any]) -> None:
+        passes.append(len(named["input_ids"]))
+        if runs_out and len(passes) == 2:
+            raise torch.OutOfMemoryError
+
+    trainer.model.register_forward_pre_hook(seen, with_kwargs=True)
+    other_loss, other = step_of(trainer, batches, count)
+    joined, alone = {"rows": ([10, 11], 7), "pairs": ([20, 22], 14)}.get(kind, ([1, 1], 1))
+    assert passes == ([*joined, *3 * [alone]] if runs_out else joined)
+    assert undone == ([planned] if runs_out else [])
+    assert other_loss == pytest.approx(loss, rel=1e-4)
+    torch.testing.assert_close(other, gradients, rtol=1e-3, atol=1e-6)
+    assert splitter.regroup(None) == (planned, "")
+
+
 def test_evaluation_is_not_split(tmp_path: Path) -> None:
     trainer = supervised(tmp_path)
     splitter = MicroBatchSplitter(trainer, plan_for(TaskType.INSTRUCT))
@@ -131,6 +251,7 @@ def stand_in(**changes: Any) -> Any:
         "compute_loss": lambda *_: None,
         "model": SimpleNamespace(config=SimpleNamespace()),
         "is_fsdp_enabled": False,
+        "model_accepts_loss_kwargs": False,
         **changes,
     }
     return SimpleNamespace(done=done, **given)
@@ -162,10 +283,15 @@ def test_what_cannot_be_split_is_refused_with_the_reason_and_computed_whole() ->
     rows = {"input_ids": torch.zeros(4, 8)}
 
     def refusal(
-        micro: int, task_type: TaskType = TaskType.INSTRUCT, inputs: Any = rows, **changes: Any
+        micro: int,
+        task_type: TaskType = TaskType.INSTRUCT,
+        inputs: Any = rows,
+        kl: float | None = None,
+        **changes: Any,
     ) -> str:
-        trainer = stand_in(**changes)
-        splitter = MicroBatchSplitter(trainer, plan_for(task_type, micro=4))
+        trainer, plan = stand_in(**changes), plan_for(task_type, micro=4)
+        task = plan.task.model_copy(update={"kl_coefficient": kl})
+        splitter = MicroBatchSplitter(trainer, plan.model_copy(update={"task": task}))
         trainer.training_step(None, inputs)
         change = splitter.regroup(micro)
         assert change.micro == 4
@@ -174,8 +300,10 @@ def test_what_cannot_be_split_is_refused_with_the_reason_and_computed_whole() ->
         return change.refusal
 
     assert refusal(4) == ""
-    assert refusal(5) == "Axolotl's loader makes micro-batches of 4, not of 5"
-    assert "packed into 1 row" in refusal(2, inputs={"input_ids": torch.zeros(1, 32)})
+    assert "a step's 8 sequences take 2 passes of 4 either way" in refusal(5)
+    assert "differ in their labels" in refusal(8)
+    assert "divergence" in refusal(8, kl=0.1)
+    assert "in 1 row" in refusal(2, inputs={"input_ids": torch.zeros(1, 32)})
     assert "within a whole micro-batch" in refusal(2, TaskType.GRPO, inputs=[{"prompt": "x"}] * 8)
     mixture = SimpleNamespace(config=SimpleNamespace(output_router_logits=True))
     assert "experts" in refusal(2, model=mixture)

@@ -4,7 +4,9 @@ set -eu
 RUN="${1:?run.sh RUN: the folder of a run, as god-miner train native --write-only makes it}"
 export AXOLOTL_DO_NOT_TRACK=1
 export DO_NOT_TRACK=1
+export HF_DATASETS_DISABLE_PROGRESS_BARS=1
 export HF_DATASETS_OFFLINE=1
+export HF_HUB_DISABLE_PROGRESS_BARS=1
 export HF_HUB_OFFLINE=1
 export NCCL_DEBUG=WARN
 export OMP_NUM_THREADS=4
@@ -17,6 +19,7 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export TOKENIZERS_PARALLELISM=false
 export TORCH_FR_BUFFER_SIZE=2000
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1
+export TQDM_DISABLE=1
 export TRANSFORMERS_OFFLINE=1
 export WANDB_MODE=offline
 export HF_HOME="$RUN/work/hf"
