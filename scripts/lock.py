@@ -29,6 +29,7 @@ except ModuleNotFoundError:
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, from anywhere
 from scripts import pins
 from scripts.pins import FOLDER, ROOT, Pin, normalized
+from scripts.tools import program
 
 PYTHONS = ("3.11", "3.12", "3.13")
 #: The platform to resolve for. uv repeats it after every line; the files leave it out.
@@ -89,32 +90,14 @@ def sets() -> list[dict[str, tuple[str, ...]]]:
     return [daemon, trainer, {"uv": ("uv",)}, {"audit": ("pip-audit",)}]
 
 
-def uv() -> str:
-    """The path of a uv: the pinned one, installed in .cache if it is not there."""
-    folder = ROOT / ".cache" / "uv"
-    program = folder / "bin" / "uv"
-    wanted = [f"{pin.name} {pin.version}" for pin in pins.read(FOLDER / "uv.txt")]
-    if program.exists():
-        version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
-        if wanted and version.startswith(wanted[0]):
-            return str(program)
-    pip = [folder / "bin" / "pip", "--disable-pip-version-check", "install", "-q", "--require-hashes"]
-    pip += ["--only-binary", ":all:", "-r", FOLDER / "uv.txt"]
-    for command in ([sys.executable, "-m", "venv", folder], pip):
-        if subprocess.run(command, check=False).returncode:
-            print("uv cannot be installed, nothing was done: see above", file=sys.stderr)
-            raise SystemExit(2)
-    return str(program)
-
-
-def compiled(program: str, requirements: Iterable[str], output: Path, *options: str) -> str:
+def compiled(uv: str, requirements: Iterable[str], output: Path, *options: str) -> str:
     """Run `uv pip compile` on a project of its own, without anybody's settings; return what it writes."""
     needed = ", ".join(f"'''{requirement}'''" for requirement in requirements)
     (output.parent / "pyproject.toml").write_text(
         f'[project]\nname = "god-miner-lock"\nversion = "0"\nrequires-python = ">={PYTHONS[0]}"\n'
         f'dependencies = [{needed}]\n[tool.uv]\nenvironments = ["{" and ".join(PLATFORM)}"]\n'
     )
-    command = [program, "pip", "compile", "-q", "--no-header", "--universal", "--python-version", PYTHONS[0]]
+    command = [uv, "pip", "compile", "-q", "--no-header", "--universal", "--python-version", PYTHONS[0]]
     done = subprocess.run(
         [*command, "pyproject.toml", "-o", output.name, *options],
         cwd=output.parent,
@@ -167,16 +150,16 @@ class Resolved:
     uploaded: dict[tuple[str, str], datetime | None]
 
 
-def resolved(program: str, files: dict[str, tuple[str, ...]], *options: str) -> Resolved:
+def resolved(uv: str, files: dict[str, tuple[str, ...]], *options: str) -> Resolved:
     """Resolve a set of files together, starting from the versions that they have."""
     requirements = [name for needed in files.values() for name in needed]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         chosen = folder / "chosen.txt"
         chosen.write_text("".join(f"{pin}\n" for pin in current(files)))
-        annotated = compiled(program, requirements, chosen, *options)
+        annotated = compiled(uv, requirements, chosen, *options)
         locked = compiled(
-            program, requirements, folder / "pylock.toml", "-c", "chosen.txt", "--format", "pylock.toml"
+            uv, requirements, folder / "pylock.toml", "-c", "chosen.txt", "--format", "pylock.toml"
         )
     packages = tomllib.loads(locked)["packages"]
     uploaded = {(package["name"], package["version"]): _uploaded(package) for package in packages}
@@ -342,13 +325,13 @@ def torch_for_cpu(version: str) -> list[Pin]:
     return [Pin("torch", f"{version}+cpu", "", tuple(sorted(hashes)))] if hashes else []
 
 
-def write(program: str, upgrade: bool) -> int:
+def write(uv: str, upgrade: bool) -> int:
     options = ["--upgrade"] if upgrade else []
     options += ["--exclude-newer", (datetime.now(UTC) - COOLDOWN).isoformat()]
     for name, (before, _reason) in YOUNG.items():
         options += ["--exclude-newer-package", f"{name}={before}"]
     for files in sets():
-        done = resolved(program, files, *options).files
+        done = resolved(uv, files, *options).files
         for pin in done.get("torch-cuda", []):
             if pin.name == "torch":
                 done["torch-cpu"] = torch_for_cpu(pin.version)
@@ -358,18 +341,19 @@ def write(program: str, upgrade: bool) -> int:
     return 0
 
 
-def check(program: str) -> int:
+def check(uv: str) -> int:
     """0 when PyPI serves just what the files say and nothing is too young, 1 if not."""
     problems: list[str] = []
     now = datetime.now(UTC)
     count = 0
     for files in sets():
-        served = resolved(program, files)
+        served = resolved(uv, files)
         for name, found in served.files.items():
             count += len(found)
             problems += differences(name, pins.read(FOLDER / f"{name}.txt"), found)
         problems += too_young(served.uploaded, now)
-    print("\n".join(problems), file=sys.stderr)
+    for problem in problems:
+        print(problem, file=sys.stderr)
     print(f"{count} packages of requirements/ compared with PyPI: {len(problems) or 'no'} problems")
     return int(bool(problems))
 
@@ -401,8 +385,8 @@ def main(arguments: list[str]) -> int:
     if arguments not in (["write"], ["upgrade"], ["check"]):
         raise SystemExit(__doc__)
     try:
-        program = uv()
-        return check(program) if arguments == ["check"] else write(program, arguments == ["upgrade"])
+        path = str(program("uv", "uv"))
+        return check(path) if arguments == ["check"] else write(path, arguments == ["upgrade"])
     except Failed as failed:
         print(failed.explained(), file=sys.stderr)
         return failed.code
