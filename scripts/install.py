@@ -181,6 +181,8 @@ def install(folder: Path, what: str, arguments: list[str]) -> int:
     finally:
         if child.poll() is None:
             child.terminate()
+        reader.join(5.0)
+        output.close()
         if sys.stdout.isatty():
             print("\r\033[K", end="")
     if code:

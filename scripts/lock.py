@@ -222,7 +222,7 @@ def pins_of(package: dict[str, Any]) -> Iterator[tuple[Pin, bool]]:
     marker = shortened(package.get("marker", ""))
     wheels = [wheel for wheel in package.get("wheels", []) if any(fits(_file(wheel), one) for one in PYTHONS)]
     without = [one for one in PYTHONS if not any(fits(_file(wheel), one) for wheel in wheels)]
-    without = [one for one in without if _applies(marker, one)]
+    without = [one for one in without if applies(marker, one)]
     first = SOURCES.get(name, "")
     if without != [one for one in PYTHONS if first and _number(one) >= _number(first)]:
         raise Failed(
@@ -274,7 +274,7 @@ def _number(python: str) -> int:
     return int(python.partition(".")[2])
 
 
-def _applies(marker: str, python: str) -> bool:
+def applies(marker: str, python: str) -> bool:
     """Whether a marker of ours admits this Python."""
     for sign, other in re.findall(r"python_full_version (<|>=) '3\.(\d+)'", marker):
         if (_number(python) >= int(other)) != (sign == ">="):
