@@ -120,6 +120,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/watch/test_notify_worker.py",
         "miner/cli/test_native_runs_follow.py",
         "scripts/test_engine_tables.py",
+        "scripts/test_hashes.py::test_a_file_is_installed_only_with_its_hash",
         "scripts/test_real_image_engines.py::test_one_attempt_that_fails",
         "scripts/test_real_image_engines.py::test_the_script_says",
         "scripts/test_run_tests.py",

@@ -37,9 +37,9 @@ def wheel(folder: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("environment") / "venv"
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    folder = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     return folder
 
