@@ -21,7 +21,7 @@ from core.domain.hardware import GPU_KINDS
 from core.domain.tasks import TaskType
 from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
-from core.planning.candidate import LossKind, RunCandidate, shape_of
+from core.planning.candidate import NCCL_BUFFER, LossKind, RunCandidate, shape_of
 from core.planning.memory import moments
 
 VARIABLE = "GOD_MINER_TRAINING_PYTHON"
@@ -99,6 +99,7 @@ def setup_for(model: ModelFacts, case: dict[str, Any]) -> RunCandidate:
         kind=GPU_KINDS["H100-SXM"],
         world=case["shards"],
         node_gpus=case["shards"],
+        nccl_buffer=NCCL_BUFFER,
         network=25e9 / 8,
         hybrid=False,
         parallelism=Parallelism.FSDP if case["shards"] > 1 else Parallelism.SINGLE,

@@ -105,6 +105,8 @@ class Daemon:
             clock=self.clock,
         )
         self.offer_service.on_started = self._on_started
+        #: Empty until it is known.
+        self._hotkey_problem: dict[str, str | None] = {}
         self._build_watch()
         self.periodic_tasks = PeriodicTasks(
             [
@@ -185,12 +187,19 @@ class Daemon:
             file_problems=lambda: {
                 **self.policy_runtime.problems,
                 AlertKind.FLEET_FILE_PROBLEM: self.inventory.file_problem(),
+                **self._hotkey_problem,
             },
         )
         self.alert_service.sink = self.notifier
         self.alerts.add_listener(self.alert_service.on_kind)
         self.collector = DaemonCollector(self)
         self.metrics.registry.register(self.collector)
+
+    def note_hotkey(self, problem: str | None) -> None:
+        """Alert of a hotkey that cannot be opened; if it can, the alert ends, also an earlier process's."""
+        self._hotkey_problem[AlertKind.HOTKEY_LOCKED] = problem
+        if problem is not None:
+            self.alerts(AlertKind.HOTKEY_LOCKED, problem)
 
     async def start(self) -> None:
         self.started_at = time.time()

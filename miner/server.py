@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -35,7 +36,6 @@ from miner.daemon_client import RUN_FILE
 from miner.http.apps import operator_app, public_app
 from miner.http.limits import HttpLimits, protocol_class
 from miner.observe import logs
-from miner.observe.alerts import AlertKind
 from miner.observe.metrics import Metrics
 from miner.settings import Settings
 from miner.store.database import (
@@ -74,6 +74,33 @@ class _UvicornServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take the connections that wait to be accepted before the sockets are closed, which resets them. One
+        that comes between the last look and the close, some microseconds, is still reset."""
+        # The event loop closes its own a while after it was told to.
+        copies = [listening.dup() for listening in sockets or ()]
+        for server in self.servers:
+            server.close()
+        for listening in sockets or ():
+            listening.close()
+        await asyncio.sleep(0)
+        waiting: list[socket.socket] = []
+        for copy in copies:
+            with copy, contextlib.suppress(OSError):
+                copy.setblocking(False)
+                while len(waiting) < LISTEN_BACKLOG:
+                    waiting.append(copy.accept()[0])
+        for connection in waiting:
+            connection.setblocking(False)
+            with contextlib.suppress(OSError):  # gone again
+                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+        await super().shutdown()
+
+    def _protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes one for a connection that it accepts itself."""
+        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
 def run_daemon(settings: Settings) -> DaemonExitCode:
@@ -152,9 +179,8 @@ def _check_hotkey_password(daemon: Daemon) -> None:
 
     def check() -> None:
         problem = password_problem(daemon.settings)
-        if problem is not None:
-            with contextlib.suppress(RuntimeError):  # the daemon has stopped meanwhile
-                loop.call_soon_threadsafe(daemon.alerts, AlertKind.HOTKEY_LOCKED, problem)
+        with contextlib.suppress(RuntimeError):  # the daemon has stopped meanwhile
+            loop.call_soon_threadsafe(daemon.note_hotkey, problem)
 
     threading.Thread(target=check, name="hotkey", daemon=True).start()
 

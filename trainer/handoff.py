@@ -59,6 +59,11 @@ class PrepareSpec(Record):
     prepared_out: str
     failure_out: str
 
+    @property
+    def trial_path(self) -> Path:
+        """It exists while the tokenizer is loaded and encodes the first rows: seconds, or for ever."""
+        return Path(self.folder) / "trial"
+
 
 class LaunchSpec(Record):
     """One launch of an engine."""

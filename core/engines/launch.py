@@ -22,11 +22,15 @@ from core.domain.choices import Engine
 from core.domain.errors import Problem
 from core.domain.tasks import ImageModelType
 from core.engines.base import RecipeError, RenderedRun, RunInputs, unsupported_target
+from core.planning.cores import cores_in
 from core.planning.plan import TrainingPlan
 
 #: Threads per process when no cores are assigned. torchrun's own choice is 1.
 _THREADS = 4
 _MOST_THREADS = 16
+#: When a rank does not come, each writes its last collectives (torch's flight recorder): into the run's
+#: folder, as torch's own is gone with the container. By the names that torch 2.13 reads.
+_FLIGHT = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "NCCL_DEBUG": "WARN"}
 
 
 def accelerate_command(
@@ -109,8 +113,9 @@ def launch_environment(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
 
 
 def _distributed(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
-    # When a rank dies, the others end at once instead of after the timeout.
-    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    env = dict[str, str]()
+    if not plan.gpus.is_cpu:  # torch adds the rank to the name
+        env |= {**_FLIGHT, "TORCH_FR_DUMP_TEMP_FILE": f"{inputs.work_dir}/collectives_rank_"}
     if plan.launch.machines == 1:
         # torchrun's --local-addr, which accelerate has no flag for. Without it a container without a
         # network and without its own name in /etc/hosts waits forever for the name to resolve.
@@ -134,15 +139,9 @@ def _is_loopback(address: str) -> bool:
 def _threads(plan: TrainingPlan) -> int:
     """OpenMP threads of one process: its share of the container's cores."""
     if plan.container.cpus is not None:
-        return max(1, min(_MOST_THREADS, count_cpus(plan.container.cpus) // plan.gpus.per_node))
+        return max(1, min(_MOST_THREADS, len(cores_in(plan.container.cpus)) // plan.gpus.per_node))
     # More threads than cores made a step on a small machine take four times as long.
     return 1 if plan.gpus.is_cpu else _THREADS
-
-
-def count_cpus(cpus: str) -> int:
-    """How many cores a docker cpuset such as `0-31,64` names."""
-    spans = (part.partition("-") for part in cpus.split(","))
-    return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
 
 
 class Launcher(StrEnum):
@@ -158,14 +157,6 @@ _MARGIN_S = 600
 _CPUS_PER_GPU = 12
 #: For one machine's loopback; wrong for a job on several machines.
 _LOCAL_ONLY = ("PET_LOCAL_ADDR", "GLOO_SOCKET_IFNAME")
-#: After a hang: NCCL's last collectives of every rank.
-_FLIGHT = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    "TORCH_FR_BUFFER_SIZE": "2000",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    "NCCL_DEBUG": "WARN",
-}
-
 #: As under our own wrapper: no library uses the network.
 _OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
 
@@ -226,8 +217,6 @@ def _environment(
 ) -> str:
     """The exports of a script; scratch space is under the run's own folder if it has one."""
     env = {key: value for key, value in rendered.env.items() if nodes == 1 or key not in _LOCAL_ONLY}
-    if plan.launch.processes > 1:
-        env |= _FLIGHT
     env |= {"PYTHONPATH": source, "PYTHONSAFEPATH": "1", **_OFFLINE}
     if plan.engine is not Engine.NATIVE:
         return _exports(env)
@@ -271,7 +260,7 @@ def _slurm(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun, source:
 
 def _headers(plan: TrainingPlan, nodes: int) -> list[str]:
     each, container = plan.launch.processes // nodes, plan.container
-    cpus = count_cpus(container.cpus) if container.cpus else _CPUS_PER_GPU * each
+    cpus = len(cores_in(container.cpus)) if container.cpus else _CPUS_PER_GPU * each
     minutes = math.ceil((max(plan.time.deadline_s, plan.time.total_s) + _MARGIN_S) / 60)
     return [
         f"--job-name=god-miner-{plan.digest[:12]}",

@@ -188,6 +188,19 @@ def image_type_from_name(model_id: str) -> ImageModelType:
     return next((kind for part, kind in _NAMES if part.search(low)), ImageModelType.SDXL)
 
 
+#: Stable Diffusion 1 and 2 in policies. Validators call them sdxl too: only the name of a model distinguishes
+#: them.
+OLDER_SD = "sd"
+_OLDER_SD_NAME = re.compile(
+    rf"stable-?diffusion-?v?-?[12](?!\d)|(?<![a-z])sd-?v?-?[12](?![0-9x])|^{OLDER_SD}$"
+)
+
+
+def is_older_sd(model_id: str) -> bool:
+    """Stable Diffusion 1 or 2, by its name: no engine is set up for them, and no evaluation renders them."""
+    return _OLDER_SD_NAME.search(model_id.lower().replace("_", "-")) is not None
+
+
 def families_of(engine: Engine) -> list[ImageModelType]:
     """The image types that an engine trains."""
     return [image_type for image_type in ImageModelType if engine in IMAGE_FAMILIES[image_type].engines]

@@ -5,7 +5,6 @@ That includes the host around the GPUs: loader processes, the container's limits
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from core.domain.choices import Engine, Method, Parallelism
@@ -15,6 +14,7 @@ from core.domain.units import show_bytes
 from core.models.shapes import linear_shapes, matches, module_names
 from core.planning.budget import Concession, PlanVerdict, TimeBreakdown, conceded
 from core.planning.candidate import RunCandidate
+from core.planning.cores import cores_in, cores_of_job, job_cores, sharing_gpus
 from core.planning.finishing import last_stretch_plan, soup_plan
 from core.planning.fit import SearchResult, TimedCandidate, budget_of
 from core.planning.memory import memory_of
@@ -34,6 +34,7 @@ from core.planning.plan import (
     ContainerPlan,
     DpoPlan,
     FsdpPlan,
+    GoalPlan,
     GrpoPlan,
     ImagePlan,
     LaunchPlan,
@@ -48,6 +49,7 @@ from core.planning.requirements import Requirements
 from core.planning.tradeoffs import adapter_reach, concessions, epochs_between_files, no_fp8, reasons_for
 from core.profile.effects import EngineCase
 from core.profile.explain import annotations_for
+from core.profile.targets import ContainerTargets
 
 #: The host memory of one loader process, and the part of the host that all of them may take.
 WORKER_BYTES, WORKERS_SHARE = 0.5e9, 0.25
@@ -72,57 +74,60 @@ def loader_plan(needs: Requirements, hardware: Hardware, world: int) -> LoaderPl
 
 
 def loader_workers(needs: Requirements, hardware: Hardware, world: int) -> int:
-    sharing = _sharing(hardware, world)
-    by_cores = max(hardware.cpu_cores // sharing, 1)
-    by_memory = max(int(hardware.memory_bytes * WORKERS_SHARE / WORKER_BYTES) // sharing, 1)
-    return min(needs.targets.dataloader_num_workers, by_cores, by_memory)
+    """Of one process."""
+    by_memory = int(_process_memory(hardware, world) * WORKERS_SHARE / WORKER_BYTES)
+    cores = _process_cores(needs, hardware, world)
+    return min(needs.targets.dataloader_num_workers, max(cores, 1), max(by_memory, 1))
 
 
-def _sharing(hardware: Hardware, world: int) -> int:
-    """Processes that share the host's cores and memory: jobs on the other GPUs need theirs too."""
-    return max(hardware.host_gpus or hardware.gpus.per_node, world)
+def _process_cores(needs: Requirements, hardware: Hardware, world: int) -> int:
+    share = cores_of_job(needs.profile.container.cpus, hardware, world)
+    return (len(cores_in(share)) if share else job_cores(hardware, world)) // world
 
 
-def container_plan(needs: Requirements, hardware: Hardware, world: int) -> ContainerPlan:
-    asked = needs.profile.container
-    share = int(hardware.memory_bytes * CONTAINER_SHARE * world / _sharing(hardware, world))
+def _process_memory(hardware: Hardware, world: int) -> float:
+    return hardware.memory_bytes / sharing_gpus(hardware, world)
+
+
+def container_plan(asked: ContainerTargets, hardware: Hardware, world: int) -> ContainerPlan:
+    part = world / sharing_gpus(hardware, world)
+    memory = int(hardware.memory_bytes * CONTAINER_SHARE * part)
     shm = asked.shm or int(SHM_PER_GPU * world)
     return ContainerPlan(
-        memory_bytes=min(asked.memory or share, share),
-        shm_bytes=min(shm, int(hardware.memory_bytes * SHM_SHARE)),
-        cpus=existing_cores(asked.cpus, hardware.cpu_cores),
+        memory_bytes=min(asked.memory or memory, memory),
+        shm_bytes=min(shm, int(hardware.memory_bytes * SHM_SHARE * part)),
+        cpus=cores_of_job(asked.cpus, hardware, world),
     )
-
-
-def existing_cores(cpus: str | None, cores: int) -> str | None:
-    """The part of a cpuset that exists: Docker refuses one that names a missing core."""
-    if cpus is None:
-        return None
-    spans = []
-    for low, high in re.findall(r"(\d+)(?:-(\d+))?", cpus):
-        first, last = int(low), min(int(high or low), cores - 1)
-        if first <= last:
-            spans.append(f"{first}-{last}" if last > first else str(first))
-    return ",".join(spans) or None
 
 
 def host_concessions(needs: Requirements, hardware: Hardware, world: int) -> Iterator[Concession]:
     workers, asked = loader_workers(needs, hardware, world), needs.targets.dataloader_num_workers
     if workers < asked and needs.engine is not Engine.NATIVE:
-        memory, sharing = show_bytes(hardware.memory_bytes), _sharing(hardware, world)
-        reason = f"{hardware.cpu_cores} cores and {memory} for {sharing} processes"
+        cores, memory = _process_cores(needs, hardware, world), _process_memory(hardware, world)
+        reason = f"{cores} cores and {show_bytes(memory)} of the host for each process"
         yield conceded("dataloader_num_workers", asked, workers, reason)
-    wanted, got = needs.profile.container, container_plan(needs, hardware, world)
-    host = f"the host has {show_bytes(hardware.memory_bytes)}"
+    yield from container_concessions(needs.profile.container, hardware, world)
+
+
+def container_concessions(wanted: ContainerTargets, hardware: Hardware, world: int) -> Iterator[Concession]:
+    got, sharing = container_plan(wanted, hardware, world), sharing_gpus(hardware, world)
+    host = f"the host has {show_bytes(hardware.memory_bytes)}, and {world} of {sharing} GPUs "
     if wanted.memory and got.memory_bytes != wanted.memory:
-        share = f"{host}, and {world} of {_sharing(hardware, world)} GPUs have their share of it"
-        yield conceded(
-            "container.memory", show_bytes(wanted.memory), show_bytes(got.memory_bytes or 0), share
-        )
+        asked, given = show_bytes(wanted.memory), show_bytes(got.memory_bytes or 0)
+        yield conceded("container.memory", asked, given, f"{host}have their share of it")
     if wanted.shm and got.shm_bytes != wanted.shm:
-        yield conceded("container.shm", show_bytes(wanted.shm), show_bytes(got.shm_bytes or 0), host)
-    if wanted.cpus and got.cpus != wanted.cpus:
-        yield conceded("container.cpus", wanted.cpus, got.cpus, f"the host has {hardware.cpu_cores} cores")
+        asked, given = show_bytes(wanted.shm), show_bytes(got.shm_bytes or 0)
+        yield conceded("container.shm", asked, given, f"{host}have their share of half of it")
+    if wanted.cpus and got.cpus and cores_in(got.cpus) != cores_in(wanted.cpus):
+        yield conceded("container.cpus", wanted.cpus, got.cpus, _why_these_cores(hardware, world))
+
+
+def _why_these_cores(hardware: Hardware, world: int) -> str:
+    gpus = len(hardware.near_cores) or sharing_gpus(hardware, world)
+    if world >= gpus:
+        return f"the host has {hardware.cpu_cores} cores"
+    near = ", those near them first" if any(hardware.near_cores) else ""
+    return f"{world} of {gpus} GPUs have their share{near}; jobs on the others have the rest"
 
 
 def assemble_plan(
@@ -169,7 +174,8 @@ def assemble_plan(
         dpo=_dpo(needs, candidate),
         grpo=_grpo(needs, candidate),
         image=_image(needs, timed),
-        container=container_plan(needs, hardware, gpus.per_node),
+        goal=_goal(needs),
+        container=container_plan(needs.profile.container, hardware, gpus.per_node),
         slurm=needs.profile.slurm.by_name(),
         env=_environment(needs, candidate),
         launch=LaunchPlan(
@@ -359,6 +365,11 @@ def grpo_changes(candidate: RunCandidate) -> dict[str, object]:
         "together": candidate.together or None,
     }
     return changes | ({"vllm_memory_share": candidate.vllm_share} if candidate.vllm_share else {})
+
+
+def _goal(needs: Requirements) -> GoalPlan | None:
+    goal = GoalPlan(loss=needs.targets.target_loss, gain=needs.targets.target_gain)
+    return goal if goal != GoalPlan() else None
 
 
 def _image(needs: Requirements, timed: TimedCandidate) -> ImagePlan | None:

@@ -7,6 +7,7 @@ The search varies these by the dozen before a plan is written down, so this is a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
@@ -28,6 +29,9 @@ from core.models.shapes import (
 if TYPE_CHECKING:
     from core.planning.memory import HeldMemory, TrainedMemory
     from core.planning.plan import TaskSpec, TrainingPlan
+
+#: NCCL_BUFFSIZE's default, bytes.
+NCCL_BUFFER = 4 * 2**20
 
 
 class AdaptedShape(NamedTuple):
@@ -182,6 +186,8 @@ class RunCandidate:
     node_gpus: int
     network: float
     parallelism: Parallelism
+    #: NCCL's buffer for one peer of one channel, bytes.
+    nccl_buffer: int
     #: FSDP on several nodes: shards within a node, copies between them.
     hybrid: bool
     micro: int
@@ -375,6 +381,12 @@ def vary(candidate: RunCandidate, **changes: Unpack[CandidateChanges]) -> RunCan
     return varied
 
 
+def nccl_buffer(env: Mapping[str, str]) -> int:
+    """What NCCL_BUFFSIZE asks for; a smaller one than the default, or what is no number, is taken for it."""
+    asked = env.get("NCCL_BUFFSIZE", "")
+    return max(int(asked), NCCL_BUFFER) if asked.isdecimal() else NCCL_BUFFER
+
+
 def image_tokens(facts: ImageFacts, resolution: int) -> int:
     """Tokens grow with the area; the prompt's (512 of Flux's 4608) are few enough to leave in."""
     return max(round(facts.tokens_at_1024 * (resolution / 1024) ** 2), 1)
@@ -411,6 +423,7 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
         node_gpus=plan.available.per_node if plan.available.nodes > 1 else MOST_GPUS,
         network=plan.launch.network,
         parallelism=plan.parallelism,
+        nccl_buffer=nccl_buffer(plan.env),
         hybrid=bool(plan.fsdp and plan.fsdp.within_nodes),
         micro=plan.batch.micro,
         accumulation=plan.batch.accumulation,

@@ -12,8 +12,6 @@ from core.models.facts import ModelFacts
 from core.planning.requirements import Requirements
 from core.profile.targets import Targets
 
-#: The counts that are tried; above eight in the sizes of hosts.
-GPU_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)
 #: The validators' own rule: up to this effective size, so many GPUs.
 TOURNAMENT_STEPS: tuple[tuple[float, int], ...] = ((4e9, 1), (12e9, 2), (40e9, 4), (float("inf"), 8))
 #: For environments, whatever the model: their scheduler passes no size.
@@ -48,7 +46,7 @@ def choose_counts(needs: Requirements, available: int) -> GpuCountChoice:
         allowed = _allowed(limits.min_gpus, most, node)
         return GpuCountChoice(allowed, "the fewest that fit in memory and time", True, allowed[0])
     wanted, why = _by_strategy(needs, strategy, most)
-    counts = _around(_allowed(limits.min_gpus, most, node), wanted)
+    counts = _around(_allowed(limits.min_gpus, most, node, wanted), wanted)
     return GpuCountChoice(counts, why, False, wanted, strategy is GpuStrategy.LANES)
 
 
@@ -57,9 +55,16 @@ def usable_gpus(needs: Requirements, gpus: GpuSet) -> int:
     return gpus.in_nodes(needs.most_nodes).count
 
 
-def _allowed(least: int, most: int, node: int) -> tuple[int, ...]:
-    """Any count within one node; several nodes are taken whole."""
-    counts = (*(count for count in GPU_COUNTS if count <= node), *range(2 * node, most + 1, node))
+def node_counts(node: int) -> list[int]:
+    """The divisors of so many GPUs, and powers of two. Three of four would leave a card that no job of the
+    size can take, and steps of 33 rows in place of 32."""
+    return [count for count in range(1, node + 1) if node % count == 0 or count & (count - 1) == 0]
+
+
+def _allowed(least: int, most: int, node: int, wanted: int = 1) -> tuple[int, ...]:
+    """What divides a node, and `wanted` and `most`, which a profile names; several nodes are taken whole."""
+    within = sorted({*node_counts(node), *(count for count in (wanted, most) if count < node)})
+    counts = (*within, *range(2 * node, most + 1, node))
     return tuple(count for count in counts if least <= count <= most) or (most,)
 
 

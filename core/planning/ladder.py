@@ -168,7 +168,7 @@ def _restored(
     own_optimizer = vary(candidate, optimizer=required.optimizer)
     if candidate.parallelism is required.parallelism and fits(own_optimizer):
         candidate = own_optimizer
-    ranks = (needs.rank, *_halves(needs.rank, candidate.rank + 1))
+    ranks = (needs.rank, *_halves(needs.rank, candidate.rank))
     higher = [vary(candidate, rank=rank, ema=False) for rank in ranks if rank > candidate.rank]
     at = _first(higher, fits)
     return candidate if at is None else higher[at]
@@ -285,8 +285,9 @@ def _adapters(needs: Requirements, base: RunCandidate) -> Iterator[list[RunCandi
 
 
 def _halves(rank: int, least: int) -> Iterator[int]:
-    while rank // 2 >= least:
-        rank //= 2
+    """Down to `least`, in multiples of 8 where they are above 8: matrix units work in such tiles."""
+    while (half := rank // 2) >= least:
+        rank = max(half - half % 8 if half > 8 else half, least)
         yield rank
 
 

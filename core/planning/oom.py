@@ -25,7 +25,7 @@ from core.planning.budget import PlanVerdict, TimelinePhase, conceded
 from core.planning.calibration import times_at
 from core.planning.candidate import RunCandidate, candidate_of, vary
 from core.planning.finishing import finishing_of
-from core.planning.gpu_count import GPU_COUNTS
+from core.planning.gpu_count import node_counts
 from core.planning.ladder import (
     may_quantise,
     smaller_resolutions,
@@ -355,7 +355,7 @@ def _more_gpus(plan: TrainingPlan, candidate: RunCandidate, most: int) -> OomSte
         return None  # whole nodes are taken already
     most = min(most, candidate.node_gpus) if plan.available.nodes > 1 else most
     effective = candidate.effective
-    larger = [count for count in GPU_COUNTS if candidate.world < count <= most]
+    larger = [count for count in node_counts(most) if count > candidate.world]
     count = next((count for count in larger if effective % count == 0), larger[0] if larger else None)
     if count is None or candidate.image is not None or candidate.kind.compute_capability == (0, 0):
         return None

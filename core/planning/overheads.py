@@ -15,6 +15,7 @@ from core.domain.units import show_bytes
 from core.models.facts import ModelFacts
 from core.planning.budget import TimelinePhase
 from core.planning.candidate import RunCandidate
+from core.planning.cores import job_cores
 from core.planning.persistent_memory import STATE_BYTES
 from core.planning.sequences import Sequences
 from core.planning.speed import step_time
@@ -109,7 +110,7 @@ def _preparing(s: RunCandidate, data: DatasetFacts, conditions: JobConditions) -
         sides = len(s.image.resolutions) if s.engine is Engine.AI_TOOLKIT else 1
         why = f"{data.rows} images to latents"
         return PhaseEstimate("prepare", 5 + ENCODE_S * data.rows * sides, lambda: why)
-    workers = min(conditions.hardware.cpu_cores, MOST_WORKERS)
+    workers = min(job_cores(conditions.hardware, s.on_node), MOST_WORKERS)
     tokens = data.rows * (data.total.mean + (data.rejected.mean if data.rejected else 0))
     seconds = 3 + data.rows / (ROWS_PER_CORE * workers) + tokens / (TOKENS_PER_CORE * workers)
     return PhaseEstimate("prepare", seconds, lambda: f"tokenising {data.rows:,} rows on {workers} cores")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from core.domain.choices import Attention, CompileMode, Method, Optimizer
 from core.domain.hardware import Device
 from core.domain.units import show_bytes, show_params
-from core.planning.candidate import RunCandidate
+from core.planning.candidate import NCCL_BUFFER, RunCandidate
 
 
 class DescribedBytes(NamedTuple):
@@ -62,8 +62,13 @@ STATE_BYTES: dict[Optimizer, tuple[float, float]] = {
 }
 #: The CUDA context, cuBLAS's workspaces and the kernels themselves.
 CONTEXT_BYTES = 0.85e9
-#: NCCL's buffers for a few channels; sharded training has several communicators.
+#: NCCL's buffers of its default size; sharded training has several communicators.
 NCCL_BYTES, NCCL_SHARDED_BYTES = 1.0e9, 1.5e9
+#: What a larger NCCL_BUFFSIZE adds, by NCCL's sources (`p2pRecvSetup` in transport/p2p.cc): a buffer of that
+#: size for each connection, which is a peer in a channel. Taken at their most: 32 channels inside a node, and
+#: five peers (one in the ring, three children and a parent in the tree); two communicators with FSDP. Not yet
+#: confirmed by a GPU.
+NCCL_CHANNELS, NCCL_PEERS, NCCL_SHARDED_COMMUNICATORS = 32, 5, 2
 #: Reserved by the allocator but not in use: with expandable segments a few percent of what comes and goes.
 FRAGMENTATION = 0.05
 
@@ -270,7 +275,10 @@ def cuda(s: RunCandidate) -> float:
 
 
 def _links(s: RunCandidate) -> float:
-    return 0.0 if s.world == 1 else NCCL_SHARDED_BYTES if s.sharded else NCCL_BYTES
+    if s.world == 1:
+        return 0.0
+    larger = (s.nccl_buffer - NCCL_BUFFER) * NCCL_CHANNELS * min(s.world - 1, NCCL_PEERS)
+    return NCCL_SHARDED_BYTES + NCCL_SHARDED_COMMUNICATORS * larger if s.sharded else NCCL_BYTES + larger
 
 
 def _nccl(links: float) -> str:

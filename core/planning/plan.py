@@ -358,6 +358,20 @@ class LaunchPlan(Record):
     exclusive: bool = False
 
 
+class GoalPlan(Record):
+    """What the profile wants of the best held-out score. Nothing of the training depends on it."""
+
+    #: A loss below it.
+    loss: float | None = None
+    #: At least so much better than the base, relative to it.
+    gain: float | None = None
+
+    def __str__(self) -> str:
+        parts = [f"loss below {self.loss:g}"] if self.loss is not None else []
+        parts += [f"{100 * self.gain:.3g} % better than the base"] if self.gain is not None else []
+        return ", ".join(parts)
+
+
 class PlanReason(Record):
     """Why a number is what it is."""
 
@@ -402,6 +416,7 @@ class TrainingPlan(Record):
     dpo: DpoPlan | None = None
     grpo: GrpoPlan | None = None
     image: ImagePlan | None = None
+    goal: GoalPlan | None = None
     container: ContainerPlan = ContainerPlan()
     #: What the job asks of a cluster's scheduler: partition, account, …
     slurm: dict[str, str] = Field(default_factory=dict)
@@ -461,6 +476,7 @@ class TrainingPlan(Record):
             "reasons",
             "oom_steps",
             "available",
+            "goal",
         }
         content = self.model_dump(mode="json", exclude=explanations)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

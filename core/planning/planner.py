@@ -1,7 +1,7 @@
 """The entry points: `quick_plan` summarises a plan for an offer, `plan_task` plans a task that starts.
 
 Before the search, tasks that no plan can do are refused; after it, the batch is made smaller where a run
-would have too few steps to leave its warmup.
+would have too few steps to leave its warmup, and that of a GRPO run larger where it would leave GPUs idle.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from core.domain.records import Confidence
 from core.domain.tasks import ImageModelType, TaskType
 from core.domain.units import show_params
 from core.models.facts import ModelFacts
+from core.models.image_families import is_older_sd
 from core.planning.assemble import assemble_plan
 from core.planning.budget import conceded
 from core.planning.calibration import LearnedBounds, with_bounds
 from core.planning.fit import SearchResult, best_fit, refused_as_required
 from core.planning.gpu_count import usable_gpus
+from core.planning.grpo_batch import with_larger_steps
 from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.requirements import Requirements, requirements_for
@@ -59,6 +61,9 @@ def task_refusal(
 
 def _model_refusal(model: ModelFacts, stated: int | None) -> RefusedTask | None:
     name = model.model_id or "the model"
+    if model.image is not None and model.image.image_type is ImageModelType.SDXL and is_older_sd(name):
+        trained = ", ".join(ImageModelType)
+        return Refusal.NO_ENGINE, f"{name} is Stable Diffusion 1 or 2; the image models trained are {trained}"
     params = max(model.params_total, 0 if model.is_image else stated or 0)
     if params > MOST_PARAMS:
         return Refusal.ABSURD_SIZE, (
@@ -80,29 +85,28 @@ def with_enough_steps(
     needs: Requirements, result: SearchResult, available: int, conditions: JobConditions
 ) -> tuple[Requirements, SearchResult]:
     """Halve the effective batch until the run has the profile's `least_steps`."""
-    least, asked = needs.targets.least_steps, needs.targets.effective_batch_size
-    text = needs.task.task_type.is_text and not needs.task.task_type.generates
-    if least is None or asked is None or result.code is not None or not text:
+    least = needs.targets.least_steps
+    if least is None or result.code is not None or not needs.task.task_type.is_text:
         return needs, result
-    first = result.best.schedule.total
+    first, asked = result.best.schedule.total, needs.effective(result.best.candidate.world)
     while result.best.schedule.total < least:
-        smaller = _halved(needs)
+        smaller = _halved(needs, result.best.candidate.world)
         if smaller is None:
             break
         other = best_fit(smaller, available, conditions)
         if other.code is not None or other.best.schedule.total <= result.best.schedule.total:
             break
         needs, result = smaller, other
-    batch = needs.targets.effective_batch_size
-    if batch == asked:
+    if needs.asked_batch is None:
         return needs, result
+    batch = needs.targets.effective_batch_size
     reason = f"{first:,} steps of {asked} are too few; targets.least_steps is {least}"
     concession = conceded("effective_batch_size", asked, batch, reason)
     return needs._replace(concessions=(*needs.concessions, concession)), result
 
 
-def _halved(needs: Requirements) -> Requirements | None:
-    half = (needs.targets.effective_batch_size or 0) // 2
+def _halved(needs: Requirements, world: int) -> Requirements | None:
+    half = needs.effective(world) // 2
     if half < SMALLEST_BATCH:
         return None
     targets = needs.targets.model_copy(update={"effective_batch_size": half})
@@ -181,7 +185,9 @@ def _search(
     if refused is not None:
         return needs, refused_as_required(needs, conditions, *refused)
     available = usable_gpus(needs, gpus)
-    return with_enough_steps(needs, best_fit(needs, available, conditions), available, conditions)
+    result = best_fit(needs, available, conditions)
+    sized = with_larger_steps if task.task_type.generates else with_enough_steps
+    return sized(needs, result, available, conditions)
 
 
 def usable_hours(hours: float) -> float:

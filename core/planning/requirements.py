@@ -18,7 +18,7 @@ from core.models.kernels import LigerPart
 from core.models.shapes import RankFactors
 from core.planning import kernels, ranks
 from core.planning.budget import Concession, conceded
-from core.planning.candidate import ImageCandidate, ModelShape, RunCandidate, loss_kind, shape_of
+from core.planning.candidate import ImageCandidate, ModelShape, RunCandidate, loss_kind, nccl_buffer, shape_of
 from core.planning.plan import LrSearchPlan, TaskSpec
 from core.planning.schedule import held_out
 from core.planning.sequences import (
@@ -315,6 +315,7 @@ def first_candidate(needs: Requirements, world: int) -> RunCandidate:
         node_gpus=needs.node_gpus,
         network=targets.node_network * 1e9 / 8,
         parallelism=_parallelism(world, sharded),
+        nccl_buffer=nccl_buffer(needs.profile.env),
         hybrid=sharded and shards_within_nodes(needs.node_gpus, world),
         micro=micro,
         accumulation=per_gpu // micro,

@@ -111,7 +111,7 @@ SDXL_TOKENS = 0.57
 #: torch.compile's gain on the work between the products, fp8's on the products (full fine-tunes, compiled).
 COMPILED_MOVES, FP8_PRODUCTS = 0.6, 0.7
 #: Hugging Face's generate: seconds per layer and token step, however small the batch.
-GENERATE_LAYER_S, VLLM_LAYER_S = 1.0e-3, 1.5e-4
+GENERATE_LAYER_S, VLLM_LAYER_S, CPU_LAYER_S = 1.0e-3, 1.5e-4, 2.0e-4
 
 
 class PassWork(NamedTuple):
@@ -244,7 +244,8 @@ def _optimizer_seconds(s: RunCandidate) -> float:
 
 
 def generate_seconds(s: RunCandidate) -> float:
-    """GRPO: one token after the other, as many completions together as fit; bound by memory and launches.
+    """GRPO: one token after the other, as many completions together as fit; bound by memory and launches,
+    with very many by products.
     Nobody knows how soon completions end: all are taken to be as long as they may be."""
     if not s.task.generates:
         return 0.0
@@ -256,19 +257,21 @@ def generate_seconds(s: RunCandidate) -> float:
     cache = at_once * s.length / 2 * 2.0 * s.shape.layers * s.shape.keys * s.width
     gather = s.shape.params * 2 / link_rate(s) if s.gathers_to_generate else 0.0
     per_token = 1 - s.gathered_layers / s.shape.layers
-    return prefill + tokens * _token_seconds(s, cache) + gather * (1 + tokens * per_token)
+    return prefill + tokens * _token_seconds(s, cache, at_once) + gather * (1 + tokens * per_token)
 
 
 def least_generate_seconds(s: RunCandidate) -> float:
     """The least time for any number of completions, its layers gathered."""
-    return s.completion * _token_seconds(s, 0.0) if s.task.generates else 0.0
+    return s.completion * _token_seconds(s, 0.0, 1) if s.task.generates else 0.0
 
 
-def _token_seconds(s: RunCandidate, cache: float) -> float:
-    layer = VLLM_LAYER_S if s.vllm_share else GENERATE_LAYER_S
+def _token_seconds(s: RunCandidate, cache: float, at_once: int) -> float:
+    read = (s.shape.params * s.width + cache) / (s.kind.bandwidth * 0.7)
     if s.kind.device is Device.CPU:
-        layer = 2e-4
-    return max((s.shape.params * s.width + cache) / (s.kind.bandwidth * 0.7), s.shape.layers * layer)
+        return max(read, s.shape.layers * CPU_LAYER_S)
+    launched = s.shape.layers * (VLLM_LAYER_S if s.vllm_share else GENERATE_LAYER_S)
+    products = at_once * forward_flops(s, s.length / 2) / (s.kind.bf16_flops * GEMM_SHARE * DERATE)
+    return max(read, launched, products)
 
 
 def evaluation_seconds(s: RunCandidate, rows: int, work: PassWork, row_tokens: float) -> float:

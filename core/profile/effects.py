@@ -431,9 +431,24 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
         "this is given up",
     ),
     _renamed(
-        "container.cpus", _always, "cut to the cores that the host has: docker refuses to start otherwise"
+        "container.cpus",
+        _always,
+        "its part that the host has is divided among the host's GPUs, unless these are more than the cores; "
+        "Slurm binds its tasks itself",
     ),
     _ignored("env.NCCL_NTHREADS", _always, "NCCL takes 64, 128, 256 or 512 and warns at anything else"),
     _ignored("env.NCCL_NET_GDR_LEVEL", _always, "between hosts only; inside one, NVLink carries the traffic"),
+    _doubtful(
+        "env.NCCL_BUFFSIZE",
+        _always,
+        "of each connection of each channel, 4 MiB by default: more serves networks, not NVLink, and what it "
+        "takes on several GPUs is counted in their memory",
+    ),
+    _doubtful(
+        "env.TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        _always,
+        "with PyTorch's default, 3, the others end at once when a rank fails; 1 aborts NCCL's communicators "
+        "first, which can itself hang",
+    ),
     _ignored("env.CUDA_LAUNCH_BLOCKING", _always, "0 is CUDA's default"),
 )

@@ -70,6 +70,8 @@ save_every_epochs           kohya=save_every_n_epochs
 save_total_limit            plan=steps.keep_checkpoints axolotl ai_toolkit=save.max_step_saves_to_keep
 val_set_size                plan=steps.eval_rows axolotl
 early_stopping_patience     axolotl
+target_loss                 plan=goal.loss
+target_gain                 plan=goal.gain
 load_best                   axolotl=load_best_model_at_end
 bf16                        axolotl kohya=mixed_precision
 fp16                        axolotl

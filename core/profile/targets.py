@@ -154,8 +154,7 @@ class Targets(Record):
         ge=1,
         le=10_000,
         description="Text except GRPO: halve effective_batch_size (down to 8) until there are this many "
-        "steps; "
-        "each halving divides the rate by √2.",
+        "steps; each halving divides the rate by √2. GRPO: `grpo_most_batch` leaves so many.",
     )
     # — how long
     num_epochs: float | None = Field(
@@ -316,6 +315,18 @@ class Targets(Record):
     )
     load_best: bool = Field(default=True, description="Submit the best checkpoint, not the last.")
     eval_metric: EvalMetric = Field(default=EvalMetric.VALIDATOR, description="What decides which is best.")
+    target_loss: float | None = Field(
+        default=None,
+        gt=0,
+        description="Held-out loss that a training is to get below. Shown, and an alert where it is missed; "
+        "nothing of the training depends on it.",
+    )
+    target_gain: float | None = Field(
+        default=None,
+        gt=0,
+        description="How much better than the base's the held-out score is to get, as a share of it. "
+        "Like target_loss.",
+    )
     # — numbers and kernels
     bf16: bool = Field(default=True, description="bfloat16 arithmetic.")
     fp16: bool = Field(default=False, description="float16, for GPUs without bfloat16.")
@@ -394,6 +405,13 @@ class Targets(Record):
         "advantages of about 1.",
     )
     grpo_generations: int = Field(default=8, ge=2, le=256, description="GRPO: completions per prompt.")
+    grpo_most_batch: int | None = Field(
+        default=None,
+        ge=2,
+        le=65536,
+        description="GRPO on a GPU: double effective_batch_size (completions) up to this while that trains "
+        "more per second by the estimate of time. Unset: never.",
+    )
     grpo_max_completion: int = Field(
         default=256, ge=1, description="GRPO: tokens per completion; validators generate 256."
     )
@@ -519,11 +537,13 @@ class ContainerTargets(Record):
     """The container around a job."""
 
     memory: Bytes | None = Field(default=None, description="Host memory. Unset: in proportion to the GPUs.")
-    shm: Bytes | None = Field(default=None, description="Shared memory (/dev/shm). Unset: 16GB per GPU.")
+    shm: Bytes | None = Field(
+        default=None, description="Shared memory (/dev/shm), at most the GPUs' share. Unset: 16GB per GPU."
+    )
     cpus: str | None = Field(
         default=None,
         pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$",
-        description="Cores, as docker's cpuset.",
+        description="Cores that the host's jobs divide by their GPUs, as docker's cpuset. Unset: all.",
         examples=["0-63", "0-15,32-47"],
     )
 

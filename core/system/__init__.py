@@ -1,4 +1,4 @@
-"""What touches the operating system: files, and filters of system calls.
+"""What touches the operating system: files, filters of system calls, privileges.
 
-Import nothing here: scripts that run without our dependencies load `core.system.seccomp`.
+Import nothing here: scripts that run without our dependencies load modules of this package.
 """

@@ -40,33 +40,62 @@ def _always(**numbers: tuple[int | None, int | None]) -> tuple[SyscallRule, ...]
     return tuple(SyscallRule(name, both) for name, both in numbers.items())
 
 
-#: Parts of the kernel that training does not need and break-outs use; Docker forbids them too.
-BREAKOUTS = _always(
+_FILE_TYPE, _CHARACTER_DEVICE, _BLOCK_DEVICE = 0o170000, 0o020000, 0o060000
+#: Device files. FIFOs and sockets are made by the same calls, and harmless.
+_DEVICES = tuple(
+    SyscallRule(name, numbers, where=(which, _FILE_TYPE, kind))
+    for name, numbers, which in (("mknod", (133, None), 1), ("mknodat", (259, 33), 2))
+    for kind in (_CHARACTER_DEVICE, _BLOCK_DEVICE)
+)
+#: Parts of the kernel that training does not need and break-outs use, and what changes the whole machine;
+#: Docker forbids them too, by its filter or by the capabilities that it leaves out.
+BREAKOUTS = _DEVICES + _always(
+    acct=(163, 89),
     add_key=(248, 217),
+    adjtimex=(159, 171),
     bpf=(321, 280),
+    chroot=(161, 51),
+    clock_adjtime=(305, 266),
+    clock_settime=(227, 112),
     delete_module=(176, 106),
     fanotify_init=(300, 262),
     finit_module=(313, 273),
     fsconfig=(431, 431),
     fsmount=(432, 432),
     fsopen=(430, 430),
+    fspick=(433, 433),
     init_module=(175, 105),
     io_uring_enter=(426, 426),
     io_uring_register=(427, 427),
     io_uring_setup=(425, 425),
+    ioperm=(173, None),
+    iopl=(172, None),
+    kexec_file_load=(320, 294),
     kexec_load=(246, 104),
     keyctl=(250, 219),
     mount=(165, 40),
+    mount_setattr=(442, 442),
     move_mount=(429, 429),
     open_by_handle_at=(304, 265),
     open_tree=(428, 428),
+    open_tree_attr=(467, 467),
     perf_event_open=(298, 241),
     pivot_root=(155, 41),
+    quotactl=(179, 60),
+    quotactl_fd=(443, 443),
+    reboot=(169, 142),
     request_key=(249, 218),
+    setdomainname=(171, 162),
+    sethostname=(170, 161),
     setns=(308, 268),
+    settimeofday=(164, 170),
+    swapoff=(168, 225),
+    swapon=(167, 224),
+    syslog=(103, 116),
     umount2=(166, 39),
     unshare=(272, 97),
     userfaultfd=(323, 282),
+    vhangup=(153, 58),
 )
 CLONE, CLONE3 = (56, 220), (435, 435)
 NEW_NAMESPACES = 0x7E020000

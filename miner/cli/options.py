@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import signal
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +43,13 @@ def load_settings() -> Settings:
     from miner import settings
 
     return settings.load_settings()
+
+
+def end_on_signals() -> None:
+    """Whatever ends it, as Ctrl-C does, nothing is left behind. Of `nohup` a lost terminal ends nothing."""
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sign) is not signal.SIG_IGN:
+            signal.signal(sign, signal.default_int_handler)
 
 
 def profile_directories(directories: Sequence[Path] | None) -> list[Path]:

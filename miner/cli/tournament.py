@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from core.domain.errors import ConfigError
 from core.domain.wire import TournamentType
 from core.system.files import temporary_tree
 from miner.cli import tournament_rehearse
-from miner.cli.options import load_settings, profile_directories
+from miner.cli.options import end_on_signals, load_settings, profile_directories
 from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def check(
     offline: Annotated[bool, typer.Option("--offline", help="Ask nothing of the network.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check an entry by every rule of admission. Exit code 1 if one is broken.
+    """Check an entry by every rule of admission. Exit code 1 if one is broken, or after ten minutes.
 
     "by hand" is what cannot be known here: what to do about it is said beside it.
 
@@ -76,11 +77,19 @@ def check(
     without a sandbox, and another's only with --trust."""
     from miner.tournament.check.checks import is_admitted, run_checks
     from miner.tournament.check.entry import USUAL_KINDS, open_entry
+    from miner.tournament.check.limit import run_within_limit
 
     settings, problem = _settings()
-    findings = []
+    findings: list[RuleFinding] = []
+
+    def on_finding(finding: RuleFinding) -> None:
+        echo(f"{finding.number:>2} {finding.rule}: {_SHOWN[finding.state]}", err=True)
+        findings.append(finding)
+
+    end_on_signals()
     with temporary_tree("god-miner-check-") as folder:
-        entry = open_entry(
+        opened = partial(
+            open_entry,
             subject,
             folder,
             commit=commit,
@@ -94,9 +103,7 @@ def check(
             now=datetime.now(UTC),
             say=lambda line: echo(line, err=True),
         )
-        for finding in run_checks(entry):
-            echo(f"{finding.number:>2} {finding.rule}: {_SHOWN[finding.state]}", err=True)
-            findings.append(finding)
+        entry = run_within_limit(opened, run_checks, on_finding)
     admitted = is_admitted(findings)
     if as_json:
         echo_json({"admitted": admitted, **_check_data(entry, findings)})
@@ -130,6 +137,7 @@ def prepare(
     from miner.tournament.check.entry import USUAL_KINDS
     from miner.tournament.prepare import DISTINCT, NOT_DISTINCT, prepare_entry
 
+    end_on_signals()
     made = prepare_entry(
         source_root(),
         directory,

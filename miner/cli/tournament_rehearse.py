@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ import typer
 
 from core.domain.records import without_terminal_codes
 from core.domain.units import show_bytes
-from miner.cli.options import load_settings, parse_build_arguments
+from miner.cli.options import end_on_signals, load_settings, parse_build_arguments
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def rehearse(
     hide = Redactor(settings.secrets())
     tasks = _tasks(task or ["instruct"])
     place, chosen = _source(source, commit)
-    _end_on_signals()
+    end_on_signals()
     with closing(DockerClient(settings.docker_host)) as client, _progress(hide) as say:
         _mention_leftovers(client, settings, say)
         options = RehearsalOptions(
@@ -201,13 +200,6 @@ def _mention_leftovers(client: DockerClient, settings: Settings, say: Callable[[
         counts = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in kinds.items())
         say(f"killed rehearsals left {counts.replace('directorys', 'directories')}:")
         say("  see `god-miner tournament clean --dry-run`")
-
-
-def _end_on_signals() -> None:
-    """Whatever ends it, as Ctrl-C does, nothing is left behind. Of `nohup` a lost terminal ends nothing."""
-    for sign in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(sign) is not signal.SIG_IGN:
-            signal.signal(sign, signal.default_int_handler)
 
 
 @contextmanager

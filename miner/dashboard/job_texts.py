@@ -75,6 +75,14 @@ def gain_text(base: float | None, best: float | None, *, lower_is_better: bool |
     return f"{percent(abs(gain), 1)} {'better' if gain >= 0 else 'worse'} than the base"
 
 
+def shown_target(job: Record) -> str:
+    """The profile's target and how it stands, of the attempt that the result is of, or of the newest."""
+    attempts, result = job.get("attempts") or [], job.get("result") or {}
+    chosen = [attempt for attempt in attempts if attempt["number"] == result.get("attempt")] or attempts[-1:]
+    target = chosen[0].get("target") if chosen else ""
+    return f"target {target}" if target else ""
+
+
 def deadline_text(job: Record) -> tuple[str, Tone]:
     """The time that is left; a warning where the job will not be over by then."""
     left = job["deadline_at"] - time.time()

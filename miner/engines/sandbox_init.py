@@ -1,7 +1,7 @@
 """Give up what building the sandbox needed, then become the trainer: the sandbox's first process.
 
 A script of its own, run by the training interpreter: `python -I -S sandbox_init.py OPTIONS -- COMMAND`. Of
-our packages it imports only `core.system.seccomp`, which it finds from its own path.
+our packages it imports only `core.system.seccomp` and `core.system.privileges`, found from its own path.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import socket
 import struct
 import sys
 
-PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 38, 47
-PR_CAP_AMBIENT_CLEAR_ALL = 4
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 LAST_CAPABILITY = 63
 #: In the sandbox's own memory, where nobody but root could have put it before.
 REWARDS_SOCKET = "/tmp/.god-miner-rewards"  # noqa: S108 - see above
@@ -41,12 +40,17 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (options.processes, options.processes))
     # Scripts have no search path here (-I); imports come before the user changes.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from core.system import seccomp
+    from core.system import privileges, seccomp
 
     libc = ctypes.CDLL(None, use_errno=True)
     if options.rewards and options.uid is not None:
         _serve_rewards(libc, options)
-    _drop_privileges(libc, options.uid)
+    if options.uid is not None:
+        privileges.become_user(options.uid)
+    try:
+        privileges.drop_capabilities()
+    except OSError as error:
+        sys.exit(error.strerror)
     # As that user: root without capabilities may not even enter a directory of somebody else.
     os.chdir(options.dir)
     try:
@@ -103,18 +107,6 @@ def _start_supervisor(listener: socket.socket, options: argparse.Namespace) -> N
         start = f"import sys; sys.path.insert(0, {options.rewards!r}); "
         start += "from trainer.rewards.worker import main; main()"
         os.execve(sys.executable, [sys.executable, "-I", "-c", start], environment)  # noqa: S606 - as above
-
-
-def _drop_privileges(libc: ctypes.CDLL, uid: int | None) -> None:
-    _require(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    # Before the user changes: afterwards there is no right to clear them.
-    libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    for capability in range(LAST_CAPABILITY + 1):
-        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-    if uid is not None:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
 
 
 def _require(result: int, what: str) -> None:

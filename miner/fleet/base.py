@@ -26,6 +26,8 @@ class Gpu:
     node: str = ""
     #: When others use it, by what the cluster's scheduler knows: (from, until), in order.
     busy: tuple[tuple[float, float], ...] = ()
+    #: The host's cores near to it, as docker's cpuset; "": not known.
+    cores: str = ""
 
     def busy_until(self, now: float) -> float | None:
         """When others stop using it, if they do now."""

@@ -172,4 +172,4 @@ def _gpu(name: str, tracked: _TrackedGpu, main: GpuKind) -> Gpu:
         reason = f"taken out: {gpu.excluded}"
     if reason is None and gpu.kind.name != main.name:
         reason = f"a {gpu.kind.name} among {main.name}: a machine is planned for one kind of GPU"
-    return Gpu(name, gpu.index, gpu.kind, gpu.linked, reason, gpu.node, gpu.busy)
+    return Gpu(name, gpu.index, gpu.kind, gpu.linked, reason, gpu.node, gpu.busy, gpu.cores)

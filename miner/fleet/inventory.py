@@ -146,7 +146,8 @@ class GpuInventory:
 
 def _fleet_node(node: ScannedNode, group: NodeGpus, report: GpuHealthReport) -> FleetNode:
     gpus = GpuSet(kind=report.kinds[node.name], count=len(group.every))
-    installed = Hardware.model_validate({**node.facts, "gpus": gpus})
+    near_cores = tuple(gpu.cores for gpu in group.every)
+    installed = Hardware.model_validate({**node.facts, "gpus": gpus, "near_cores": near_cores})
     usable = len(group.usable)
     return FleetNode(
         name=node.name,

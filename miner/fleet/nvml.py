@@ -47,6 +47,7 @@ class _NvmlGpu(BaseModel):
     bus: str = ""
     peers: tuple[str, ...] = ()
     switch: bool = False
+    cores: str = ""
 
 
 class _NvmlSample(BaseModel):
@@ -237,7 +238,7 @@ def _scan_of(answer: _ScanAnswer) -> GpuScan:
 
 def _scanned_gpu(gpu: _NvmlGpu, index: int, linked: frozenset[str]) -> ScannedGpu:
     kind = from_nvml(gpu.name, gpu.total, gpu.capability, nvlink=bool(linked))
-    return ScannedGpu(gpu.uuid, index, kind, linked, gpu.total, gpu.used, gpu.processes)
+    return ScannedGpu(gpu.uuid, index, kind, linked, gpu.total, gpu.used, gpu.processes, cores=gpu.cores)
 
 
 def _samples_of(answer: _SampleAnswer, at: float) -> list[NumberedSample]:

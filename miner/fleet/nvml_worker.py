@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pynvml as nv
@@ -24,6 +25,8 @@ from miner.fleet.nvml_calls import (
     text_of,
 )
 from miner.fleet.nvml_samples import NvmlSampler
+
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def scan_gpus() -> dict[str, Any]:
@@ -41,16 +44,27 @@ def _gpus_in_slot(index: int) -> list[dict[str, Any]]:
     """The GPU in a slot, or its slices where it is split (MIG)."""
     handle = nv.nvmlDeviceGetHandleByIndex(index)
     capability = list(nv.nvmlDeviceGetCudaComputeCapability(handle))
+    bus = text_of(nv.nvmlDeviceGetPciInfo(handle).busId)
+    place = {"cores": near_cores(bus)}
     if is_split(handle):
-        slices = [_facts(part, index, capability) | {"slice": True} for part in slices_of(handle)]
+        slices = [_facts(part, index, capability) | place | {"slice": True} for part in slices_of(handle)]
         return slices or [
             {
                 "slot": index,
                 "error": "MIG is enabled, and it has no slices: nvidia-smi mig -cgi 0 -C makes one",
             }
         ]
-    bus = text_of(nv.nvmlDeviceGetPciInfo(handle).busId)
-    return [_facts(handle, index, capability) | {"bus": bus, **_links(handle)}]
+    return [_facts(handle, index, capability) | place | {"bus": bus, **_links(handle)}]
+
+
+def near_cores(bus: str, devices: Path = _PCI_DEVICES) -> str:
+    """The cores of the GPU's NUMA node, by the kernel's list, as NVML has them too; "" where it has none."""
+    domain, _, rest = bus.lower().partition(":")
+    try:
+        # NVML writes the domain with eight digits, the kernel with four.
+        return (devices / f"{int(domain, 16):04x}:{rest}" / "local_cpulist").read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _facts(handle: Any, slot: int, capability: list[int]) -> dict[str, Any]:
@@ -146,8 +160,11 @@ def main() -> None:
     os.nice(10)
     worker = NvmlWorker()
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(worker.answer(line.strip())) + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(json.dumps(worker.answer(line.strip())) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os._exit(0)  # the daemon was killed, and errors would go into its JSON lines
 
 
 if __name__ == "__main__":

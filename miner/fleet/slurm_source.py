@@ -324,7 +324,7 @@ def _gpus_of(node: SlurmNode, scope: ClusterScope) -> tuple[_NodeGpus, str] | No
 
 
 def _facts_of(node: SlurmNode, host: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {**host, "cpu_cores": node.cores, "memory_bytes": node.memory_bytes}
+    facts = {**host, "cpu_cores": node.cores, "memory_bytes": node.memory_bytes, "cores": ()}
     return {name: value for name, value in facts.items() if value is not None}
 
 

@@ -9,12 +9,14 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from core.domain.errors import GodMinerError
 from core.domain.hardware import GpuKind, GpuLink, GpuSet
 from core.domain.keys import CPU_ID
+from core.planning.cores import cores_in
 
 #: How long the scan of this machine waits for that of a cluster.
 CLUSTER_WAIT_S = 1.0
@@ -47,9 +49,10 @@ class ScannedGpu:
     processes: int = 0
     #: Why the operator, or the cluster's scheduler, excluded it; None: it is not excluded.
     excluded: str | None = None
-    #: The machine that it is in, and when others use it: as in `Gpu`.
+    #: The machine that it is in, when others use it, and the cores near to it: as in `Gpu`.
     node: str = ""
     busy: tuple[tuple[float, float], ...] = ()
+    cores: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,17 +183,32 @@ _MEMORY_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/m
 #: Logs and databases write all the time: smaller changes do not count.
 _DISK_STEP = 10**9
 _MEMINFO = Path("/proc/meminfo")
+_CPUS = Path("/sys/devices/system/cpu")
 
 
 def host_facts(data_dir: Path) -> dict[str, Any]:
     """Fields of `Hardware`; what cannot be found out is left to its defaults."""
-    facts: dict[str, Any] = {"cpu_cores": len(os.sched_getaffinity(0))}
+    allowed = frozenset(os.sched_getaffinity(0))
+    facts: dict[str, Any] = {"cpu_cores": len(allowed), "cores": physical_cores(allowed)}
     memory = host_memory_bytes()
     if memory:
         facts["memory_bytes"] = memory
     with contextlib.suppress(OSError):
         facts["disk_free_bytes"] = shutil.disk_usage(data_dir).free // _DISK_STEP * _DISK_STEP
     return facts
+
+
+@lru_cache(maxsize=1)
+def physical_cores(allowed: frozenset[int], cpus: Path = _CPUS) -> tuple[tuple[int, ...], ...]:
+    """The cores that may be used, each with the numbers of its hardware threads, in order."""
+    cores = dict[tuple[int, ...], None]()
+    for number in sorted(allowed):
+        threads = frozenset({number})
+        with contextlib.suppress(OSError, ValueError):
+            siblings = cpus / f"cpu{number}/topology/thread_siblings_list"
+            threads |= cores_in(siblings.read_text(encoding="ascii")) & allowed
+        cores[tuple(sorted(threads))] = None
+    return tuple(cores)
 
 
 def host_memory_bytes(meminfo: Path = _MEMINFO, limits: tuple[Path, ...] = _MEMORY_LIMIT_FILES) -> int | None:

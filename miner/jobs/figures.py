@@ -22,7 +22,7 @@ from pydantic import ConfigDict
 
 from core.domain.records import Record
 from core.planning.efficiency import expected_speed
-from core.planning.plan import TrainingPlan
+from core.planning.plan import GoalPlan, TrainingPlan
 from core.runs.progress import EvalEvent, ProgressEvent, StepEvent
 from core.runs.run_files import HeldOutScore, RunResult
 from miner.jobs.events import LiveJob
@@ -73,6 +73,34 @@ class AttemptFigures(Record):
     lower_is_better: bool | None = None
     #: How much better the best is, relative to the base.
     gain: float | None = None
+    #: The profile's target for them, and whether the best misses it.
+    target: str | None = None
+    target_missed: bool | None = None
+
+    @property
+    def standing(self) -> str:
+        """The best score and its gain, beside the target."""
+        gain = "" if self.gain is None else f", {100 * self.gain:+.3g} % over the base"
+        return f"{self.metric} {self.best:.4g}{gain}; wanted: {self.target}" if self.best is not None else ""
+
+    @property
+    def target_text(self) -> str:
+        """The target, and how it stands; empty without one."""
+        if self.target is None:
+            return ""
+        if self.target_missed is None:
+            return f"{self.target}: not measured"
+        return f"{self.target}: {'not reached' if self.target_missed else 'reached'}"
+
+
+def misses(goal: GoalPlan, best: HeldOutScore | None, gain: float | None) -> bool | None:
+    """None where nothing of the goal is measured. A reward is no loss."""
+    missed = []
+    if goal.loss is not None and best is not None and best.lower_is_better:
+        missed.append(best.value >= goal.loss)
+    if goal.gain is not None and gain is not None:
+        missed.append(gain < goal.gain)
+    return any(missed) if missed else None
 
 
 def relative_gain(base: HeldOutScore | None, best: HeldOutScore | None) -> float | None:
@@ -181,6 +209,7 @@ class RunFigures:
         # On a CPU the plan's speed is a guess, and its memory the host's, which nobody measures by process.
         on_gpus = plan if plan and not plan.gpus.is_cpu else None
         self._expected = expected_speed(on_gpus) if on_gpus else None
+        self._goal = plan.goal if plan else None
         self._estimate = on_gpus.memory.total_bytes if on_gpus else None
         self._means = {name: _Mean() for name in _MEANS}
         self._recent: deque[StepEvent] = deque(maxlen=_RECENT)
@@ -244,7 +273,7 @@ class RunFigures:
         stands in for steps that were not logged."""
         base = result.base if result and result.base else self.base
         best = result.best if result and result.best else self.best
-        metric = best or base
+        metric, gain = best or base, relative_gain(base, best)
         means = {name: mean.value for name, mean in self._means.items()}
         memory = self.memory_bytes
         if result is not None:
@@ -264,7 +293,9 @@ class RunFigures:
             best=best.value if best else None,
             metric=metric.metric if metric else None,
             lower_is_better=metric.lower_is_better if metric else None,
-            gain=relative_gain(base, best),
+            gain=gain,
+            target=str(self._goal) if self._goal else None,
+            target_missed=misses(self._goal, best, gain) if self._goal else None,
         )
         return FiguresSnapshot(figures, self.curves.as_dict(points))
 

@@ -17,9 +17,8 @@ from random import Random
 from typing import Any
 
 from core.domain.choices import Engine as TrainingEngine
-from core.domain.hardware import Device
 from core.domain.job_states import EndReason, StepFailed
-from core.domain.keys import CPU_ID, nodes_of
+from core.domain.keys import nodes_of
 from core.engines.base import ImageFiles, RecipeError, RunInputs
 from core.engines.launch import launch_environment
 from core.engines.render import render
@@ -159,7 +158,6 @@ def engine_spec(job: JobRow, attempt: JobAttempt, now: float, free_until: float 
     """`free_until`: when others begin to use its GPUs. A time that does not do for it is not passed on: the
     scheduler then decides whether it can begin, and where it cannot it is tried elsewhere."""
     run, plan = attempt.run, attempt.plan
-    on_cpu = plan.gpus.kind.device is Device.CPU
     paths = [Path(run.data_path), Path(run.model_path), *([Path(run.resume_from)] if run.resume_from else [])]
     return EngineSpec(
         key=attempt.row.key,
@@ -167,7 +165,7 @@ def engine_spec(job: JobRow, attempt: JobAttempt, now: float, free_until: float 
         run_dir=attempt.folder.path,
         mounts=tuple(Mount(path) for path in paths),
         env=run_environment(run, plan),
-        gpus=() if on_cpu else tuple(gpu for gpu in attempt.row.gpus if gpu != CPU_ID),
+        gpus=_real_gpus(attempt),
         nodes=tuple(filter(None, nodes_of(attempt.row.gpus))),
         memory_bytes=plan.container.memory_bytes,
         shm_bytes=plan.container.shm_bytes,
@@ -179,6 +177,11 @@ def engine_spec(job: JobRow, attempt: JobAttempt, now: float, free_until: float 
         free_s=free_until - now if run.end_by < free_until < math.inf else None,
         labels={"job": str(job.id), "attempt": str(attempt.row.number), "task": job.task_id},
     )
+
+
+def _real_gpus(attempt: JobAttempt) -> tuple[str, ...]:
+    """Those that CUDA knows: pretended ones are a way to count jobs."""
+    return () if attempt.plan.gpus.is_cpu else attempt.row.gpus
 
 
 #: Below the system's own range: no outgoing connection takes the port before the training does.
@@ -225,8 +228,9 @@ class AttemptReplay:
         command = trainer_command(attempt.plan, run)
         python = str(settings.trainer_python or "python")
         environment = dict(run_environment(run, attempt.plan))
-        if gpus := ",".join(gpu for gpu in attempt.row.gpus if gpu != CPU_ID):
-            environment["CUDA_VISIBLE_DEVICES"] = gpus
+        if gpus := _real_gpus(attempt):
+            # Of a cluster's GPU the number alone: CUDA knows no nodes.
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.partition("@")[0] for gpu in gpus)
         needs = (run.model_path, run.data_path, *([run.resume_from] if run.resume_from else []))
         return cls(
             attempt.row.number,

@@ -9,13 +9,15 @@ from core.domain.choices import GpuStrategy, Refusal
 from core.domain.hardware import Hardware
 from core.domain.job_states import EndReason, StepFailed
 from core.domain.keys import NamedLane
+from core.planning.assemble import container_concessions, container_plan
 from core.planning.calibration import LearnedBounds, bounds_from, shape_key
-from core.planning.gpu_count import GPU_COUNTS, lane_for
+from core.planning.gpu_count import lane_for, node_counts
 from core.planning.oom import OutOfMemory
 from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import LoadedProfile, resolve_profile
+from core.profile.schema import ResolvedProfile
 from core.runs.remedies import AttemptFailure, smaller_plan, with_remedies
 from miner.inputs.fetch import FetchedInputs
 
@@ -93,9 +95,13 @@ def _learned_plan(request: JobPlanRequest) -> TrainingPlan:
     return plan if learned is None else _run_planner(request, learned)
 
 
+def _resolved(request: JobPlanRequest) -> ResolvedProfile:
+    model, pictures = request.inputs.model, request.inputs.data.pictures
+    return resolve_profile(request.profile, request.spec.task_type, model, pictures)
+
+
 def _run_planner(request: JobPlanRequest, learned: LearnedBounds | None) -> TrainingPlan:
-    inputs = request.inputs
-    resolved = resolve_profile(request.profile, request.spec.task_type, inputs.model, inputs.data.pictures)
+    inputs, resolved = request.inputs, _resolved(request)
     if request.any_length:
         limits = resolved.limits.model_copy(update={"min_epochs": 0.0})
         resolved = resolved.model_copy(update={"limits": limits})
@@ -133,23 +139,32 @@ def draft_plan(request: JobPlanRequest) -> PlanDraft:
     return PlanDraft(plan, counts, _gpu_lane(request))
 
 
+def on_host(plan: TrainingPlan, request: JobPlanRequest) -> TrainingPlan:
+    """A plan made for other GPUs of the host, with the limits of the container for these."""
+    asked = _resolved(request).container
+    world = plan.gpus.per_node
+    conceded = [one for one in plan.concessions if not one.field.startswith("container.")]
+    conceded += container_concessions(asked, request.hardware, world)
+    container = container_plan(asked, request.hardware, world)
+    return plan.model_copy(update={"container": container, "concessions": tuple(conceded)})
+
+
 def most_nodes(profile: LoadedProfile, spec: TaskSpec, inputs: FetchedInputs) -> int:
     """How many nodes of a cluster the profile allows for such tasks."""
     return resolve_profile(profile, spec.task_type, inputs.model, inputs.data.pictures).targets.nodes
 
 
 def _gpu_lane(request: JobPlanRequest) -> NamedLane | None:
-    task, inputs = request.spec.task_type, request.inputs
-    targets = resolve_profile(request.profile, task, inputs.model, inputs.data.pictures).targets
+    targets = _resolved(request).targets
     if targets.gpu_strategy is not GpuStrategy.LANES:
         return None
-    return lane_for(targets, inputs.model, task)
+    return lane_for(targets, request.inputs.model, request.spec.task_type)
 
 
 def _smaller_gpu_counts(plan: TrainingPlan, request: JobPlanRequest) -> Iterator[int]:
     gpus = request.hardware.gpus
     nodes = range(gpus.per_node, gpus.count, gpus.per_node)
-    counts = {*nodes, *(count for count in GPU_COUNTS if count < gpus.per_node)}
+    counts = {*nodes, *node_counts(gpus.per_node)}
     for count in sorted((count for count in counts if count < plan.gpus.count), reverse=True):
         fewer = request.hardware.model_copy(update={"gpus": gpus.take(count)})
         found = _learned_plan(replace(request, hardware=fewer))

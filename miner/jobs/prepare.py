@@ -18,13 +18,13 @@ from typing import NamedTuple
 from core.domain.hardware import Hardware
 from core.domain.job_states import EndReason, JobState, StepFailed
 from core.domain.keys import GpuReservation, NamedLane, ReservationKind, nodes_of
-from core.domain.units import show_seconds
+from core.domain.units import rfc3339, show_seconds
 from core.planning.calibration import LearnedBounds
 from core.planning.oom import OutOfMemory
 from core.planning.plan import TrainingPlan
 from core.runs.remedies import can_resume
 from core.system.files import remove_tree
-from miner.fleet.base import GpuGrant, GpuOption, NodeClass
+from miner.fleet.base import FleetNode, GpuGrant, GpuOption, NodeClass
 from miner.fleet.placement import FOREVER
 from miner.inputs.fetch import FetchedInputs
 from miner.jobs import plans
@@ -195,22 +195,32 @@ async def _plan_and_acquire(
         job.set_stage("plan")
         drafted = await job.run_step("plan", draft, lambda: useful_until(job), history.next_number)
         grant = await _acquire(job, history, drafted)
-    if history.ended_by is EndReason.OOM and history.plan is not None:
-        # The ladder's step decides everything but the number of steps, and the clock decides that.
-        keep_gpus(job, drafted.plan)
-        return drafted.plan, FOREVER
     node = job.services.fleet.inventory.node_with(grant.ids)
     if node is None:
         raise StepFailed(EndReason.GPU_LOST, f"the machine of {', '.join(grant.ids)} is not there any more")
-    granted = node.installed.model_copy(
-        update={"gpus": grant.gpus, "host_gpus": (node.hardware or node.installed).gpus.count}
-    )
+    granted = _granted_hardware(job, node, grant)
+    if history.ended_by is EndReason.OOM and history.plan is not None:
+        # The ladder's step decides everything but the number of steps, and the clock decides that.
+        keep_gpus(job, drafted.plan)
+        return plans.on_host(drafted.plan, _plan_request(job, fetched, history, granted)), FOREVER
     plan = (await _draft_plan(job, fetched, history, granted)).plan
     until = keep_gpus(job, plan)
     if until is None:
         return plan, FOREVER
     request = _plan_request(job, fetched, history, granted)
     return await _plan_before_others(job, request, plan, until)
+
+
+def _granted_hardware(job: JobContext, node: FleetNode, grant: GpuGrant) -> Hardware:
+    """The host with the job's GPUs, and which of its GPUs those are."""
+    ours = [gpu.id for gpu in job.services.fleet.inventory.gpus if gpu.node == node.name]
+    return node.installed.model_copy(
+        update={
+            "gpus": grant.gpus,
+            "host_gpus": (node.hardware or node.installed).gpus.count,
+            "gpu_places": tuple(place for place, gpu in enumerate(ours) if gpu in grant.ids),
+        }
+    )
 
 
 class _FleetDraft(NamedTuple):
@@ -420,8 +430,11 @@ async def _acquire(job: JobContext, history: AttemptHistory, draft: _FleetDraft)
         return held
     job.grant, job.gpu_lost = None, None
     job.set_stage("gpus")
+    waited_for = ""
 
     async def wait() -> GpuGrant | None:
+        nonlocal waited_for
+
         def check_nodes() -> None:
             if not _names_of(_possible_classes(job, history)) <= draft.nodes:
                 limit.reschedule(0.0)
@@ -443,9 +456,12 @@ async def _acquire(job: JobContext, history: AttemptHistory, draft: _FleetDraft)
             return None
         finally:
             showing.cancel()
-            job.live.trouble = ""
+            waited_for, job.live.trouble = job.live.trouble, ""
 
-    job.grant = await job.run_step("gpus", wait, lambda: useful_until(job))
+    try:
+        job.grant = await job.run_step("gpus", wait, lambda: useful_until(job))
+    except StepFailed as failed:
+        raise StepFailed(failed.reason, f"{failed}; {waited_for}" if waited_for else str(failed)) from None
     job.show_state()
     return job.grant
 
@@ -466,7 +482,8 @@ async def _show_who_waits_for_whom(job: JobContext, check_nodes: Callable[[], No
 def _describe_reservation(job: JobContext, reservation: GpuReservation) -> str:
     job_id = job.services.job_ids.get(reservation.key)
     holder = f"job {job_id}" if job_id is not None else "an accepted offer"
-    return f"{holder} (task {reservation.key.task_id}, GPU {', '.join(reservation.gpus)})"
+    end = f", until {rfc3339(reservation.ends_at)}" if reservation.ends_at < FOREVER else ""
+    return f"{holder} (task {reservation.key.task_id}, GPU {', '.join(reservation.gpus)}{end})"
 
 
 # Directory and record

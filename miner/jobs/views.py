@@ -97,6 +97,7 @@ def attempt_details(row: AttemptRow, stored: StoredFigures) -> dict[str, Any]:
         "detail": row.detail,
         "result": training_result([row]),
         "figures": found.figures.model_dump(),
+        "target": found.figures.target_text,
         "losses": loss_line(found.curves),
     }
 

@@ -66,7 +66,9 @@ _REFUSED_PLANS: dict[Refusal, _RefusedPlan] = {
     Refusal.NO_GPU: _RefusedPlan(
         "more usable GPUs, or a smaller limits.min_gpus in the profile", "no capacity at the moment"
     ),
-    Refusal.NO_ENGINE: _RefusedPlan("an engine that trains this kind of task"),
+    Refusal.NO_ENGINE: _RefusedPlan(
+        "a model of a kind that is trained here", "such models are not trained here"
+    ),
 }
 
 #: Rows at most that validators pair with a number of hours: (hours up to, rows).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,15 +12,13 @@ from core.domain.tasks import ImageModelType, TaskType
 from core.domain.wire import MinerTaskOffer
 from core.models.facts import ModelFacts
 from core.models.identify import NameFacts, facts_from_name_facts, facts_in_name, image_model_facts
-from core.models.image_families import image_type_from_name
+from core.models.image_families import OLDER_SD, image_type_from_name, is_older_sd
 from core.models.names import params_from_name, usable_count
-from miner.offers.policies.yaml_types import SD
 
 #: Name and count that differ by more than this factor mean two different models.
 _MAX_MISMATCH = 2.0
 #: The validators' work score knows nothing smaller or larger, and believes a name up to eight.
 _LEAST_BILLIONS, _MOST_BILLIONS, _MOST_NAMED = 1, 40, 8
-_SD_NAME = re.compile(r"stable-?diffusion-?v?-?[12](?!\d)|(?<![a-z])sd-?v?-?[12](?![0-9x])")
 
 
 class SizeEstimate(NamedTuple):
@@ -60,7 +57,7 @@ class ParsedOffer:
     @cached_property
     def model(self) -> ModelFacts:
         if self.image_type is not None:
-            return image_model_facts("", self.image_type)
+            return image_model_facts(self.kinds[0], self.image_type)
         return facts_from_name_facts(self.name_facts, self.planned_params)
 
     @property
@@ -106,8 +103,8 @@ def task_kinds(task_type: TaskType, image_type: ImageModelType | None, model_id:
     words = [task_type.word]
     if image_type is not None:
         words.insert(0, image_type.value)
-        if image_type is ImageModelType.SDXL and _SD_NAME.search(model_id.lower().replace("_", "-")):
-            words.insert(0, SD)
+        if image_type is ImageModelType.SDXL and is_older_sd(model_id):
+            words.insert(0, OLDER_SD)
     return tuple(words)
 
 

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 #: Of a start whose offer was not accepted: behind all whose was.
 LOWEST_PRIORITY = -1e6
 #: Refusals of a plan that no fact still to be learned about the task will change.
-_INFEASIBLE = frozenset({Refusal.NO_TIME, Refusal.NO_MEMORY, Refusal.ABSURD_SIZE})
+_INFEASIBLE = frozenset({Refusal.NO_TIME, Refusal.NO_MEMORY, Refusal.ABSURD_SIZE, Refusal.NO_ENGINE})
 
 
 class Reservations:

@@ -101,6 +101,8 @@ def _run(command: Sequence[str], script: str | None, limit_s: float, more: Mappi
         raise SlurmUnreachable(f"{command[0]} cannot be started: {error}") from None
     if done.returncode == 0:
         return done.stdout
+    if done.returncode < 0:
+        raise SlurmUnreachable(f"{command[0]} was ended by signal {-done.returncode}")
     text = " ".join((done.stderr or done.stdout).split())[-500:]
     if _NO_ANSWER.search(text):
         raise SlurmUnreachable(text)

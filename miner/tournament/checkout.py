@@ -2,6 +2,10 @@
 
 Git runs in a process of its own with a time limit. A private token is handed over in the environment, and
 only to the host of the repository: it is in no argument list, no file and no message.
+
+Git runs what a repository's configuration names: filters, hooks, a monitor of its files. A directory may come
+out of somebody's archive, so git never works in it: it gets a repository of ours with the same objects, and
+with copies of its branches and tags (`_without_configuration`).
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from core.domain.errors import GodMinerError
+from core.system.files import temporary_tree
 from miner.support.subprocess import PASSED_VARIABLES
+from miner.support.untrusted_files import read_untrusted
 from miner.tournament.rules import CLONE_LIMIT_S
 
 #: Checking out a commit of a clone: local work, however slow the disk.
@@ -31,7 +37,12 @@ MOST_READ_BYTES = 64 * 1024**2
 _TOKEN_VARIABLE = "GOD_MINER_GIT_TOKEN"  # noqa: S105 - its name
 #: A shell function that git calls for the repository's host alone; echo is a part of the shell, no process.
 _HELPER = f'!f() {{ echo username=x-access-token; echo "password=${_TOKEN_VARIABLE}"; }}; f'
+#: Git works in repositories of ours only, whoever the user is that they belong to.
+_OUR_SETTINGS = (("core.fsmonitor", "false"), ("core.hooksPath", os.devnull), ("safe.directory", "*"))
 _END_S = 5.0
+#: A branch's file, and those of a repository that hold more.
+_MOST_REF_BYTES, _MOST_REFS_BYTES = 1024, 64 * 1024**2
+_REF = re.compile(rb"(?:ref: refs/\S+|[0-9a-f]{40})\s*")
 
 
 class CloneFailed(GodMinerError):
@@ -75,13 +86,9 @@ def clone_repository(
             "the address holds a user name or a password, which every list of processes would show: "
             "leave it out and set TRAINING_REPO_*_TOKEN"
         )
-    environment = _environment(source, token)
-    address = str(Path(source).resolve()) if is_local(source) else source
     began = time.monotonic()
-    # --no-local: objects travel as they do over a network, only those that a branch or a tag reaches.
-    clone = ["clone", "--quiet", "--no-local", "--", address, str(directory)]
     try:
-        _git(clone, environment, limit_s, secret=token)
+        _clone(source, directory, limit_s, token)
     except CloneTooSlow:
         raise
     except CloneFailed as error:
@@ -104,9 +111,11 @@ def is_local(source: str) -> bool:
     return "://" not in source and (Path(source).is_dir() or not re.match(r"[^/]+:", source))
 
 
-def git_output(directory: Path, *arguments: str, limit_s: float = LOCAL_LIMIT_S) -> str:
-    """What git says about a local repository, without the last line's end."""
-    return _git(["-C", str(directory), *arguments], _environment(str(directory), None), limit_s).rstrip("\n")
+def git_output(directory: Path, *arguments: str, operators: bool = False) -> str:
+    """What git says about a repository of ours, without the last line's end; with the operator's settings
+    of git if those count."""
+    environment = _passed_environment() if operators else _environment()
+    return _git(["-C", str(directory), *arguments], environment, LOCAL_LIMIT_S).rstrip("\n")
 
 
 def tracked_files(directory: Path) -> list[str]:
@@ -115,11 +124,42 @@ def tracked_files(directory: Path) -> list[str]:
 
 def uncommitted_files(directory: Path) -> list[str]:
     """What of a checkout is changed or new and not committed; nothing of a bare repository."""
-    try:
-        status = git_output(directory, "status", "--porcelain", "-z", "--no-renames")
-    except CloneFailed:
+    if not (directory / ".git").exists():
         return []
-    return [line[3:] for line in status.split("\0") if line]
+    with temporary_tree("god-miner-git-") as folder:
+        try:
+            repository = _without_configuration(directory, folder)
+            environment = _environment() | {"GIT_DIR": str(repository), "GIT_WORK_TREE": str(directory)}
+            if "HOME" in os.environ:
+                environment["HOME"] = os.environ["HOME"]  # files that the operator never wants listed
+            _git(["read-tree", "HEAD"], environment, LOCAL_LIMIT_S)
+            # Git would go into submodules, which have a configuration too.
+            status = ["status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all"]
+            lines = _git(status, environment, LOCAL_LIMIT_S).split("\0")
+        except CloneFailed:
+            return []
+    return [line[3:] for line in lines if line]
+
+
+def remote_url(directory: Path) -> str | None:
+    """The address of a checkout's own remote, `origin` before others."""
+    try:
+        found = _git_directories(directory)
+    except (OSError, ValueError):
+        return None
+    content = read_untrusted(found[1] / "config", 1 << 20) if found else None
+    if content is None:
+        return None
+    with temporary_tree("god-miner-git-") as folder:
+        (folder / "config").write_bytes(content)
+        # Of a file that is named git reads no others that this one includes.
+        asked = ["config", "--file", str(folder / "config"), "--null", "--get-regexp", r"^remote\..*\.url$"]
+        try:
+            lines = _git(asked, _environment(), LOCAL_LIMIT_S).split("\0")
+        except CloneFailed:
+            return None
+    urls = dict(line.split("\n", 1) for line in reversed(lines) if "\n" in line)
+    return urls.get("remote.origin.url", next(reversed(urls.values()), None))
 
 
 def few(names: Sequence[str], most: int = 3) -> str:
@@ -160,11 +200,97 @@ def _check_out(directory: Path, commit: str, source: str) -> None:
     git_output(directory, "checkout", "--quiet", "--detach", found)
 
 
-def _environment(source: str, token: str | None) -> dict[str, str]:
-    """Of an address: none of the operator's settings, credentials least of all, which validators lack."""
-    passed = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
+def _clone(source: str, directory: Path, limit_s: float, token: str | None) -> None:
+    path = _path_of(source)
+    # --no-local: objects travel as they do over a network, only those that a branch or a tag reaches.
+    clone = ["clone", "--quiet", "--no-local", "--"]
+    if path is None:
+        _git([*clone, source, str(directory)], _environment(source, token), limit_s, secret=token)
+        return
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_tree("god-miner-git-") as folder:
+        repository = _without_configuration(path, folder)
+        _git([*clone, str(repository), str(directory)], _environment(), limit_s)
+
+
+def _path_of(source: str) -> Path | None:
+    """Where a repository of this machine is; None for an address elsewhere."""
+    if source.startswith("file://"):
+        return Path(unquote(urlsplit(source).path))
+    return Path(source).resolve() if is_local(source) else None
+
+
+def _git_directories(directory: Path) -> tuple[Path, Path] | None:
+    """Where the HEAD of a repository is, and all else of it: the same but for a worktree of another one.
+    `ValueError` for a path that is none."""
+    place = directory / ".git"
+    if pointer := read_untrusted(place, _MOST_REF_BYTES):
+        place = directory / os.fsdecode(pointer.removeprefix(b"gitdir:").strip())
+    elif not place.is_dir():
+        place = directory
+    own = Path(os.path.realpath(place))
+    rest = read_untrusted(own / "commondir", _MOST_REF_BYTES)
+    shared = Path(os.path.realpath(own / os.fsdecode(rest.strip()))) if rest else own
+    return (own, shared) if (shared / "objects").is_dir() else None
+
+
+def _without_configuration(directory: Path, folder: Path) -> Path:
+    """A repository in `folder` with the objects, branches and tags of another and nothing else of it."""
+    try:
+        return _copied(directory, folder)
+    except (OSError, ValueError, RecursionError) as error:  # paths without end, or with zero bytes
+        raise CloneFailed(f"git clone: {directory} cannot be read: {error}") from None
+
+
+def _copied(directory: Path, folder: Path) -> Path:
+    found = _git_directories(directory)
+    head = read_untrusted(found[0] / "HEAD", _MOST_REF_BYTES) if found else None
+    if found is None or head is None or not _REF.fullmatch(head):
+        raise CloneFailed(f"git clone: {directory} is not a git repository that can be read")
+    _, shared = found
+    ours = folder / "repository.git"
+    (ours / "refs").mkdir(parents=True)
+    (ours / "info").mkdir()
+    (ours / "HEAD").write_bytes(head)
+    (ours / "config").write_text("[core]\n\trepositoryformatversion = 0\n")
+    (ours / "objects").symlink_to(shared / "objects")
+    for name in ("packed-refs", "shallow", "info/exclude"):
+        content = read_untrusted(shared / name, _MOST_REFS_BYTES)
+        if content is not None:
+            (ours / name).write_bytes(content)
+    for kind in ("refs/heads", "refs/tags"):
+        for place, _, names in os.walk(shared / kind):
+            target = ours / os.path.relpath(place, shared)
+            target.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                content = read_untrusted(Path(place, name), _MOST_REF_BYTES)
+                if content is not None and _REF.fullmatch(content):
+                    (target / name).write_bytes(content)
+    return ours
+
+
+def _environment(source: str = "", token: str | None = None) -> dict[str, str]:
+    """None of the operator's settings, credentials least of all, which validators lack."""
+    settings = list(_OUR_SETTINGS)
+    # No .netrc either: with its password a private repository would be cloned here and nowhere else.
     found = {
-        **passed,
+        "HOME": os.devnull,
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_SYSTEM": os.devnull,
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_NO_LAZY_FETCH": "1",
+    }
+    if token:
+        parts = urlsplit(source)
+        settings.append((f"credential.{parts.scheme}://{parts.netloc}.helper", _HELPER))
+        found[_TOKEN_VARIABLE] = token
+    return _passed_environment(settings) | found
+
+
+def _passed_environment(settings: Sequence[tuple[str, str]] = _OUR_SETTINGS) -> dict[str, str]:
+    """With the operator's settings, and these before them."""
+    found = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ} | {
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_ASKPASS": "true",
         "SSH_ASKPASS": "true",
@@ -172,25 +298,10 @@ def _environment(source: str, token: str | None) -> dict[str, str]:
         "GIT_ALLOW_PROTOCOL": PROTOCOLS,
         "GIT_LFS_SKIP_SMUDGE": "1",
         "LC_ALL": "C.UTF-8",
+        "GIT_CONFIG_COUNT": str(len(settings)),
     }
-    if is_local(source):
-        # safe.directory is in the operator's settings. A checkout's own must not start a program.
-        return found | {
-            "GIT_CONFIG_COUNT": "1",
-            "GIT_CONFIG_KEY_0": "core.fsmonitor",
-            "GIT_CONFIG_VALUE_0": "false",
-        }
-    # No .netrc either: with its password a private repository would be cloned here and nowhere else.
-    found |= {"HOME": os.devnull, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-    if token:
-        parts = urlsplit(source)
-        scope = f"credential.{parts.scheme}://{parts.netloc}.helper"
-        found |= {
-            _TOKEN_VARIABLE: token,
-            "GIT_CONFIG_COUNT": "1",
-            "GIT_CONFIG_KEY_0": scope,
-            "GIT_CONFIG_VALUE_0": _HELPER,
-        }
+    for number, (key, value) in enumerate(settings):
+        found |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     return found
 
 

@@ -7,7 +7,6 @@ ship neither.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -205,14 +204,14 @@ def _copy_dockerfiles(clone: Path, entry: Path, kinds: Sequence[TournamentType],
 
 def _commit(entry: Path, message: str) -> str:
     git_output(entry, "init", "--quiet", "-b", "main")
-    plain = ("-c", "core.autocrlf=false", "-c", "commit.gpgsign=false", "-c", f"core.hooksPath={os.devnull}")
-    git_output(entry, *plain, "add", "--all", "--force")
+    plain = ("-c", "core.autocrlf=false", "-c", "commit.gpgsign=false")
+    git_output(entry, *plain, "add", "--all", "--force", operators=True)
     try:
-        git_output(entry, "config", "user.email")
+        git_output(entry, "config", "user.email", operators=True)
         who: tuple[str, ...] = ()
     except CloneFailed:  # no name is set for commits
         who = ("-c", "user.name=god-miner", "-c", "user.email=god-miner@localhost")
-    git_output(entry, *plain, *who, "commit", "--quiet", "--message", message)
+    git_output(entry, *plain, *who, "commit", "--quiet", "--message", message, operators=True)
     return git_output(entry, "rev-parse", "HEAD")
 
 

@@ -150,7 +150,7 @@ class AlertService:
                 self._files_in_force.discard(kind)
             elif kind not in self._files_in_force:
                 self._files_in_force.add(kind)
-                text = "resolved: the file is in force again"
+                text = "resolved: its file can be used again"
                 self._write(store_alerts.record_resolution, str(kind), "miner", text, now)
 
     async def _read_store(self, rules: Mapping[str, AlertRule], now: float) -> None:

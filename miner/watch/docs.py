@@ -65,8 +65,9 @@ is resolved on the other side of `clear`, when nothing trains there any more, or
 **No value is not a good value**: a rule that gets none stays as it is, and the list says "no data". After
 a restart open alerts go on; nobody is notified twice. Who is silenced is still listed.
 
-Alerts of the program are resolved when what they report is over: a GPU is back, a policy, a profile,
-`alerts.yaml` or FLEET_FILE is in force again. Those with no such end close six hours after they last came.
+Alerts of the program are resolved when what they report is over: a GPU is back, the hotkey can be opened, a
+policy, a profile, `alerts.yaml` or FLEET_FILE is in force again. Those with no such end close six hours after
+they last came.
 
 Two rules know only what comes by:
 

@@ -17,6 +17,7 @@ from core.domain.units import show_bytes, show_seconds
 from miner.chain.clock_offsets import ClockOffset
 from miner.fleet.samples import GpuSample, HostSample, SampleHistory
 from miner.jobs.control import RunningTraining
+from miner.jobs.figures import AttemptFigures
 from miner.watch.requests import RequestWatch
 
 _S = TypeVar("_S", GpuSample, HostSample)
@@ -278,6 +279,24 @@ def _failed_share(connection: sqlite3.Connection, since: float, now: float) -> S
     return {"miner": MetricSeries((Point(now, failed / len(rows)),), count=len(rows), detail=detail)}
 
 
+def _missed_targets(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
+    """Of a job's attempts one that reached them is enough: the best one is published."""
+    rows = connection.execute(
+        "SELECT attempts.job_id, jobs.ended_at, attempt_figures.figures FROM attempt_figures "
+        "JOIN attempts ON attempts.id = attempt_figures.attempt_id JOIN jobs ON jobs.id = attempts.job_id "
+        "WHERE jobs.ended_at BETWEEN ? AND ? AND jobs.state = 'done' "
+        "AND json_extract(attempt_figures.figures, '$.target_missed') IS NOT NULL",
+        (since, now),
+    )
+    found: dict[str, MetricSeries] = {}
+    for job_id, ended_at, text in rows:
+        figures, subject = AttemptFigures.model_validate_json(text), job_subject(job_id)
+        missed, known = float(figures.target_missed or False), found.get(subject)
+        if known is None or missed < known.points[0].value:
+            found[subject] = MetricSeries((Point(ended_at, missed),), detail=figures.standing)
+    return found
+
+
 def _rank(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
     """The place at the beginning of the window is the last one before it."""
     rows = connection.execute(
@@ -451,6 +470,14 @@ METRICS: Mapping[str, Metric] = {
             _SHARE,
             "Failed jobs, of those that have ended in the window.",
             query=_failed_share,
+        ),
+        Metric(
+            "job.target_missed",
+            _J,
+            _COUNT,
+            "1 for a published model that misses its profile's target_loss or target_gain, 0 for one that "
+            "reaches them; jobs that ended in the window.",
+            query=_missed_targets,
         ),
         Metric("rank.place", _M, _COUNT, "The miner's place in the subnet, 1 is best.", query=_rank),
         Metric(

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,6 +63,7 @@ def attacks(file: Path, victim: int) -> dict[str, Callable[[], object]]:
         "priority": lambda: os.setpriority(os.PRIO_PROCESS, victim, 19),
         "cores": lambda: os.sched_setaffinity(victim, {0}),
         "network": lambda: socket.socket(),
+        "device in its own folder": lambda: os.mknod("null", stat.S_IFCHR | 0o600, os.makedev(1, 3)),
     }
 
 
@@ -135,12 +137,29 @@ def test_the_trainers_files_and_processes_are_out_of_reach(
     found = tried(file, shared / "reward", own_user=own_user, abi=abi, monkeypatch=monkeypatch)
     assert isinstance(found, list), found
     exposed, went, own_folder, means = found
-    # Without Landlock or another user nothing hides what is in memory; it can be read, and not changed.
-    readable = ["its memory (reading)"] if abi == NO_LANDLOCK and not own_user else []
+    # Without Landlock or another user only capabilities of its owner hide what is in memory; it can be read,
+    # and not changed.
+    readable = ["its memory (reading)"] if abi == NO_LANDLOCK and not own_user and not ROOT else []
     assert (exposed, went) == (readable, []), means
     assert own_folder == (own_user or abi != NO_LANDLOCK)
     assert file.read_text() == "ours"
     assert (file.stat().st_mode, ours.stat().st_mode) == (before[0].st_mode, before[1].st_mode)
+
+
+@pytest.mark.skipif(not ROOT, reason="only root makes device files")
+def test_landlock_alone_allows_no_device_file_in_the_folder(tmp_path: Path) -> None:
+    def inside() -> object:
+        if not isolation._landlock(str(tmp_path)):
+            return "no Landlock"
+        os.mkfifo(tmp_path / "fifo")
+        os.mknod(tmp_path / "null", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        return "made"
+
+    said = in_a_fork(inside)
+    if said == "no Landlock":
+        pytest.skip("this kernel has no Landlock")
+    assert "PermissionError" in str(said)
+    assert [path.name for path in tmp_path.iterdir()] == ["fifo"]
 
 
 def test_what_does_not_hold_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,4 +174,6 @@ def test_what_does_not_hold_is_found_out(tmp_path: Path, monkeypatch: pytest.Mon
     found = tried(file, tmp_path / "reward", own_user=False, abi=NO_LANDLOCK, monkeypatch=monkeypatch)
     assert isinstance(found, list), found
     assert {"its files (writing)", "its processes (signals)", "the network"} <= set(found[0])
+    # The capabilities are gone all the same, so that the kernel makes no device file.
+    assert not {"devices (making them)"} & set(found[0])
     assert "no seccomp" in found[3]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.chain.identity import hotkey_file
+from miner.chain.identity import encrypt_keyfile_data, hotkey_file
 from miner.daemon_client import RUN_FILE
 from miner.dev.stack import (
     HOTKEY_NAME,
@@ -263,3 +263,30 @@ def test_a_hotkey_that_can_not_be_opened_is_reported_at_the_start(stack: DevStac
         assert time.monotonic() < ends, text
         time.sleep(0.05)
     assert "WALLET_PASSWORD" in text
+
+
+def test_the_alert_of_a_locked_hotkey_ends_when_the_password_is_right(
+    stack: DevStack, running: Running
+) -> None:
+    keys = stack.keys
+    path = hotkey_file(keys.wallet_path, MINER_WALLET, HOTKEY_NAME)
+    path.write_bytes(bytes(encrypt_keyfile_data(path.read_bytes(), "the right one")))
+    public = json.dumps({"ss58Address": keys.miner.ss58_address})
+    path.with_name(f"{path.name}pub.txt").write_text(public)
+
+    def until_open_alerts_are(wanted: list[str]) -> None:
+        ends = time.monotonic() + 120
+        while open_alerts(stack) != wanted:
+            assert time.monotonic() < ends, open_alerts(stack)
+            time.sleep(0.1)
+
+    for settings, wanted in (({}, ["hotkey_locked"]), ({"WALLET_PASSWORD": "the right one"}, [])):
+        child = running(**settings)
+        until_open_alerts_are(wanted)
+        child.stop()
+
+
+def open_alerts(stack: DevStack) -> list[str]:
+    with store(stack) as connection:
+        rows = connection.execute("SELECT rule FROM alerts WHERE resolved_at IS NULL AND rule LIKE 'hotkey%'")
+        return [rule for (rule,) in rows]

@@ -6,10 +6,12 @@ import asyncio
 import http.client
 import os
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 
 import pytest
+import uvloop
 
 from miner.daemon_client import RUN_FILE
 from miner.dev.stack import LOOPBACK, ChildProcess, DevStack
@@ -132,3 +134,33 @@ async def test_what_does_not_end_within_the_grace_is_not_accepted(
 def test_a_grace_of_less_than_a_second_is_not_rounded_to_none(stack: DevStack) -> None:
     settings = load_settings(env={**stack.settings(), "SHUTDOWN_GRACE_SECONDS": "0.9"}, env_file=None)
     assert _uvicorn_server(lambda *_: None, settings, Metrics()).config.timeout_graceful_shutdown == 1  # type: ignore[arg-type]
+
+
+def test_connections_that_nobody_has_accepted_yet_are_answered_and_not_reset(stack: DevStack) -> None:
+    """As many come between two looks of a busy daemon."""
+    settings = load_settings(env=stack.settings(), env_file=None)
+    clients: list[socket.socket] = []
+
+    async def app(_scope: object, _receive: object, send: Callable[..., Awaitable[None]]) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"answered"})
+
+    server = _uvicorn_server(app, settings, Metrics())  # type: ignore[arg-type]
+    listening = socket.create_server((LOOPBACK, 0), backlog=100)
+    address = listening.getsockname()
+
+    async def last_tick(_counter: int) -> bool:
+        # The event loop accepts nothing while this runs, and the server stops right after it.
+        for _ in range(50):
+            clients.append(socket.create_connection(address))
+            clients[-1].sendall(request("/healthz"))
+        return True
+
+    server.on_tick = last_tick  # type: ignore[method-assign]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(server.serve(sockets=[listening]))
+    for client in clients:
+        with client, client.makefile("rb") as answer:
+            assert b"answered" in answer.read()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)

@@ -3,6 +3,7 @@ tokenizer's."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,29 @@ def save(folder: Path, kind: str) -> Path:
         tokenizer.add_tokens(["<picture>"], special_tokens=True)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def with_endless_pattern(folder: Path) -> None:
+    """Words are split by a pattern that backtracks beyond its library's limit on a long row of a's."""
+    pattern = {"type": "Split", "pattern": {"Regex": "(?:a|aa|aaa)+$(?<=b)"}, "behavior": "Isolated"}
+    settings = _settings(folder)
+    steps = [{**pattern, "invert": False}, settings["pre_tokenizer"]]
+    settings["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    (folder / "tokenizer.json").write_text(json.dumps(settings))
+
+
+def with_normalizer_bomb(folder: Path) -> None:
+    """Every e becomes a quarter of a million, and all of them are looked through again and again."""
+    doubled = [_replaced("e", "ee")] * 18
+    settings = _settings(folder)
+    settings["normalizer"] = {"type": "Sequence", "normalizers": [*doubled, *[_replaced("e", "e")] * 2000]}
+    (folder / "tokenizer.json").write_text(json.dumps(settings))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    return settings
+
+
+def _replaced(text: str, by: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": text}, "content": by}

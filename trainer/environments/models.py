@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from core.domain.errors import GodMinerError
+from trainer.environments.in_time import in_time
 from trainer.environments.memory import Cut, cut_tokens, cut_words
 from trainer.environments.tool_calls import (
     ParserName,
@@ -277,9 +278,16 @@ class LocalModel:
 
     def answer(self, messages: Messages, tools: Tools, *, max_tokens: int, seed: int) -> ChatAnswer:
         """Answer in a batch with whatever else is asked now. Nothing is drawn, so the seed is not used."""
-        with self._lock:
-            prompt = self.prompt(messages, tools)
-            tokens = len(self._tokenizer.encode(prompt, add_special_tokens=False))
+
+        def read() -> tuple[str, int]:
+            with self._lock:
+                prompt = self.prompt(messages, tools)
+                return prompt, len(self._tokenizer.encode(prompt, add_special_tokens=False))
+
+        try:
+            prompt, tokens = in_time(read, self._turn_seconds)
+        except TimeoutError:
+            raise AnswerTimeout(f"no request is written within {self._turn_seconds:g} s") from None
         if tokens + max_tokens > self._context:
             raise ContextOverflow(f"{tokens} + {max_tokens} tokens, the context has {self._context}")
         question = _PendingAnswer(prompt, max_tokens, Future())
@@ -314,10 +322,14 @@ class LocalModel:
     def _generate(self, batch: Sequence[_PendingAnswer]) -> list[tuple[str, bool] | None]:
         """Answer all in one batch: text, and whether it was cut off. None for one that takes too long."""
         torch, tokenizer = self._torch, self._tokenizer
-        with self._lock:
+        if not self._lock.acquire(timeout=self._turn_seconds):
+            raise BadModel("its tokenizer or chat template is still at work on another question")
+        try:
             read = tokenizer(
                 [one.prompt for one in batch], return_tensors="pt", padding=True, add_special_tokens=False
             ).to(self._device)
+        finally:
+            self._lock.release()
         limit = max(one.max_tokens for one in batch)
         began = time.monotonic()
         with torch.inference_mode():

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from core.domain.errors import GodMinerError
+from core.domain.records import printable, without_terminal_codes
 from core.domain.tasks import INTERCODE, PVP_GAMES
 from trainer.environments import tables
 from trainer.environments.games import board_game
@@ -328,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
 
     def say(text: str) -> None:
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(_shown(text) + "\n")
         sys.stderr.flush()
 
     played, names, code, failure = Played(), list[str](), 0, ""
@@ -340,6 +341,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _play(asked, entries, played, say)
     except (GodMinerError, OSError) as error:
         failure = str(error)
+    except ModuleNotFoundError as error:
+        failure = _missing(error)
     except KeyboardInterrupt:
         code = _INTERRUPTED_CODE
     if failure := failure or played.failure:
@@ -351,7 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     group = asked.group and not code
     facts = {**report(played, names, group), **({"failure": failure} if failure else {})}
-    text = json.dumps(facts) if asked.as_json else "\n".join(report_lines(played, names, group))
+    text = json.dumps(facts) if asked.as_json else _shown("\n".join(report_lines(played, names, group)))
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
     try:
@@ -362,6 +365,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(str(error))
         code = code or 1
     return code
+
+
+def _shown(text: str) -> str:
+    """What a server or a model says may hold whatever a terminal obeys."""
+    return printable(without_terminal_codes(text))
+
+
+#: What games need beside the training stack, as it is installed, by the name that is imported.
+_GAMES = {"pyspiel": "open-spiel", "numba": "numba"}
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    text = (
+        f"{error.name} is missing in the environment of {sys.executable}: `make training` makes one with it"
+    )
+    if error.name in _GAMES:
+        text += f", or add it to this one: {sys.executable} -m pip install {' '.join(_GAMES.values())}"
+    return text
 
 
 def _opponents(games: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from core.domain.records import printable, without_terminal_codes
 from trainer.environments.intercode.rehearsal import PlayedTask
 from trainer.environments.match import GameRecord, Turn
 from trainer.environments.tool_calls import ToolCall
@@ -46,21 +47,22 @@ def _call_line(call: ToolCall) -> str:
     return f"> {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})"
 
 
+def _write(path: Path, text: str) -> Path:
+    """A model's answers may hold whatever a terminal obeys."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(printable(without_terminal_codes(text)), "utf-8", errors="replace")
+    return path
+
+
 def write_transcript(folder: Path, number: int, record: GameRecord) -> Path:
     """Write a game's transcript into the folder of its match."""
-    folder.mkdir(parents=True, exist_ok=True)
     ends = record.forfeit[1].value if record.forfeit else record.outcomes[0].value
-    path = folder / f"{number:04d}-seed-{record.seed}-{ends}.txt"
-    path.write_text(transcript(record), "utf-8", errors="replace")
-    return path
+    return _write(folder / f"{number:04d}-seed-{record.seed}-{ends}.txt", transcript(record))
 
 
 def write_task(folder: Path, number: int, task: PlayedTask) -> Path:
     """Write the transcript of a shell task into the folder of its model."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{number:04d}-reward-{task.reward:.2f}.txt"
-    path.write_text(task.transcript(), "utf-8", errors="replace")
-    return path
+    return _write(folder / f"{number:04d}-reward-{task.reward:.2f}.txt", task.transcript())
 
 
 def match_folder(folder: Path, game: str, names: tuple[str, str]) -> Path:

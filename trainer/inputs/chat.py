@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from core.domain.tasks import ChatDataset
 from trainer.errors import BadData, BadModel
 from trainer.inputs.files import RawRow, columns_of, require_columns, text_of
-from trainer.inputs.tokens import BATCH, IGNORED, LabelledRow, Tokenizer, compact_ids
+from trainer.inputs.tokens import BATCH, IGNORED, LabelledRow, Tokenizer, compact_ids, tokenized
 
 CHATML = (
     "{% if add_generation_prompt is not defined %}{% set add_generation_prompt = false %}{% endif %}"
@@ -225,8 +225,8 @@ def _encoded(batch: Sequence[RenderedChat | None], tokenizer: Tokenizer) -> Iter
     if not texts:
         yield from (None for _ in batch)
         return
-    encoding = tokenizer(
-        texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False
+    encoding = tokenized(
+        tokenizer, texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False
     )
     encoded = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
     for chat in batch:

@@ -15,7 +15,7 @@ from core.domain.evaluation import EvaluationRules
 from core.domain.tasks import DpoDataset, GrpoDataset
 from core.engines.axolotl.data_keys import GRPO_EXTRA, GRPO_PROMPT
 from trainer.inputs.files import RawRow, columns_of, require_columns, text_of
-from trainer.inputs.tokens import PairRow, PromptRow, Tokenizer, compact_ids, encode
+from trainer.inputs.tokens import PairRow, PromptRow, Tokenizer, compact_ids, encode, tokenized
 
 PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 
@@ -103,7 +103,7 @@ def shorten_prompts(
     room = limit if rules.grpo_prompt is None else min(limit, rules.grpo_prompt)
     for start in range(0, len(prompts), 100):
         batch = list(prompts[start : start + 100])
-        encoding = tokenizer(batch, add_special_tokens=False, return_offsets_mapping=True)
+        encoding = tokenized(tokenizer, batch, add_special_tokens=False, return_offsets_mapping=True)
         special = _special_count(tokenizer) if rules.special_tokens else 0
         for prompt, offsets in zip(batch, encoding["offset_mapping"], strict=True):
             yield _last_tokens(prompt, offsets, tokenizer, max(room - special, 1))
@@ -111,7 +111,8 @@ def shorten_prompts(
 
 def _special_count(tokenizer: Tokenizer) -> int:
     """How many tokens the tokenizer adds by itself."""
-    return len(tokenizer("a")["input_ids"]) - len(tokenizer("a", add_special_tokens=False)["input_ids"])
+    with_them = tokenized(tokenizer, "a")["input_ids"]
+    return len(with_them) - len(tokenized(tokenizer, "a", add_special_tokens=False)["input_ids"])
 
 
 def _last_tokens(prompt: str, offsets: Sequence[tuple[int, int]], tokenizer: Tokenizer, room: int) -> str:
@@ -120,7 +121,7 @@ def _last_tokens(prompt: str, offsets: Sequence[tuple[int, int]], tokenizer: Tok
     drop = len(offsets) - room
     while 0 < drop < len(offsets):
         rest = prompt[offsets[drop][0] :]
-        over = len(tokenizer(rest, add_special_tokens=False)["input_ids"]) - room
+        over = len(tokenized(tokenizer, rest, add_special_tokens=False)["input_ids"]) - room
         if over <= 0:
             return rest
         drop += over

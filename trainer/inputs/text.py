@@ -15,6 +15,7 @@ import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,6 +115,24 @@ class TextTask:
     @property
     def rules(self) -> EvaluationRules:
         return evaluation_rules(self.spec.era)
+
+
+#: Rows on which a template and a tokenizer are tried.
+FIRST_ROWS = 8
+
+
+def try_rows(spec: RunSpec, records: Sequence[RawRow], tokenizer: Tokenizer) -> None:
+    """Encode the first rows, and forget them."""
+    dataset, rows = spec.dataset, list(records[:FIRST_ROWS])
+    with suppress(BadData):  # said of all rows, if it is true of them
+        if isinstance(dataset, EnvironmentDataset):
+            fitting_encoder(tokenizer, records, spec.model_path)
+        elif isinstance(dataset, DpoDataset):
+            list(pair_rows(dataset, rows, tokenizer, evaluation_rules(spec.era)))
+        elif isinstance(dataset, GrpoDataset):
+            list(encode(tokenizer, [row.prompt for row in prompt_rows(dataset, rows)]))
+        elif isinstance(dataset, InstructDataset | ChatDataset):
+            list(_encoded(dataset, rows, tokenizer, UNKNOWN_WINDOW))
 
 
 def read_task(spec: RunSpec, tokenizer: Tokenizer) -> TextTask:

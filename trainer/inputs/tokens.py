@@ -48,7 +48,9 @@ def load_tokenizer(model_path: str) -> Tokenizer:
     forbid_remote_code()
     try:
         tokenizer: Tokenizer = transformers.AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-    except Exception as error:  # a foreign folder makes transformers raise what it likes
+    except BaseException as error:  # a foreign folder makes transformers raise what it likes
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
         raise BadModel(f"{model_path} has no tokenizer that can be loaded: {str(error)[:300]}") from error
     if not tokenizer.is_fast:
         raise BadModel(
@@ -120,6 +122,22 @@ def _config(model_path: str) -> dict[str, Any]:
     return config
 
 
+def _is_panic(error: BaseException) -> bool:
+    """Of the tokenizer's own code, which is Rust. It is no `Exception`, and has no class to import."""
+    return type(error).__name__ == "PanicException"
+
+
+def tokenized(tokenizer: Tokenizer, texts: Any, **options: Any) -> Any:
+    """Call the tokenizer; `BadModel` where its own code fails: a regular expression that backtracks for too
+    long is a panic."""
+    try:
+        return tokenizer(texts, **options)
+    except BaseException as error:
+        if type(error) is not Exception and not _is_panic(error):
+            raise
+        raise BadModel(f"the base model's tokenizer fails on the task's rows: {str(error)[:300]}") from error
+
+
 def encode(
     tokenizer: Tokenizer, texts: Sequence[str], *, special_tokens: bool = True, limit: int | None = None
 ) -> Iterator[list[int]]:
@@ -128,7 +146,7 @@ def encode(
     if limit is not None:
         options |= {"truncation": True, "max_length": limit}
     for start in range(0, len(texts), BATCH):
-        yield from tokenizer(list(texts[start : start + BATCH]), **options)["input_ids"]
+        yield from tokenized(tokenizer, list(texts[start : start + BATCH]), **options)["input_ids"]
 
 
 def encode_filled(tokenizer: Tokenizer, texts: Sequence[str], limit: int | None) -> Iterator[list[int]]:

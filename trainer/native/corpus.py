@@ -31,6 +31,7 @@ from trainer.inputs.tokens import (
     model_rows,
     model_window,
     pad_token_for_engine,
+    tokenized,
 )
 from trainer.native.token_file import META_FILE, TokenFile, TokenWriter, width_of, write_rows
 from trainer.runner.planning import make_own_plan, model_facts
@@ -118,7 +119,8 @@ def _encode(batch: Sequence[Document], tokenizer: Tokenizer, writer: TokenWriter
     if not batch:
         return
     texts = [text for text, _ in batch]
-    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    options = {"add_special_tokens": False, "return_attention_mask": False}
+    encoded = tokenized(tokenizer, texts, **options)["input_ids"]
     for ids, (_, ends) in zip(encoded, batch, strict=True):
         writer.add([*ids, tokenizer.eos_token_id] if ends else ids)
 
@@ -129,7 +131,7 @@ def identity_of(source: Path, tokenizer: Tokenizer) -> str:
     for file in files_in(source, (".txt", *KINDS)):
         state = file.stat()
         digest.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode())
-    probe = tokenizer(["The 1st test, of (many) words: äöü 日本語\n\tx += 1"])["input_ids"]
+    probe = tokenized(tokenizer, ["The 1st test, of (many) words: äöü 日本語\n\tx += 1"])["input_ids"]
     digest.update(json.dumps([len(tokenizer), tokenizer.eos_token_id, probe]).encode())
     return digest.hexdigest()
 

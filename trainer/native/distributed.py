@@ -80,9 +80,6 @@ def join_process_group(
     if world == 1:
         yield NativeCommunicator(0, 1, device, heartbeat)
         return
-    # The last collectives of every rank are kept, so that after a hang one sees which was not joined.
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
-    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     dist.init_process_group("gloo" if cpu else "nccl", timeout=timedelta(seconds=hang_s + _AFTER_WATCHDOG_S))
     _kept_groups.append(dist.group.WORLD)
     yield NativeCommunicator(rank, world, device, heartbeat)

@@ -11,7 +11,10 @@ capabilities there is no other. None of this needs a privilege, and none of it c
 | memory, limits, priorities of others | seccomp, for all | | |
 | sockets, so the ranks' rendezvous | seccomp, for all | | |
 
-Only the standard library and `core.system.seccomp`: this is loaded into the process that reward code runs in.
+Capabilities are given up in every case, so that root is no more than the owner of its files.
+
+Only the standard library and modules of `core.system` that import nothing else: this is loaded into the
+process that reward code runs in.
 """
 
 from __future__ import annotations
@@ -20,25 +23,30 @@ import contextlib
 import ctypes
 import errno
 import os
+import signal
 import socket
+import stat
 import struct
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from core.system.privileges import become_user, drop_capabilities
 from core.system.seccomp import BREAKOUTS, NAMESPACES, SyscallRule, set_filter
 
 #: Users that no machine has: above those that systemd gives to containers.
 FIRST_UID = 2_000_000_000
 NOBODY = 65_534
-PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_PDEATHSIG = 1
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # Landlock's calls, on every architecture
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
 _WRITE_FILE = 1 << 1
 #: Everything that changes files, in the order of the ABIs that brought it.
 _CHANGES = {1: _WRITE_FILE | 0b1_1111_1111 << 4, 2: 1 << 13, 3: 1 << 14}
+#: Denied in its own folder too: MAKE_CHAR and MAKE_BLOCK.
+_DEVICES = 1 << 6 | 1 << 11
 _SCOPED = 0b11  # abstract sockets and signals
 SCOPED_ABI, TRUNCATE_ABI = 6, 3
 
@@ -142,23 +150,17 @@ class Isolation(NamedTuple):
     exposed: tuple[str, ...]
 
 
-def become_user(uid: int) -> None:
-    """Become that user for good; `OSError` where we may not."""
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-
-
 def usable_uid(wanted: int, scratch: str) -> int | None:
     """A user of its own for reward code, who can read what a reward imports and write into `scratch`. None
     where we are not root, may not become another, or the other could not do that."""
     if os.geteuid() != 0:
         return None
     modules = [place for place in sys.path if os.path.isdir(place)]
-    return next((uid for uid in (wanted, NOBODY) if _can_work(uid, modules, scratch)), None)
+    return next((uid for uid in (wanted, NOBODY) if can_work(uid, modules, scratch)), None)
 
 
-def _can_work(uid: int, modules: list[str], scratch: str) -> bool:
+def can_work(uid: int, modules: list[str], scratch: str) -> bool:
+    """Whether we may become that user, who then can read `modules` and write into `scratch`."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -172,32 +174,36 @@ def _can_work(uid: int, modules: list[str], scratch: str) -> bool:
 
 
 def isolate_process(
-    folder: str, *, own_user: bool, forbidden_file: str, supervisor: int, modes_fail: bool = True
+    folder: str, *, own_user: bool, forbidden_file: str, supervisor: int, for_shell: bool = False
 ) -> Isolation:
     """Let this process and its children change only what lies in `folder`, from here on. Tried at the end:
     `forbidden_file`, which they must not be able to touch, and `supervisor`, a process out of their reach.
 
-    Modes, owners and times of files cannot be changed. Without `modes_fail` such calls do nothing and report
-    success: shell commands as common as touch and sed make them on the way, and fail where they fail."""
-    ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    Modes, owners and times of files cannot be changed. With `for_shell` such calls do nothing and report
+    success: commands as common as touch and sed make them on the way, and fail where they fail. A user of its
+    own does not keep a shell from what everybody may write: what Landlock lacks is refused all the same."""
+    # After the user has changed, which takes it off.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    drop_capabilities()
     abi = _landlock(folder)
     means = [f"user {os.getuid()}, of its own" if own_user else f"user {os.getuid()}, the trainer's own"]
     means.append(f"Landlock {abi}" if abi else "no Landlock")
-    modes = _MODES if modes_fail else tuple(replace(rule, errno=0) for rule in _MODES)
+    by_modes = own_user and not for_shell
+    modes = tuple(replace(rule, errno=0) for rule in _MODES) if for_shell else _MODES
     rules = [*BREAKOUTS, *NAMESPACES, *_OTHERS, *_NETWORK, *modes]
-    if not own_user and abi < SCOPED_ABI:
+    if not by_modes and abi < SCOPED_ABI:
         rules += [
             *_SIGNALS,
             SyscallRule("tgkill", (234, 131), where=(0, 0xFFFFFFFF, os.getpid()), unless=True),
         ]
-    if not own_user and abi < TRUNCATE_ABI:
+    if not by_modes and abi < TRUNCATE_ABI:
         rules += _EMPTYING if abi else _WRITING
     try:
         set_filter(rules)
-        means.append("seccomp" if own_user or abi else "seccomp, which lets it write nothing at all")
+        means.append("seccomp" if by_modes or abi else "seccomp, which lets it write nothing at all")
     except OSError as error:
         means.append(f"no seccomp ({error.strerror})")
-    return Isolation(", ".join(means), tuple(_exposed(forbidden_file, supervisor)))
+    return Isolation(", ".join(means), tuple(_exposed(folder, forbidden_file, supervisor)))
 
 
 def _abi() -> int:
@@ -219,7 +225,7 @@ def _landlock(folder: str) -> int:
     if rules < 0:
         return 0
     try:
-        for path, rights in ((folder, changes), (os.devnull, _WRITE_FILE | changes & 1 << 14)):
+        for path, rights in ((folder, changes & ~_DEVICES), (os.devnull, _WRITE_FILE | changes & 1 << 14)):
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
             added = libc.syscall(_ADD, rules, _PATH_BENEATH, struct.pack("=Qi", rights, opened), 0)
             os.close(opened)
@@ -230,7 +236,7 @@ def _landlock(folder: str) -> int:
         os.close(rules)
 
 
-def _exposed(forbidden_file: str, supervisor: int) -> Iterator[str]:
+def _exposed(folder: str, forbidden_file: str, supervisor: int) -> Iterator[str]:
     """Try every way out; return those that work."""
     if _goes(lambda: os.close(os.open(forbidden_file, os.O_WRONLY))):
         yield "its files (writing)"
@@ -244,6 +250,10 @@ def _exposed(forbidden_file: str, supervisor: int) -> Iterator[str]:
         yield "its memory (reading)"
     if _goes(lambda: socket.socket().close()):
         yield "the network"
+    device = os.path.join(folder, ".device")
+    if _goes(lambda: os.mknod(device, stat.S_IFCHR, os.makedev(1, 3))):  # /dev/null's
+        os.unlink(device)
+        yield "devices (making them)"
 
 
 def _mode_changes(file: str) -> bool:

@@ -8,7 +8,6 @@ answers each line with one: {"rewards": [...]}, {"problem": "..."}, or both.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from core.system.files import remove_tree
+from core.system.privileges import become_user
 from core.system.wrapper import adopt_orphans
 from trainer.rewards import isolation
 from trainer.runner.processes import descendants, reap
@@ -33,16 +33,13 @@ OPEN_FILES = 256
 MAX_PROBLEM_LENGTH = 500
 #: Processes that a reward may have at a time. Where it has a user of its own the kernel counts, threads too.
 PROCESS_LIMIT = 1024
-_PARENT_DIED = 1  # PR_SET_PDEATHSIG
 
 RewardRequest = dict[str, Any]
 
 
 def limit_resources(*, own_user: bool) -> None:
-    """Limit what a reward may use, and end this process with its supervisor. The limit on processes counts
-    all those of a user, so it is set only where that user has no others."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)
+    """Limit what a reward may use. The limit on processes counts all those of a user, so it is set only where
+    that user has no others. Before the user changes: another may not write into /proc/self."""
     for kind, most in (
         (resource.RLIMIT_AS, MEMORY_LIMIT),
         (resource.RLIMIT_FSIZE, FILE_LIMIT),
@@ -204,8 +201,9 @@ def _run_worker(conversation: socket.socket, uid: int | None, folder: str, forbi
         supervisor = os.getppid()
         os.dup2(conversation.detach(), 3)
         os.closerange(4, 1 << 16)
+        limit_resources(own_user=uid is not None)
         if uid is not None:
-            isolation.become_user(uid)
+            become_user(uid)
         os.mkdir(folder, 0o700)
         os.chdir(folder)
         passed = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
@@ -213,7 +211,6 @@ def _run_worker(conversation: socket.socket, uid: int | None, folder: str, forbi
         os.environ.update({**passed, **FIXED_VARIABLES, "HOME": folder, "TMPDIR": folder})
         tempfile.tempdir = None
         sys.path[:] = [place for place in sys.path if place and place != _root()]
-        limit_resources(own_user=uid is not None)
         held = isolation.isolate_process(
             folder, own_user=uid is not None, forbidden_file=forbidden_file, supervisor=supervisor
         )
@@ -296,7 +293,7 @@ def _remove_as(uid: int | None, folder: str) -> None:
     if child == 0:
         try:
             if uid is not None:
-                isolation.become_user(uid)
+                become_user(uid)
             remove_tree(folder)
         finally:
             os._exit(0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from core.planning.plan import TrainingPlan
 from core.runs.run_files import RunSpec
 from trainer.environments.task import ROWS_SHARES, RowsInTheMaking, trained_rows
 from trainer.handoff import PreparedRows, PrepareSpec, write_record
+from trainer.inputs.files import read_rows
 from trainer.inputs.model_loading import block_imports
-from trainer.inputs.text import encode_task, read_task, write_task
+from trainer.inputs.text import encode_task, try_rows, write_task
 from trainer.inputs.tokens import load_tokenizer, pad_token_for_engine
 from trainer.native import corpus
 from trainer.runner.planning import make_own_plan, model_facts
@@ -43,19 +45,28 @@ def prepare(spec: PrepareSpec) -> PreparedRows:
         return corpus.prepare_corpus(spec)
     asked = TrainingPlan.from_json(Path(spec.plan_path).read_bytes()) if spec.plan_path is not None else None
     making = _start_making(spec.run, asked) if spec.run.task_type.makes_rows else None
-    tokenizer = load_tokenizer(spec.run.model_path)
-    if making is not None:
-        records, notes = making.rows()
-        task = encode_task(spec.run, records, tokenizer)
-        task = replace(task, notes=(*notes, *task.notes))
-    else:
-        task = read_task(spec.run, tokenizer)
+    with _trial(spec):
+        tokenizer = load_tokenizer(spec.run.model_path)
+    records, notes = making.rows() if making is not None else (read_rows(Path(spec.run.data_path)), ())
+    with _trial(spec):
+        try_rows(spec.run, records, tokenizer)
+    task = encode_task(spec.run, records, tokenizer)
+    task = replace(task, notes=(*notes, *task.notes))
     plan = asked or make_own_plan(spec.run, _facts(spec.run), task.facts)
     Path(spec.plan_out).write_text(plan.to_json(), encoding="utf-8")
     prepared = write_task(task, plan, Path(spec.folder))
     for text in prepared.notes:
         ProgressLog(Path(spec.run.progress_path)).note("data", text)
     return prepared.model_copy(update={"pad_token": pad_token_for_engine(tokenizer)})
+
+
+@contextmanager
+def _trial(spec: PrepareSpec) -> Iterator[None]:
+    """The runner ends this process where that takes too long: what a model's template or tokenizer does may
+    never end, and nothing within the process is sure to run beside it."""
+    spec.trial_path.touch()
+    yield
+    spec.trial_path.unlink()
 
 
 def _facts(run: RunSpec) -> ModelFacts:

@@ -12,9 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from core.domain.choices import EvalMetric
+from core.domain.units import show_seconds
 from core.engines.base import RenderedRun, RunInputs
 from core.engines.launch import launch_command
 from core.engines.render import render
@@ -38,6 +40,7 @@ from trainer.runner.supervise import (
     LaunchResult,
     SupervisedProcess,
     SupervisionLimits,
+    Termination,
     launch_result,
     supervise,
 )
@@ -78,6 +81,8 @@ OVERRUN_S, OVERRUN_SHARE = 60.0, 0.4
 HANG_FACTOR, HANG_MIN_S = 30.0, 1200.0
 #: How many times the planned time to the first step may pass before our plugin must have been loaded.
 MARKER_FACTOR, MARKER_MIN_S = 3.0, 300.0
+#: A tokenizer is loaded, and encodes some rows, in seconds; on a busy host in tens of them.
+TRIAL_S = 120.0
 
 
 @dataclass
@@ -159,7 +164,8 @@ class TextRunner:
         spec_path.write_text(spec.model_dump_json(indent=2), encoding="utf-8")
         command = (sys.executable, "-m", "trainer.runner.prepare", str(spec_path))
         child = self.start(command, child_environment(self.work, {}), self.work)
-        ended = supervise(child, SupervisionLimits(hard_end=self.hard_end), self.stop)
+        limits = SupervisionLimits(hard_end=self.hard_end, more=partial(_endless_trial, spec.trial_path))
+        ended = supervise(child, limits, self.stop)
         prepared = read_record(PreparedRows, Path(spec.prepared_out))
         if prepared is None or ended.termination is not None:
             return launch_result(
@@ -272,6 +278,18 @@ class TextRunner:
             detail=attempt.detail,
         )
         return remedy_for(plan, failed, earlier)
+
+
+def _endless_trial(path: Path) -> Termination | None:
+    """A template or a tokenizer that never ends would use up the job's time, and hold its GPUs."""
+    try:
+        seconds = time.time() - path.stat().st_mtime
+    except OSError:
+        return None
+    if seconds <= TRIAL_S:
+        return None
+    late = f"did not encode the first rows in {show_seconds(TRIAL_S)}"
+    return Termination(RunEnd.BAD_MODEL, f"the base model's tokenizer or chat template {late}")
 
 
 def _commands(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun) -> list[tuple[str, ...]]:

@@ -139,6 +139,7 @@ def _figure_rows(attempt: Mapping[str, Any], *, so_far: bool) -> Iterator[tuple[
     if so_far and figures["best"] is not None:
         gain = f", {_gain(figures['gain'])}" if figures["gain"] is not None else ""
         yield "so far", f"{figures['metric']} {_scores(figures, 4)}{gain}"
+    yield "target", attempt["target"]
     if losses:
         yield "loss", f"{sparkline(losses)} {losses[0]:.4g} → {losses[-1]:.4g}"
     yield "speed", _speed(figures)

@@ -162,6 +162,8 @@ def _main_numbers(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         yield "prompts seen", f"{seen:.0%} of {plan.data.rows - steps.eval_rows:,}"
     yield "steps.total", f"{steps.total:,}"
     yield "steps.eval_every", f"{steps.eval_every} ({steps.eval_rows} rows)"
+    if plan.goal is not None:
+        yield "goal", str(plan.goal)
     yield "steps.save_every", f"{steps.save_every} (keeps {steps.keep_checkpoints})"
     yield "precision.gradient_checkpointing", "on" if precision.gradient_checkpointing else "off"
     yield "precision.attention", precision.attention.value

@@ -13,7 +13,7 @@ from miner.dashboard.daemons import DaemonTrouble
 from miner.dashboard.job_charts import JobCharts
 from miner.dashboard.job_log import JobLog
 from miner.dashboard.job_plan import JobPlan
-from miner.dashboard.job_texts import deadline_text, gain_text, state_text, task_name
+from miner.dashboard.job_texts import deadline_text, gain_text, shown_target, state_text, task_name
 from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import (
     NOT_AVAILABLE,
@@ -170,7 +170,8 @@ class _JobFigures:
         best = live.get("best_score") if live.get("best_score") is not None else result.get("best")
         lower = result.get("metric") != "reward"
         note = gain_text(base, best, lower_is_better=lower) or (f"base {number(base)}" if base else "")
-        self._held_out.show(number(best), note=note)
+        target = shown_target(job)
+        self._held_out.show(number(best), note=" · ".join(part for part in (note, target) if part))
         tokens_s = live.get("tokens_s") or result.get("tokens_s")
         samples_s = live.get("samples_s")
         self._speed.show(

@@ -107,6 +107,7 @@ def check_chain(context: CheckContext) -> Iterator[Finding]:
         return
     yield _readable(metagraph, time.monotonic() - started)
     yield callers(metagraph, settings)
+    yield from purpose(settings)
     address = _own_address(settings)
     if address is None:
         yield skip("registration", "the hotkey's address is not known; see the finding on the hotkey")
@@ -135,6 +136,24 @@ def callers(metagraph: Metagraph, settings: Settings) -> Finding:
             "set MIN_STAKE_THRESHOLD lower (0 on a test network), and check ALLOW_HOTKEYS and DENY_HOTKEYS",
         )
     return ok("callers", f"{count} of {len(metagraph.nodes)} nodes would be let in, with {threshold}")
+
+
+def purpose(settings: Settings) -> Iterator[Finding]:
+    """Say that offers have ended upstream, unless the daemon hands out a repository for tournaments."""
+    if settings.chain is not ChainKind.BITTENSOR:
+        return
+    kinds = [
+        kind for kind in ("text", "image", "environment") if getattr(settings, f"training_repo_{kind}_url")
+    ]
+    if kinds:
+        yield ok("purpose", f"/training_repo has an entry for {', '.join(kinds)} tournaments")
+    else:
+        yield warn(
+            "purpose",
+            "no tournament entry is set, and validators have sent no offers since October 2025: "
+            "this daemon earns nothing, and needs no GPUs until you have tasks of your own",
+            "docs/tournaments.md leads to an entry; then set TRAINING_REPO_TEXT_URL and _COMMIT",
+        )
 
 
 def registration(metagraph: Metagraph, settings: Settings, address: str) -> Iterator[Finding]:

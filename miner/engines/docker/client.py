@@ -139,6 +139,8 @@ _FINAL_REFUSALS = re.compile(
     r"|invalid|not supported|cannot set both",
     re.IGNORECASE,
 )
+#: A program of Docker's was killed while it began the container, as when memory is short.
+_KILLED = re.compile(r"signal: killed", re.IGNORECASE)
 _LEFTOVER_CONFLICT = re.compile(r"already (exists|in use)")
 
 _WAYS_OUT = (
@@ -158,7 +160,7 @@ def error_for_refusal(refused: DockerRefused, doing: str) -> EngineRejected | En
     text = str(refused).strip()
     if "no space left on device" in text.lower():
         return EngineDiskFull(f"Docker's disk is full ({doing}): docker system df; god-miner images prune")
-    if refused.status >= 500 and not _FINAL_REFUSALS.search(text):
+    if refused.status >= 500 and (_KILLED.search(text) or not _FINAL_REFUSALS.search(text)):
         return EngineUnreachable(f"Docker has a problem ({doing}): {text[:500]}")
     way_out = next((f"; {way}" for sign, way in _WAYS_OUT if sign.lower() in text.lower()), "")
     return EngineRejected(f"Docker refuses ({doing}): {text[:500]}{way_out}")

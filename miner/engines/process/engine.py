@@ -145,7 +145,7 @@ class ProcessEngine:
             # From here on the wrapper has it.
             os.close(lock)
         self._children.add(pid)
-        self._await_signature(spec.key)
+        self._await_signature(spec.key, pid)
         return spec.key
 
     def _groups(self, spec: EngineSpec) -> tuple[Path, ...]:
@@ -181,11 +181,19 @@ class ProcessEngine:
             setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
         )
 
-    def _await_signature(self, key: str) -> None:
-        """Wait for the wrapper's start; a failed one is reported here, not later as a lost run."""
+    def _await_signature(self, key: str, pid: int) -> None:
+        """Wait for the wrapper's start; a failed one is reported here, not later as a lost run.
+
+        One that a signal has ended, as when memory is short, says nothing of the run: it is a lost one."""
         ends = time.monotonic() + SIGN_S
         while not self._registry.was_started(key):
             if not self._registry.is_alive(key):
+                self._children.discard(pid)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                if code < 0:
+                    log.warning("run %s was ended by %s while it started", key, signal.Signals(-code).name)
+                    self._registry.sign_for_lost(key)
+                    return
                 why = self._registry.errors(key) or "without a message"
                 self._forget(key)
                 raise EngineRejected(f"{key!r} could not be started: {why}")

@@ -47,7 +47,7 @@ class PolicyRules(Record):
         default_factory=dict,
         description='Most hours by task type or image model: `8`, or `"<20"`. The most specific entry '
         "applies; "
-        "`sd` is Stable Diffusion 1 and 2.",
+        "`sd` is Stable Diffusion 1 and 2, which nothing here trains: they are refused whatever the hours.",
     )
     max_hours: Hours | None = Field(default=None, description="Most hours for any task.")
     min_hours: float = Field(default=0.25, ge=0, description="Fewest hours.")

@@ -10,14 +10,12 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from core.domain.records import Record
 from core.domain.tasks import OFFERED_TASKS, ImageModelType, task_type_named
-
-#: Stable Diffusion 1 and 2, which validators call sdxl too: only the model's name distinguishes them.
-SD = "sd"
+from core.models.image_families import OLDER_SD
 
 #: Every kind of work that hours can be given for: task types, and image models more exactly.
 TASK_KINDS: tuple[str, ...] = (
     *(one.word for one in OFFERED_TASKS),
-    SD,
+    OLDER_SD,
     *(kind.value for kind in ImageModelType),
 )
 

@@ -40,9 +40,13 @@ GIVEN_ARGUMENTS = frozenset(
 )
 _DIRECTIVE = re.compile(r"#\s*(?P<name>syntax|escape|check)\s*=\s*(?P<value>\S+)", re.IGNORECASE)
 _HEREDOC = re.compile(r"(?<![<\d])<<-?\s*[\"']?[A-Za-z_]\w*[\"']?")
-#: A text in quotes, but for the name of a here-document.
-_QUOTED = re.compile(r"(?<![<-])(?:\"(?:\\.|[^\"\\])*\"|'[^']*')")
-_VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)(?P<rest>[^}]*)\})")
+#: A text in quotes, but for the name of a here-document. One that is not closed goes to the end.
+_QUOTED = re.compile(r"(?<![<-])(?:\"(?s:\\.|[^\"\\])*+(?:\"|\\?\Z)|'[^']*+(?:'|\Z))")
+_VARIABLE = re.compile(
+    r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w{0,200})(?P<rest>[^}]{0,500})\})"
+)
+#: No Dockerfile that somebody wrote is larger.
+MOST_BYTES = 1 << 18
 _SECRET_NAME = re.compile(
     r"(?:^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)(?:_|$)", re.I
 )
@@ -96,6 +100,8 @@ def check_dockerfiles(entry: CheckedEntry) -> RuleFinding:
             problems.append(f"there is no {places}")
             continue
         found.append(name)
+        if (entry.tree / name).stat().st_size > MOST_BYTES:
+            problems.append(f"{name} is larger than {MOST_BYTES // 1024} kB: what follows is not read")
         text = dockerfile_text(entry.tree, name)
         read = read_dockerfile(text, context)
         problems += [f"{name}: {what}" for what in read.problems]
@@ -123,7 +129,7 @@ def first_dockerfile(tree: Path, name: str) -> str | None:
 def dockerfile_text(tree: Path, name: str) -> str:
     """Its text; empty where a link leads out of the tree, as a builder has no more than the tree."""
     try:
-        return read_inside(tree, tree / name).decode("utf-8", "replace")
+        return read_inside(tree, tree / name, MOST_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 

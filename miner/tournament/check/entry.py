@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from core.domain.errors import GodMinerError
 from core.domain.wire import TournamentType
 from miner.engines.docker.images import BuildFailed, source_root
 from miner.settings import Settings
@@ -24,6 +23,7 @@ from miner.tournament.checkout import (
     clone_repository,
     git_output,
     is_local,
+    remote_url,
     tracked_files,
 )
 
@@ -243,16 +243,11 @@ def _head_of(clone: Clone, place: Path) -> Path:
 
 
 def _remote_url(directory: Path, settings: Settings | None, kinds: Sequence[TournamentType]) -> str | None:
-    """The checkout's own remote, `origin` before others; else what the settings enter."""
-    try:
-        names = git_output(directory, "remote").split()
-        if names:
-            chosen = "origin" if "origin" in names else names[0]
-            url = public_address(git_output(directory, "remote", "get-url", chosen))
-            # Relative to the checkout, if it is a path.
-            return str((directory / url).resolve()) if is_local(url) else url
-    except GodMinerError:
-        pass
+    """The checkout's own remote; else what the settings enter."""
+    if found := remote_url(directory):
+        url = public_address(found)
+        # Relative to the checkout, if it is a path.
+        return str((directory / url).resolve()) if is_local(url) else url
     entered = [settings.training_repo(kind) for kind in kinds] if settings else []
     return next((repo.url for repo in entered if repo), None)
 

@@ -31,8 +31,11 @@ _PICTURES = frozenset({".png", ".jpg", ".jpeg", ".gif", ".webp", ".ico", ".pdf"}
 _CODE = frozenset({".py", ".sh", ".bash", ".js", ".ts", ".mjs", ".dockerfile", ""})
 #: The longest line of readable code; minified code has thousands on one.
 LONGEST_LINE = 500
-_BASE64 = re.compile(r"[A-Za-z0-9+/]{200,}={0,2}|(?:[A-Za-z0-9+/]{60,}={0,2}[\"'\\]*\s+[\"']?){5,}")
-_ESCAPES = re.compile(r"(?:\\x[0-9a-fA-F]{2}){40,}")
+#: Patterns begin where a run begins and give nothing back: each letter is looked at a few times, whatever the
+#: text is. Without that 4 MB of 199 letters and a dash, over and over, take 11 s.
+_RUN = r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]"
+_BASE64 = re.compile(rf"{_RUN}{{200,}}|(?:{_RUN}{{60,}}+={{0,2}}+[\"'\\]*+\s++[\"']?+){{5,}}")
+_ESCAPES = re.compile(r"(?<!\\x[0-9a-fA-F]{2})(?:\\x[0-9a-fA-F]{2}){40,}")
 _RUNS_TEXT = frozenset({"exec", "eval", "compile", "__import__"})
 _DECODES = frozenset(
     {
@@ -42,6 +45,8 @@ _DECODES = frozenset(
 )
 #: Parsing a thousand files takes seconds; few of them name any of these.
 _MAY_DECODE = re.compile("|".join([*_DECODES, "marshal", "codecs"]).encode())
+#: A parser needs seconds and gigabytes for what nobody wrote by hand.
+MOST_PARSED_BYTES = 2_000_000
 _LFS = b"version https://git-lfs.github.com/"
 
 
@@ -108,14 +113,16 @@ def _by_its_file(path: Path) -> Iterator[str]:
         return
     if size > LARGE_FILE_BYTES:
         yield f"{_shown(size)} large"
-    content = read_inside(path.parent, path)
     if suffix in _PICTURES:
         return
+    content = read_inside(path.parent, path)
     if b"\0" in content[:4096]:
         yield "binary"
         return
     if suffix not in _CODE:
         return
+    if suffix == ".py" and size > MOST_PARSED_BYTES:
+        yield "too large to look for decoded text that it runs"
     text = content.decode("utf-8", "replace")
     longest = max(map(len, text.splitlines()), default=0)
     if longest > LONGEST_LINE:
@@ -128,8 +135,8 @@ def _by_its_file(path: Path) -> Iterator[str]:
 
 def _by_its_calls(path: Path) -> Iterator[str]:
     """Code that runs what it has decoded, in one expression or by way of a name."""
-    content = read_inside(path.parent, path)
-    if not _MAY_DECODE.search(content):
+    content = read_inside(path.parent, path, MOST_PARSED_BYTES + 1)
+    if len(content) > MOST_PARSED_BYTES or not _MAY_DECODE.search(content):
         return
     try:
         tree = ast.parse(content)
@@ -150,7 +157,12 @@ def _by_its_calls(path: Path) -> Iterator[str]:
 
 
 def _holds_decoding(value: ast.expr, decoded: frozenset[str] | set[str]) -> bool:
-    for node in ast.walk(value):
+    """Calls within it that run text are looked at by themselves."""
+    left: list[ast.AST] = [value]
+    while left:
+        node = left.pop()
+        if not (isinstance(node, ast.Call) and _name(node.func) in _RUNS_TEXT):
+            left.extend(ast.iter_child_nodes(node))
         if isinstance(node, ast.Call) and _last_name(node.func) in _DECODES:
             return True
         if isinstance(node, ast.Call) and _dotted(node.func) in ("marshal.loads", "codecs.decode"):

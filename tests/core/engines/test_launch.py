@@ -114,6 +114,17 @@ def test_several_processes_find_each_other_without_a_name_server() -> None:
     assert "PET_LOCAL_ADDR" not in launch_environment(ALONE, inputs())
 
 
+def test_ranks_on_gpus_leave_their_last_collectives_and_the_profile_says_how_errors_are_handled() -> None:
+    env = launch_environment(SEVERAL, inputs())
+    assert env["TORCH_FR_DUMP_TEMP_FILE"] == "/run/work/collectives_rank_"
+    assert (env["TORCH_FR_BUFFER_SIZE"], env["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("2000", "1")
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in env
+    assert not {name for name in launch_environment(ALONE, inputs()) if "NCCL" in name or "_FR_" in name}
+    own = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_FR_BUFFER_SIZE": "0"}
+    of_profile = launch_environment(SEVERAL.model_copy(update={"env": own}), inputs())
+    assert {name: of_profile[name] for name in own} == own
+
+
 @each(("reshard", "variable"), [(False, "false"), (True, None)])
 def test_keeping_layers_gathered_is_set_by_a_variable(reshard: bool, variable: str | None) -> None:
     plan = text_plan(SFT, parallelism=Parallelism.FSDP, fsdp=FsdpPlan(reshard_after_forward=reshard))

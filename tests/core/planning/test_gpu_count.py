@@ -39,15 +39,22 @@ LANES, ALL = {"gpu_strategy": GpuStrategy.LANES}, {"gpu_strategy": GpuStrategy.A
 @each(
     ("available", "given", "counts"),
     [
-        (4, {}, (1, 2, 3, 4)),
-        (8, {"limits": {"min_gpus": 2, "max_gpus": 4}}, (2, 3, 4)),
-        (4, ALL, (4, 3, 2, 1)),
-        (8, {**ALL, "limits": {"max_gpus": 4}}, (4, 3, 2, 1)),
+        (4, {}, (1, 2, 4)),
+        (8, {}, (1, 2, 4, 8)),
+        (3, {}, (1, 2, 3)),  # what is left of a host
+        (6, {}, (1, 2, 3, 4, 6)),
+        (7, {}, (1, 2, 4, 7)),
+        (8, {"limits": {"min_gpus": 2, "max_gpus": 4}}, (2, 4)),
+        (8, {"limits": {"max_gpus": 3}}, (1, 2, 3)),  # as the operator says
+        (8, {"limits": {"min_gpus": 5, "max_gpus": 6}}, (6,)),
+        (4, ALL, (4, 2, 1)),
+        (8, {**ALL, "limits": {"max_gpus": 4}}, (4, 2, 1)),
         (8, {**ALL, "task": TaskType.IMAGE}, (1,)),  # with ai-toolkit
-        (4, {"gpu_strategy": GpuStrategy.TOURNAMENT}, (2, 3, 4, 1)),
-        (4, {**LANES, "lanes": {"pictures": Lane(gpus=[0], task=["image"])}}, (4, 3, 2, 1)),
-        (4, {**LANES, "lanes": {"one": Lane(gpus=[0, 1])}}, (2, 3, 4, 1)),
-        (4, {**LANES, "lanes": {"one": Lane(gpus=[0, 1], gpus_per_job=1)}}, (1, 2, 3, 4)),
+        (4, {"gpu_strategy": GpuStrategy.TOURNAMENT}, (2, 4, 1)),
+        (4, {**LANES, "lanes": {"pictures": Lane(gpus=[0], task=["image"])}}, (4, 2, 1)),
+        (4, {**LANES, "lanes": {"one": Lane(gpus=[0, 1])}}, (2, 4, 1)),
+        (4, {**LANES, "lanes": {"one": Lane(gpus=[0, 1, 2])}}, (3, 4, 2, 1)),
+        (4, {**LANES, "lanes": {"one": Lane(gpus=[0, 1], gpus_per_job=1)}}, (1, 2, 4)),
     ],
 )
 def test_every_strategy_has_its_counts_in_their_order_within_the_limits(

@@ -11,7 +11,14 @@ from core.domain.choices import Attention, CompileMode, Engine, Method, Optimize
 from core.domain.hardware import CPU
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
-from core.planning.candidate import ImageCandidate, LossKind, RunCandidate, shape_of
+from core.planning.candidate import (
+    NCCL_BUFFER,
+    ImageCandidate,
+    LossKind,
+    RunCandidate,
+    nccl_buffer,
+    shape_of,
+)
 from core.planning.memory import evaluation_fits, fits_memory, memory_of, moments, peak_bytes
 from core.planning.persistent_memory import CONTEXT_BYTES, VLLM_ASLEEP_BYTES
 from tests.core.planning.candidates import GIB, a_candidate, active_gib
@@ -255,6 +262,29 @@ def test_evaluation_needs_full_logits_even_if_training_does_not() -> None:
     assert memory_of(candidate, 0).phase == "evaluation"
     assert not evaluation_fits(candidate, 80e9)
     assert evaluation_fits(replace(candidate, eval_micro=1), 80e9)
+
+
+@each(
+    ("env", "world", "parallelism", "more"),
+    [
+        ({}, 4, Parallelism.DDP, 0),
+        ({"NCCL_BUFFSIZE": "4194304"}, 4, Parallelism.DDP, 0),
+        ({"NCCL_BUFFSIZE": "1048576"}, 4, Parallelism.DDP, 0),
+        ({"NCCL_BUFFSIZE": "8M"}, 4, Parallelism.DDP, 0),  # no number: NCCL's default
+        ({"NCCL_BUFFSIZE": "8388608"}, 1, Parallelism.SINGLE, 0),
+        ({"NCCL_BUFFSIZE": "8388608"}, 4, Parallelism.DDP, 4 * 2**20 * 32 * 3),
+        ({"NCCL_BUFFSIZE": "8388608"}, 8, Parallelism.DDP, 4 * 2**20 * 32 * 5),
+        ({"NCCL_BUFFSIZE": "8388608"}, 8, Parallelism.FSDP, 4 * 2**20 * 32 * 5 * 2),
+    ],
+)
+def test_larger_buffers_of_nccl_are_counted_for_each_channel_and_peer(
+    env: dict[str, str], world: int, parallelism: Parallelism, more: int
+) -> None:
+    def links(buffer: int) -> int:
+        candidate = a_candidate(world=world, parallelism=parallelism, nccl_buffer=buffer)
+        return memory_of(candidate, 0)["cuda"]
+
+    assert links(nccl_buffer(env)) - links(NCCL_BUFFER) == more
 
 
 def test_a_cpu_has_no_cuda_context() -> None:

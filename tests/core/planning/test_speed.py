@@ -15,6 +15,7 @@ from core.planning.speed import (
     PassWork,
     evaluation_seconds,
     forward_flops,
+    generate_seconds,
     matmul_params,
     step_time,
     training_flops,
@@ -162,3 +163,16 @@ def test_evaluation_costs_a_third_of_training_at_most_and_nothing_without_rows()
     seconds = evaluation_seconds(candidate, 800, work, 512)
     assert evaluation_seconds(candidate, 0, work, 512) == 0
     assert seconds - 2 < step_time(candidate, work).seconds * 100 / 2
+
+
+def test_a_generation_of_a_few_waits_for_the_weights_and_one_of_many_for_products() -> None:
+    def token_s(completions: int) -> float:
+        """Without the prompts' part."""
+        grpo = a_candidate(task=TaskType.GRPO, micro=8, accumulation=completions // 8, length=512)
+        short, long = (replace(grpo, vllm_share=0.5, completion=tokens) for tokens in (128, 256))
+        return (generate_seconds(long) - generate_seconds(short)) / 128
+
+    assert token_s(64) < 1.2 * token_s(16)
+    assert token_s(4096) > 1.8 * token_s(2048)
+    products = 4096 * forward_flops(a_candidate(), 256.0) / (GPU_KINDS["H100-SXM"].bf16_flops)
+    assert token_s(4096) > products, "no faster than the GPU's peak"

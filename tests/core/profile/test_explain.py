@@ -49,6 +49,8 @@ def remarks_on(name: str) -> list[ProfileRemark]:
         ("h100x4", "targets.vae_batch_size", EngineEffect.HARMFUL, "83 GB"),
         ("h100x4", "targets.lr_cycles", EngineEffect.DOUBTFUL, "restart"),
         ("h100x4", "env.NCCL_NTHREADS", EngineEffect.IGNORED, "64"),
+        ("h100x4", "env.NCCL_BUFFSIZE", EngineEffect.DOUBTFUL, "4 MiB"),
+        ("h100x4", "env.TORCH_NCCL_ASYNC_ERROR_HANDLING", EngineEffect.DOUBTFUL, "3"),
         ("h100x8", "targets.ema_decay", EngineEffect.OURS, "callback"),
         ("h100x8", "targets.lr_stages", EngineEffect.OURS, "callback"),
         ("h100x8", "targets.plateau_factor", EngineEffect.OURS, "callback"),

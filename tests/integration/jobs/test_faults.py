@@ -16,6 +16,7 @@ import pytest
 
 from core.domain.job_states import EndReason, JobState
 from core.planning.plan import TrainingPlan
+from core.system import wrapper
 from miner.engines.base import EngineSpec, ExecutionEngine, RunPhase
 from tests.integration.jobs.field import INSTANTS, SEED, Field
 
@@ -72,6 +73,29 @@ async def test_a_trainer_that_is_killed_goes_on_from_its_checkpoint(field: Field
     await field.published(job)
     assert await field.ends(job) == [EndReason.KILLED, EndReason.TRAINED]
     assert field.run(job, 2)["resume_from"].endswith("/attempt_1/work/checkpoint-3")
+
+
+KILLED_AT_ONCE = """
+import os, signal, sys
+real, begun = {real!r}, {begun!r}
+if not os.path.exists(begun):
+    open(begun, "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+os.execv(sys.executable, [sys.executable, "-I", "-S", real, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("kind", ["process"])
+async def test_what_is_killed_before_its_start_record_is_lost_and_tried_again(
+    field: Field, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when memory is short."""
+    script = tmp_path / "wrapper.py"
+    script.write_text(KILLED_AT_ONCE.format(real=wrapper.__file__, begun=str(tmp_path / "begun")))
+    monkeypatch.setattr(wrapper, "__file__", str(script))
+    job = await field.start("t1", {"*": GOOD})
+    await field.published(job)
+    assert await field.ends(job) == [EndReason.LOST, EndReason.TRAINED]
 
 
 @pytest.mark.parametrize("step", [1, 5], ids=["before a checkpoint", "after one"])

@@ -39,6 +39,7 @@ JOB: dict[str, Any] = {
             "detail": "",
             "result": None,
             "figures": AttemptFigures().model_dump(),
+            "target": "",
             "losses": [],
         }
     ],

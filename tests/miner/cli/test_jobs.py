@@ -112,6 +112,7 @@ async def test_what_a_training_has_come_to_is_in_the_list_on_the_page_and_in_jso
     words = " ".join(page.split())
     assert "eval_loss 2.2500 → 1.7500, best at step 90 of attempt 1" in words
     assert "gain +22.2% over the base" in words
+    assert "target loss below 0.064, 15 % better than the base: not reached" in words
     assert "120 steps in 10 min 00 s" in words
     figures = whole["attempts"][0]["figures"]
     assert figures["gain"] == pytest.approx(0.5 / 2.25)

@@ -69,12 +69,13 @@ def test_the_plan_is_for_the_host_and_by_the_profile_of_the_daemon_and_says_so(
     found = _run(*HERE).output
     assert "host: 4xH100-SXM, 64 cores, 512.0 GB (this host)" in found
     assert "profile h100x4 is in force, because policy h100x4 names it and PROFILE is auto" in found
-    assert "dataloader_num_workers 64 → 16: 64 cores and 512.0 GB for 4 processes" in found
+    assert "dataloader_num_workers 64 → 16: 16 cores and 128.0 GB of the host for each process" in found
     assert "container.memory 400.0 GB → 121.6 GB" in found
+    assert "loss below 0.064, 15 % better than the base" in found
     more = _run(*TASK, "--cpu-cores", "256", "--memory", "2TB").output
     assert "host: 4xH100-SXM, 256 cores, 2000.0 GB" in more
     assert "profile h100x4 would be in force there, because" in more
-    assert "dataloader_num_workers 64" not in more
+    assert "container.cpus 0-63 → 0-15: 1 of 4 GPUs have their share" in more
     (tmp_path / "own" / "h100x4.yaml").write_text("extends: h100x4\ntargets: {lora_r: 48}\n")
     assert TrainingPlan.from_json(_run(*HERE, "--json").stdout).adapter.rank == 48  # type: ignore[union-attr]
     other = _run(*HERE, "--profile", "steady").output

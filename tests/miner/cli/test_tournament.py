@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -11,9 +18,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from miner.cli.tournament import app
+from miner.tournament.check import checks
+from miner.tournament.check.entry import CheckedEntry, RuleFinding
+from miner.tournament.check.limit import CHECK_LIMIT_S, CheckTooSlow
 from miner.tournament.checkout import clone_repository
 from tests.miner.tournament.entries import SMALL
 from tests.miner.tournament.repositories import commit_deep_file, commit_files, make_repository
+from tests.miner.tournament.test_checkout import serving
 
 LICENSE, NOTICE = "Some Licence\n", "Some Notice\n"
 
@@ -73,6 +84,72 @@ def test_a_tree_deeper_than_recursion_is_checked_and_removed(
     commit_deep_file(tmp_path / "entry", depth=1100)
     result = run("check", str(tmp_path / "entry"), "--offline", "--json")
     assert len(json.loads(result.stdout)["rules"]) == 12
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def endless(entry: CheckedEntry) -> RuleFinding:
+    """A rule in the middle of which the time is up."""
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    re.search("(a|a)*b", "a" * 64)
+    raise AssertionError("it ended by itself")
+
+
+def test_a_repository_that_keeps_a_rule_busy_ends_with_a_finding_of_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(checks, "CHECKS", (*checks.CHECKS[:3], endless, *checks.CHECKS[4:]))
+    make_repository(tmp_path / "entry", {"a": "1"})
+    result = run("check", str(tmp_path / "entry"), "--offline", "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["admitted"]) == (1, False)
+    assert [rule["number"] for rule in found["rules"]] == [1, 2, 3, 4]
+    assert found["rules"][-1]["rule"] == "time limit"
+    assert f"after {CHECK_LIMIT_S:g} s" in found["rules"][-1]["text"]
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_clone_that_takes_all_of_the_time_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    class Silent(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+            released.wait(60)
+
+    make_repository(tmp_path / "entry", {"a": "1"})
+    with serving(Silent) as address:
+        result = run("check", str(tmp_path / "entry"), "--offline", "--other", f"{address}/other")
+        released.set()
+    assert isinstance(result.exception, CheckTooSlow)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_a_check_and_leaves_nothing(sign: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    make_repository(tmp_path / "entry", {"a": "1"})
+    asked, released = threading.Event(), threading.Event()
+
+    class Silent(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.set()
+            released.wait(60)
+
+    with serving(Silent) as address:
+        command = ["check", str(tmp_path / "entry"), "--offline", "--other", f"{address}/other"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "miner", "tournament", *command],
+            env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+            stderr=subprocess.DEVNULL,
+        )
+        assert asked.wait(60)
+        process.send_signal(sign)
+        assert process.wait(60) != 0
+        released.set()
     assert list((tmp_path / "temporary").iterdir()) == []
 
 

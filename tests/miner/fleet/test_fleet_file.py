@@ -83,6 +83,7 @@ def test_host_terms_are_fields_of_hardware() -> None:
     )
     assert terms.host.facts() == {
         "cpu_cores": 8,
+        "cores": (),
         "memory_bytes": 10**12,
         "download_rate": 10**8,
         "upload_rate": 2 * 10**7,

@@ -90,6 +90,16 @@ async def test_the_fleet_knows_the_gpus_and_the_host() -> None:
     assert (watched.inventory.source_name, watched.inventory.scanned_at) == ("a script", 1000.0)
 
 
+async def test_the_fleet_knows_the_cores_near_to_each_gpu_of_this_machine_and_nothing_of_a_nodes() -> None:
+    near = [replace(scanned(index), cores=cores) for index, cores in enumerate(["0-3", "", "4-7"])]
+    cores = tuple((number,) for number in range(8))
+    watched = WatchedFleet(ScriptedSource(*near), host={"cpu_cores": 8, "cores": cores})
+    await watched.scan()
+    hardware = watched.fleet.inventory.hardware
+    assert hardware is not None
+    assert (hardware.cores, hardware.near_cores) == (cores, ("0-3", "", "4-7"))
+
+
 async def test_a_failed_scan_keeps_the_last_good_one_and_is_reported() -> None:
     source = ScriptedSource(scanned(0), scanned(1))
     watched = WatchedFleet(source)

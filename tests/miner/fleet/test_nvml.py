@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import pytest
 
 from core.domain.hardware import GpuLink
 from miner.fleet.nvml import NvmlSource
+from miner.fleet.nvml_worker import near_cores
 from miner.fleet.power import PowerRefused
 from miner.fleet.sources import GpuScan, NoNvidiaDriver, ScanFailed
 from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, UNKNOWN, NvmlHost, uuid
@@ -118,6 +120,19 @@ async def test_mig_slices_are_gpus_of_their_own(nvml_host: Host) -> None:
     assert scan.gpus[0].linked == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("bus", "cores"), [("00000000:18:00.0", "0-31,64-95"), ("00010000:AF:00.0", "32-63"), ("other", "")]
+)
+def test_the_cores_near_to_a_gpu_are_those_that_the_kernel_lists(
+    tmp_path: Path, bus: str, cores: str
+) -> None:
+    for name, listed in (("0000:18:00.0", "0-31,64-95"), ("10000:af:00.0", "32-63")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "local_cpulist").write_text(f"{listed}\n")
+    assert near_cores(bus, tmp_path) == cores
+    assert near_cores("00000000:99:00.0", tmp_path) == ""
+
+
 async def test_a_gpu_with_mig_and_without_slices_is_an_error(nvml_host: Host) -> None:
     nvml_host(2).gpu(1, slices=0)
     scan = await one_look()
@@ -201,3 +216,18 @@ async def test_processes_that_no_signal_ends_do_not_pile_up(monkeypatch: pytest.
     with pytest.raises(ScanFailed, match="did not answer"):
         await nvml.scan()
     await nvml.close()
+
+
+def test_a_worker_whose_daemon_was_killed_ends_without_a_word(nvml_host: Host) -> None:
+    """Its errors go where the daemon's JSON lines are."""
+    nvml_host(1)
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "miner.fleet.nvml_worker"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        worker.stdout.close()
+        worker.stdin.write(b"scan\n")
+        worker.stdin.flush()
+        assert (worker.wait(60), worker.stderr.read()) == (0, b"")

@@ -85,7 +85,7 @@ class Cluster:
             self.slurm,
             own_jobs=OURS,
             is_in_use=lambda gpu: gpu in self.in_use,
-            host=lambda: {"disk_free_bytes": 7, "cpu_cores": 2, "memory_bytes": 1},
+            host=lambda: {"disk_free_bytes": 7, "cpu_cores": 2, "cores": ((0, 1),), "memory_bytes": 1},
             clock=lambda: self.now,
         )
 
@@ -120,7 +120,12 @@ async def test_nodes_have_slots_of_their_gpus_kind_and_their_own_hardware() -> N
         ("n1", "slurm", "idle"),
         ("n2", "slurm", "idle"),
     ]
-    assert scan.nodes[1].facts == {"disk_free_bytes": 7, "cpu_cores": 64, "memory_bytes": 510_000 * 2**20}
+    assert scan.nodes[1].facts == {
+        "disk_free_bytes": 7,
+        "cpu_cores": 64,
+        "memory_bytes": 510_000 * 2**20,
+        "cores": (),
+    }
     assert scan.source == "Slurm 24.11.5, partition train"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.domain.hardware import CPU, GpuSet
+from core.planning.plan import GoalPlan
 from core.runs.progress import EvalEvent, ProgressEvent, StepEvent, encode_event
 from core.runs.run_files import HeldOutScore, RunEnd, RunResult
 from miner.cli.render.jobs import sparkline
@@ -127,6 +128,35 @@ def test_a_gain_is_relative_to_the_base_in_the_direction_of_its_metric() -> None
     assert relative_gain(score(0.0), score(1.0)) is None
     assert relative_gain(score(-1e308), score(1e308)) is None
     assert relative_gain(None, score(1.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("goal", "base", "best", "lower", "missed"),
+    [
+        (GoalPlan(loss=0.064), 0.1, 0.05, True, False),
+        (GoalPlan(loss=0.064), 0.1, 0.064, True, True),
+        (GoalPlan(gain=0.15), 2.0, 1.7, True, False),
+        (GoalPlan(gain=0.15), 2.0, 1.8, True, True),
+        (GoalPlan(loss=0.064, gain=0.15), 2.0, 1.0, True, True),
+        (GoalPlan(loss=0.064), 1.0, 2.0, False, None),  # a reward is no loss
+        (GoalPlan(gain=0.15), 1.0, 2.0, False, False),
+        (GoalPlan(gain=0.15), 0.0, 2.0, False, None),
+        (GoalPlan(loss=0.064), None, None, True, None),
+    ],
+)
+def test_a_run_reaches_or_misses_the_goal_of_its_plan(
+    goal: GoalPlan, base: float | None, best: float | None, lower: bool, missed: bool | None
+) -> None:
+    run = RunFigures(plan(goal=goal))
+    for number, value in ((0, base), (5, best)):
+        if value is not None:
+            score = HeldOutScore(value=value, step=number, lower_is_better=lower)
+            run.add(EvalEvent(t=1.0, score=score))
+    figures = run.snapshot().figures
+    assert figures.target_missed is missed
+    ends = {True: "not reached", False: "reached", None: "not measured"}
+    assert figures.target_text == f"{goal}: {ends[missed]}"
+    assert RunFigures(plan()).snapshot().figures.target_text == ""
 
 
 def test_numbers_that_overflow_are_no_figures() -> None:

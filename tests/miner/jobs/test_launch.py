@@ -22,8 +22,9 @@ from miner.engines.base import IMAGE_OF
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs import launch
 from miner.jobs.folder import job_folder
-from miner.jobs.launch import JobAttempt, engine_spec, run_spec, write_attempt
+from miner.jobs.launch import AttemptReplay, JobAttempt, engine_spec, run_spec, write_attempt
 from miner.jobs.timeline import JobTimings, job_timeline
+from miner.settings import Settings
 from miner.store.attempts import AttemptRow
 from tests.miner.jobs.harness import MODEL
 from tests.miner.jobs.test_tasks import row
@@ -146,3 +147,21 @@ def test_a_machine_without_a_free_port_is_reported(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(launch, "_port_is_free", lambda _port: False)
     with pytest.raises(OSError, match="no port of 20000-29999 is free"):
         launch.free_port((), Random(1))
+
+
+@pytest.mark.parametrize(
+    ("hardware", "gpus", "visible"),
+    [
+        ("2xcpu", ("cpu", "cpu:1"), ""),
+        ("2xcpu", ("cpu@n1", "cpu:1@n1"), ""),
+        ("2xH100", ("GPU-a", "GPU-b"), "GPU-a,GPU-b"),
+        ("2xH100", ("2@n1", "3@n1"), "2,3"),
+    ],
+)
+def test_a_replay_sees_the_gpus_of_its_attempt_as_cuda_names_them(
+    tmp_path: Path, hardware: str, gpus: tuple[str, ...], visible: str
+) -> None:
+    plan, task = planned(TaskType.INSTRUCT, None, "cpu" if "cpu" in hardware else "4xH100")
+    plan = plan.model_copy(update={"gpus": parse_gpus(hardware)})
+    replay = AttemptReplay.from_attempt(attempt(tmp_path, plan, task, gpus), Settings())
+    assert replay.environment["CUDA_VISIBLE_DEVICES"] == visible

@@ -14,15 +14,18 @@ import pytest
 
 from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFailed
 from core.domain.keys import Placement, TaskKey
+from core.domain.units import rfc3339
 from core.runs.progress import StepEvent
+from core.runs.run_files import RunEnd
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs import prepare
+from miner.jobs.context import JobContext
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.history import read_plan
 from miner.jobs.timeline import JobTimings
 from miner.store.alerts import ActionOutcome, add_action
 from tests.doubles.each import each
-from tests.miner.jobs.harness import CAP_S, ROWS, VALIDATOR, JobsHarness, open_harness, waits
+from tests.miner.jobs.harness import CAP_S, ROWS, VALIDATOR, JobsHarness, Trainer, open_harness, waits
 
 HOUR = 3600.0
 JOB, OTHER = TaskKey(VALIDATOR, "t1"), TaskKey(VALIDATOR, "t2")
@@ -196,10 +199,29 @@ async def test_a_job_that_waits_for_a_gpu_names_the_job_that_has_it(harness: Job
         live = harness.jobs.live(second)
         return live.trouble if live else ""
 
-    await harness.until(lambda: trouble() == f"waits for job {first} (task t1, GPU 0)")
+    await harness.until(lambda: trouble().startswith(f"waits for job {first} (task t1, GPU 0, until 20"))
     await harness.jobs.cancel(first)
     await harness.done(second)
     assert not trouble()
+
+
+async def test_a_job_whose_time_is_over_while_it_waits_says_which_offer_had_the_gpu_and_until_when(
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve(harness, OTHER, 0, 9)
+    (held,) = harness.fleet.ledger.reservations
+    usually, ends = prepare.useful_until, list[float]()
+
+    def soon(job: JobContext) -> float:
+        if job.live.stage != "gpus":
+            return usually(job)
+        ends.append(time.time() + 0.2)
+        return ends[0]
+
+    monkeypatch.setattr(prepare, "useful_until", soon)
+    row = await harness.failed(await harness.start(), EndReason.DEADLINE)
+    holder = f"an accepted offer (task t2, GPU 0, until {rfc3339(held.ends_at)})"
+    assert row.detail == f"gpus was not over in time; waits for {holder}"
 
 
 async def test_the_next_attempt_has_the_smaller_passes_that_a_rule_wanted_of_the_last_one(
@@ -229,3 +251,64 @@ async def test_the_next_attempt_has_the_smaller_passes_that_a_rule_wanted_of_the
     second = read_plan(AttemptFolder((await harness.attempts(job))[1].folder))
     assert second is not None
     assert second.batch.micro == 1
+
+
+@pytest.fixture
+async def one_gpu_each(tmp_path: Path) -> AsyncIterator[JobsHarness]:
+    """Four GPUs on two sockets, and jobs of one GPU."""
+    profile = tmp_path / "one.yaml"
+    profile.write_text("extends: h100x4\nlimits: {max_gpus: 1}\n")
+    async with open_harness(tmp_path / "data", JobTimings(poll_s=0.01), "4xH100", str(profile)) as harness:
+        (node,) = harness.fleet.inventory.nodes
+        host = node.installed.model_copy(
+            update={
+                "cores": tuple((number, number + 8) for number in range(8)),
+                "near_cores": ("4-7,12-15", "4-7,12-15", "0-3,8-11", "0-3,8-11"),
+            }
+        )
+        node = replace(node, installed=host, hardware=host)
+        harness.fleet.update(replace(harness.fleet.inventory, nodes=(node,)))
+        yield harness
+
+
+NEAR = {"0": "4-5,12-13", "1": "6-7,14-15", "2": "0-1,8-9", "3": "2-3,10-11"}
+
+
+async def test_jobs_that_run_together_have_the_cores_of_their_gpus(one_gpu_each: JobsHarness) -> None:
+    harness = one_gpu_each
+    harness.engine.default = waits
+    for number in range(4):
+        await harness.start(task_id=f"t{number}", name=f"repo-{number}")
+    await harness.until(lambda: len(harness.engine.submitted) == 4)
+    cores = {gpu: spec.cpus for spec in harness.engine.submitted for gpu in spec.gpus}
+    assert cores == NEAR
+    assert {spec.env["OMP_NUM_THREADS"] for spec in harness.engine.submitted} == {"4"}
+
+
+async def test_after_memory_ran_out_a_job_has_the_cores_of_the_gpu_that_it_has_then(
+    one_gpu_each: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = one_gpu_each
+    gpus = harness.fleet.inventory.gpus
+
+    async def oom_on_a_gpu_that_fails(trainer: Trainer) -> None:
+        (used,) = harness.engine.submitted[0].gpus
+        left = tuple(
+            replace(gpu, unusable_reason="it fell off the bus") if gpu.id == used else gpu for gpu in gpus
+        )
+        monkeypatch.setattr(harness.fleet, "_listeners", [])  # the run ends before the failure is noticed
+        harness.fleet.update(replace(harness.fleet.inventory, gpus=left, failed={used: "it fell off"}))
+        for context in harness.jobs._contexts.values():
+            context.grant = None
+        trainer.end(RunEnd.OOM, "CUDA out of memory", "train")
+
+    harness.engine.scripts = [oom_on_a_gpu_that_fails]
+    job = await harness.start()
+    await harness.done(job)
+    first, second = harness.engine.submitted
+    assert first.gpus != second.gpus
+    assert [spec.cpus for spec in (first, second)] == [NEAR[spec.gpus[0]] for spec in (first, second)]
+    plan = read_plan(AttemptFolder(second.run_dir))
+    assert plan is not None
+    assert plan.oom_steps
+    assert [one.got for one in plan.concessions if one.field == "container.cpus"] == [second.cpus]

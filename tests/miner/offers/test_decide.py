@@ -230,6 +230,16 @@ def test_the_hashes_are_those_of_policy_and_profile() -> None:
     assert profile().digest.startswith(first.profile_hash or "-")
 
 
+@pytest.mark.parametrize("model", ["runwayml/stable-diffusion-v1-5", "someone/sd-2.1-anime"])
+def test_pictures_of_a_model_that_nothing_here_trains_are_refused(model: str) -> None:
+    decision = decided(picture_offer(model=model), policy("h100x4"))
+    assert not decision.accepted
+    assert decision.refusal is Refusal.NO_ENGINE
+    assert decision.message == "Not taken: such models are not trained here"
+    assert "Stable Diffusion 1 or 2; the image models trained are" in verdict(decision, "plan").text
+    assert decided(picture_offer(model="stabilityai/stable-diffusion-xl-base-1.0")).refusal is None
+
+
 def test_a_refused_plan_is_stored_without_a_placement() -> None:
     decision = decided(offer(hours_to_complete=0.2))
     assert decision.plan is not None

@@ -52,6 +52,9 @@ async def test_a_refusal_and_no_answer_are_told_apart(tmp_path: Path) -> None:
     away = commands(tmp_path, "scontrol", "echo 'Unable to contact slurm controller (connect)' >&2; exit 1")
     with pytest.raises(SlurmUnreachable, match="Unable to contact"):
         await away.run("scontrol")
+    killed = commands(tmp_path, "sbatch", "echo 'sbatch: starting' >&2; kill -KILL $$")
+    with pytest.raises(SlurmUnreachable, match="ended by signal 9"):
+        await killed.run("sbatch")
     hanging = commands(tmp_path, "sinfo", "exec sleep 100")
     with pytest.raises(SlurmUnreachable, match="not answered"):
         await hanging.run("sinfo", limit_s=0.2)

@@ -30,6 +30,7 @@ def add_job(
     params: int = 8_000_000_000,
     value: ExpectedValue | None = None,
     gain: float | None = None,
+    target_missed: bool | None = None,
 ) -> int:
     """Add an accepted offer, its job that has ended, and what its attempt reached."""
     details = json.dumps({"value": value._asdict()} if value else {})
@@ -90,7 +91,9 @@ def add_job(
             gpus="[]",
             started_at=started_at,
         )
-        figures = {"base": 2.0, "best": 2.0 * (1 - gain), "metric": "loss", "gain": gain}
+        figures: dict[str, Any] = {"base": 2.0, "best": 2.0 * (1 - gain), "metric": "loss", "gain": gain}
+        if target_missed is not None:
+            figures |= {"target": "15 % better than the base", "target_missed": target_missed}
         insert_row(
             connection, "attempt_figures", attempt_id=attempt_id, figures=json.dumps(figures), curves="{}"
         )

@@ -22,6 +22,7 @@ from miner.watch.alert_service import FORGET_SECONDS, AlertService
 from miner.watch.metrics import LiveMeasurements
 from miner.watch.requests import RequestWatch
 from tests.miner.store.conftest import store as opened_store
+from tests.miner.watch.history import NOW, add_job
 
 store = opened_store
 
@@ -102,6 +103,23 @@ async def test_a_gpu_that_heats_up_and_cools_down_is_one_alert(store: Store, tmp
     assert 'god_miner_alerts_total{kind="gpu-hot"} 1.0' in bench.metrics.render().decode()
 
 
+async def test_a_published_model_that_misses_its_profiles_target_is_an_alert_of_its_job(
+    store: Store, tmp_path: Path
+) -> None:
+    bench = AlertBench(store, tmp_path)
+    bench.now = NOW
+    missed = await store.write(add_job, "a", NOW - 60, gain=0.02, target_missed=True)
+    await store.write(add_job, "b", NOW - 50, gain=0.2, target_missed=False)
+    await store.write(add_job, "c", NOW - 40, gain=0.02)
+    await store.write(add_job, "d", NOW - 30, gain=0.02, target_missed=True, state="failed", reason="oom")
+    await bench.play(None, 1)
+    (row,) = bench.rows()
+    assert (row.rule, row.subject, row.severity) == ("target-missed", f"job:{missed}", Severity.INFO)
+    assert "loss 1.96, +2 % over the base; wanted: 15 % better than the base" in row.text
+    assert [event["job_id"] for event in bench.events("target-missed")] == [missed]
+    assert bench.notified == []
+
+
 async def test_a_restart_goes_on_with_open_alerts(store: Store, tmp_path: Path) -> None:
     before = AlertBench(store, tmp_path)
     await before.play(91.0)
@@ -175,7 +193,7 @@ async def test_a_file_that_is_mended_resolves_the_alert_about_it(store: Store, t
     (tmp_path / "alerts.yaml").write_text("rules: {gpu-hot: {off: true}}  # mended")
     await bench.play(91.0, 1)
     await bench.settled()
-    assert bench.rows()[0].text == "resolved: the file is in force again"
+    assert bench.rows()[0].text == "resolved: its file can be used again"
 
 
 async def test_a_policy_that_is_mended_resolves_its_alert_also_over_a_restart(
@@ -192,7 +210,7 @@ async def test_a_policy_that_is_mended_resolves_its_alert_also_over_a_restart(
     await bench.play(None, 1)
     await bench.settled()
     assert [row.rule for row in store.read_now(store_alerts.open_alerts)] == ["profile_problem"]
-    assert [row.text for row in bench.notified[2:]] == ["resolved: the file is in force again"]
+    assert [row.text for row in bench.notified[2:]] == ["resolved: its file can be used again"]
     bench.alerts(AlertKind.POLICY_PROBLEM, "own.yaml: again")  # mended before anybody looked
     await bench.play(None, 1)
     await bench.settled()

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
+import shlex
+import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from hashlib import md5
@@ -11,12 +17,15 @@ from random import Random
 
 import pytest
 
+from core.system.seccomp import ARCHITECTURES, BREAKOUTS
+from trainer.environments.intercode.commands import FIRST_COMMANDS_UID
 from trainer.environments.intercode.filesystems import FileEntry, FileSystem, file_system
 from trainer.environments.intercode.machine import ShellMachine, ShellUnavailable, remove_open_folders
 from trainer.environments.intercode.shell import MALFORMED, TIMED_OUT, Shell
 from trainer.environments.intercode.tasks import ShellTask
 from trainer.environments.intercode.templates import Template
 
+ROOT = os.geteuid() == 0
 FILES = FileSystem(
     1,
     (
@@ -92,6 +101,75 @@ def test_a_command_reaches_no_file_but_the_copys(machine: ShellMachine, tmp_path
     assert ours.stat().st_mode & 0o777 == 0o600
     assert ours.stat().st_mtime > time.time() - 3_600
     assert [path.name for path in tmp_path.iterdir()] == ["ours.txt"]
+
+
+@pytest.mark.parametrize("made", ["c 1 3", "b 240 0"])
+def test_a_command_makes_no_device_file(machine: ShellMachine, made: str) -> None:
+    output = machine.run(f"cd /testbed && mkfifo fifo && mknod device {made}")
+    assert "not permitted" in output.stderr or "denied" in output.stderr
+    assert output.code != 0
+    assert not Path(machine.root, "testbed/device").exists()
+    assert stat.S_ISFIFO(Path(machine.root, "testbed/fifo").stat().st_mode)
+
+
+#: Every argument is wrong, so that a call which gets through does nothing; vhangup has none.
+CALLS = "for (@ARGV) { syscall($_, (-1) x 6); print $_, ' ', $!+0, qq(\\n) }"
+
+
+@pytest.mark.skipif(shutil.which("perl", path="/usr/bin:/bin") is None, reason="perl makes the calls")
+@pytest.mark.skipif(platform.machine() not in ARCHITECTURES, reason="its system calls are not known")
+def test_a_command_changes_nothing_of_the_whole_machine(machine: ShellMachine) -> None:
+    """Not its clock, name, swap, modules, mounts, accounting, and it does not restart it."""
+    column = list(ARCHITECTURES).index(platform.machine())
+    refused = {
+        rule.name: rule.numbers[column]
+        for rule in BREAKOUTS
+        if rule.where is None and rule.name != "vhangup" and rule.numbers[column] is not None
+    }
+    assert {"reboot", "sethostname", "swapoff", "mount", "settimeofday", "init_module"} <= set(refused)
+    output = machine.run(f"perl -e {shlex.quote(CALLS)} {' '.join(map(str, refused.values()))}")
+    assert output.code == 0, output.stderr
+    answers = dict(line.split() for line in output.stdout.splitlines())
+    expected = dict.fromkeys(refused, str(errno.EPERM))
+    assert {name: answers[str(number)] for name, number in refused.items()} == expected
+
+
+def test_a_command_has_no_capability_and_gets_none(machine: ShellMachine) -> None:
+    output = machine.run("grep -E '^(Cap|NoNewPrivs)' /proc/self/status")
+    held = dict(line.split(":\t") for line in output.stdout.splitlines())
+    assert held.pop("NoNewPrivs") == "1"
+    bounding = held.pop("CapBnd")  # can only be lessened with a capability
+    assert not ROOT or int(bounding, 16) == 0
+    assert len(held) == 4
+    assert all(int(value, 16) == 0 for value in held.values())
+
+
+@pytest.mark.skipif(not ROOT, reason="only root becomes another user")
+def test_commands_of_root_have_a_user_of_their_own(machine: ShellMachine) -> None:
+    with ShellMachine() as other:
+        users = [each.run("id -u; id -g; id -G").stdout.split() for each in (machine, other)]
+    assert all(len(set(ids)) == 1 and int(ids[0]) > FIRST_COMMANDS_UID for ids in users)
+    assert users[0] != users[1], "copies side by side cannot end each other's commands"
+    output = machine.run(
+        "cat /etc/shadow; stat -c %u /testbed /testbed/dir1/notes.txt; echo seen >/dev/stderr"
+    )
+    assert "Permission denied" in output.stderr
+    assert "seen" in output.stderr
+    assert output.stdout.split() == [users[0][0]] * 2
+
+
+@pytest.mark.skipif(not ROOT, reason="only root becomes another user")
+def test_where_another_user_cannot_pass_commands_stay_root_without_capabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with ShellMachine() as closed:
+        closed.restore(FILES)
+        output = closed.run("id -u; grep CapEff /proc/self/status; echo x >/testbed/new && cat /testbed/new")
+        device = closed.run("mknod /testbed/device c 1 3")
+    assert output.stdout.split() == ["0", "CapEff:", "0" * 16, "x"]
+    assert device.code != 0
 
 
 def test_a_command_reaches_no_process_and_no_network(machine: ShellMachine) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer import tiny
+from tests.trainer import odd_models, tiny
 from trainer.environments import prompts
 from trainer.environments.models import AnswerTimeout, ContextOverflow, LocalModel, _PendingAnswer
 from trainer.environments.play import main
@@ -145,3 +145,43 @@ def test_an_answer_that_takes_too_long_takes_none_of_its_batch_with_it(
     monkeypatch.setattr(model, "_generate", lambda batch: [None] * len(batch))
     with pytest.raises(AnswerTimeout, match=r"within 0.1 s"):
         model.answer(talk("a"), [], max_tokens=9, seed=1)
+
+
+#: 10^15 rounds; transformers' sandbox allows ranges up to 100,000.
+ENDLESS = 3 * "{% for one in range(99999) %}" + 3 * "{% endfor %}"
+
+
+def test_a_template_that_never_ends_forfeits_its_turns_and_the_next_question_is_answered(
+    tmp_path: Path,
+) -> None:
+    template = "{% if messages[1].content == 'endless' %}" + ENDLESS + "{% endif %}" + TEMPLATE
+    model = LocalModel(folder(tmp_path, template), turn_seconds=2.0)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(model.answer, talk("endless"), [], max_tokens=4, seed=1) for _ in range(4)]
+        for question in asked:
+            with pytest.raises(AnswerTimeout):
+                question.result()
+    model._turn_seconds = 120.0
+    assert model.answer(talk("fox"), [], max_tokens=4, seed=1).text
+
+
+def test_a_match_with_a_template_that_never_ends_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tester ended it after 90 s."""
+    endless = folder(tmp_path / "endless", ENDLESS + TEMPLATE)
+    limits = ["--turn-seconds", "0.5", "--seconds", "5"]
+    assert main([str(endless), "--against", "random", "--game", "othello", *limits, "--json"]) == 0
+    [match] = json.loads(capsys.readouterr().out)["matches"]
+    assert match["forfeits"][0]["timeout"] >= 2
+    assert match["wins"] == 0
+
+
+def test_a_tokenizer_that_panics_is_a_bad_model(tmp_path: Path) -> None:
+    # Not Qwen: transformers splits its words by a pattern of its own.
+    path = tiny.save(tmp_path, "llama", window=8192)
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    odd_models.with_endless_pattern(path)
+    model = LocalModel(path, parser=ParserName.HERMES)
+    with pytest.raises(BadModel, match="PanicException"):
+        model.answer(talk("a" * 80), [], max_tokens=4, seed=1)

@@ -312,3 +312,16 @@ def test_a_directory_that_cannot_be_written_is_said_before_a_game(
     (tmp_path / "file").touch()
     assert main(["random", "--output", str(tmp_path / "file/x")]) == 1
     assert "Not a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("player", ["expert", "random"])
+def test_without_the_games_library_one_line_says_what_to_install(
+    player: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("trainer.environments.players")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyspiel", None)
+    assert main([player, "--against", "random", "--game", "othello", "--games", "2"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"pyspiel is missing in the environment of {sys.executable}: `make training`")
+    assert line.endswith(f"{sys.executable} -m pip install open-spiel numba")

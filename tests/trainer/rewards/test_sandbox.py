@@ -30,6 +30,12 @@ import os, sys
 def f(completions):
     return ["HF_TOKEN" in os.environ, any("trainer" in name for name in sys.modules), len(os.environ)]
 """
+WITHOUT_PRIVILEGES = """
+def f(completions):
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    held = [int(status["Cap" + name], 16) for name in ("Inh", "Prm", "Eff", "Amb")]
+    return [sum(held), int(open("/proc/self/oom_score_adj").read())]
+"""
 COUNTING = """
 seen = []
 def score(completions):
@@ -369,3 +375,8 @@ def test_without_whoever_starts_it_as_another_user_it_is_started_all_the_same(
 def test_large_questions_and_answers_pass(tmp_path: Path) -> None:
     with rewards(tmp_path, GOOD) as opened:
         assert opened.call(0, ["x" * 50_000] * 60) == [50_000.0] * 60
+
+
+def test_reward_code_has_no_capability_and_goes_first_when_memory_runs_out(tmp_path: Path) -> None:
+    with rewards(tmp_path, WITHOUT_PRIVILEGES) as opened:
+        assert opened.call(0, ["a", "b"]) == [0.0, 1000.0]

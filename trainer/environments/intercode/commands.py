@@ -15,10 +15,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from core.system.privileges import become_user
 from core.system.wrapper import adopt_orphans
-from trainer.rewards.isolation import Isolation, isolate_process
+from trainer.rewards.isolation import FIRST_UID, Isolation, can_work, isolate_process
 from trainer.rewards.worker import end_all, limit_resources
 from trainer.runner.processes import descendants
 
@@ -26,6 +29,8 @@ SHELL = "/bin/bash"
 #: Bytes of each stream, and processes at a time, after which a command is ended.
 MOST_OUTPUT, MOST_PROCESSES = 1 << 20, 200
 TICK_S = 0.25
+#: Above those of reward code. Each of these processes has a user of its own, by its process id.
+FIRST_COMMANDS_UID = FIRST_UID + 100_000_000
 _CANNOT_RUN, _KILLED = 126, 137
 _READY = b"ready"
 
@@ -37,12 +42,14 @@ def main() -> None:
     for stream in (0, 1, 2):
         os.dup2(devnull, stream)
     adopt_orphans()
+    uid = _own_user(folder)
     with trainer, trainer.makefile("rw", encoding="utf-8", errors="replace") as lines:
-        isolation = _tried(folder, forbidden_file)
-        _answer(lines, {"isolation": isolation.means, "exposed": isolation.exposed})
+        isolation = _tried(folder, forbidden_file, uid)
+        _answer(lines, {"isolation": isolation.means, "exposed": isolation.exposed, "uid": uid})
         for line in lines:
             request = json.loads(line)
-            _answer(lines, _run(request["command"], request["workdir"], request["seconds"], sys.argv[1:3]))
+            isolate = partial(_isolate, folder, forbidden_file, uid, request["workdir"])
+            _answer(lines, _run(request["command"], request["seconds"], uid, isolate))
 
 
 def _answer(lines: Any, answer: dict[str, Any]) -> None:
@@ -50,21 +57,41 @@ def _answer(lines: Any, answer: dict[str, Any]) -> None:
     lines.flush()
 
 
-def _isolate(folder: str, forbidden_file: str) -> Isolation:
+def _own_user(folder: str) -> int | None:
+    """A user for the commands, to whom the folder is given; None where we may not become one."""
+    uid = FIRST_COMMANDS_UID + os.getpid()
+    if os.geteuid() != 0:
+        return None
+    with contextlib.suppress(OSError):
+        os.chown(folder, uid, uid)
+        if can_work(uid, [], folder):
+            return uid
+        os.chown(folder, 0, 0)
+    return None
+
+
+def _isolate(folder: str, forbidden_file: str, uid: int | None, workdir: str) -> Isolation:
     supervisor = os.getppid()
-    limit_resources(own_user=False)
+    limit_resources(own_user=uid is not None)
+    if uid is not None:
+        become_user(uid)
+    os.chdir(workdir)
     return isolate_process(
-        folder, own_user=False, forbidden_file=forbidden_file, supervisor=supervisor, modes_fail=False
+        folder,
+        own_user=uid is not None,
+        forbidden_file=forbidden_file,
+        supervisor=supervisor,
+        for_shell=True,
     )
 
 
-def _tried(folder: str, forbidden_file: str) -> Isolation:
+def _tried(folder: str, forbidden_file: str, uid: int | None) -> Isolation:
     """How commands will be isolated: found out in a child, because it cannot be taken off again."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(writing, json.dumps(_isolate(folder, forbidden_file)).encode())
+            os.write(writing, json.dumps(_isolate(folder, forbidden_file, uid, folder)).encode())
         finally:
             os._exit(0)
     os.close(writing)
@@ -75,9 +102,12 @@ def _tried(folder: str, forbidden_file: str) -> Isolation:
     return Isolation(means, tuple(exposed))
 
 
-def _run(command: str, workdir: str, seconds: float, places: list[str]) -> dict[str, Any]:
+def _run(command: str, seconds: float, uid: int | None, isolate: Callable[[], object]) -> dict[str, Any]:
     """Its output and exit code; `started` is false for what no shell can be started with."""
     pipes = [os.pipe() for _ in range(3)]
+    if uid is not None:
+        for _, writing in pipes[:2]:
+            os.fchown(writing, uid, uid)  # for those who open /dev/stdout or /dev/stderr by its name
     child = os.fork()
     if child == 0:
         code = _CANNOT_RUN
@@ -87,8 +117,7 @@ def _run(command: str, workdir: str, seconds: float, places: list[str]) -> dict[
             os.dup2(pipes[1][1], 2)
             os.dup2(pipes[2][1], 3)
             os.closerange(4, 1 << 12)
-            os.chdir(workdir)
-            _isolate(*places)
+            isolate()
             os.write(3, _READY)
             os.set_inheritable(3, False)
             os.execv(SHELL, [SHELL, "-c", command])  # noqa: S606 - what this process is for

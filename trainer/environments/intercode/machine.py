@@ -40,7 +40,7 @@ _PATH = re.compile(
 )
 #: What most tasks are done with.
 _NEEDED = "find grep sed sort wc"
-_UNSAFE = ("its files", "its processes", "everything")
+_UNSAFE = ("its files", "its processes", "devices", "everything")
 
 
 class ShellUnavailable(TrainingError):
@@ -81,6 +81,8 @@ class ShellMachine:
         # One for all copies: archives of the same files are the same.
         self._now = time.time()
         Path(self._forbidden_file).touch(0o600)
+        if os.geteuid() == 0:
+            os.chmod(self._folder, 0o711)  # noqa: S103 - the commands' user passes through
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -103,6 +105,8 @@ class ShellMachine:
             hello = self._reply(60.0)
             #: For people.
             self.isolation = str(hello["isolation"])
+            #: The user that commands run as, to whom the copy belongs; None for our own.
+            self._uid: int | None = hello["uid"]
             if unsafe := [way for way in hello["exposed"] if way.startswith(_UNSAFE)]:
                 raise ShellUnavailable(
                     f"commands could reach {', '.join(unsafe)} ({self.isolation}): no shell task is run here"
@@ -147,6 +151,12 @@ class ShellMachine:
         remove_tree(self.root)
         os.makedirs(os.path.join(self.root, "tmp"))
         files.write(self.root, self._now)
+        if self._uid is not None:
+            # From below: nobody else can change the copy before it is whole.
+            for folder, folders, names in os.walk(self.root, topdown=False):
+                for name in (*folders, *names):
+                    os.chown(os.path.join(folder, name), self._uid, self._uid, follow_symlinks=False)
+            os.chown(self.root, self._uid, self._uid)
 
     def run(self, command: str, workdir: str = "/", seconds: float = COMMAND_S) -> Output:
         """Run it in a shell of its own."""

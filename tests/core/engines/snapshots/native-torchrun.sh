@@ -16,12 +16,12 @@ export PYTORCH_ALLOC_CONF=expandable_segments:True
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export TOKENIZERS_PARALLELISM=false
 export TORCH_FR_BUFFER_SIZE=2000
-export TORCH_NCCL_ASYNC_ERROR_HANDLING=1
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1
 export TRANSFORMERS_OFFLINE=1
 export WANDB_MODE=offline
 export HF_HOME="$RUN/work/hf"
 export TORCHINDUCTOR_CACHE_DIR="$RUN/work/inductor"
+export TORCH_FR_DUMP_TEMP_FILE="$RUN/work/collectives_rank_"
 export TRITON_CACHE_DIR="$RUN/work/triton"
 GOD_MINER_LAUNCH_SPEC="$(python -m trainer.native.external_launch "$RUN/run.json")"
 export GOD_MINER_LAUNCH_SPEC

@@ -53,6 +53,7 @@ def test_a_registered_hotkey_with_the_right_address_is_good(
     assert {name: finding.status for name, finding in found.items()} == {
         "chain": FindingStatus.OK,
         "callers": FindingStatus.OK,
+        "purpose": FindingStatus.WARN,
         "registration": FindingStatus.OK,
         "published address": FindingStatus.OK,
     }
@@ -163,3 +164,25 @@ def test_a_nodes_file_is_read_for_real_and_good_for_trials(tmp_path: Path, own: 
     found = {finding.what: finding for finding in subnet.check_chain(CheckContext(given))}
     assert found["registration"].status is FindingStatus.OK
     assert found["published address"].status is FindingStatus.SKIP
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ({}, FindingStatus.WARN),
+        (
+            {
+                "training_repo_image_url": "https://github.com/me/entry",
+                "training_repo_image_commit": "0" * 40,
+            },
+            FindingStatus.OK,
+        ),
+        ({"chain": "file"}, None),
+    ],
+)
+def test_a_miner_without_a_tournament_entry_hears_that_no_offers_come(
+    tmp_path: Path, given: dict[str, str], status: FindingStatus | None
+) -> None:
+    found = list(subnet.purpose(settings(tmp_path, **given)))
+    assert [finding.status for finding in found] == ([status] if status else [])
+    assert all("October 2025" in finding.detail for finding in found if status is FindingStatus.WARN)

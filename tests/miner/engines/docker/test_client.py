@@ -82,6 +82,7 @@ def test_a_full_docker_disk_is_reported_as_such() -> None:
         "task f57901e5: already exists",
         "id already in use",
         "something that nobody has seen yet",
+        "failed to create shim task: OCI runtime create failed: runc create failed: signal: killed: unknown",
     ],
 )
 def test_docker_s_own_failures_are_retried_later(text: str) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from miner.engines.docker.images import source_root
 from miner.tournament.check.context import context_files
-from miner.tournament.check.dockerfiles import first_dockerfile, json_list, read_dockerfile
+from miner.tournament.check.dockerfiles import (
+    MOST_BYTES,
+    check_dockerfiles,
+    first_dockerfile,
+    json_list,
+    read_dockerfile,
+)
+from tests.miner.tournament.entries import open_small
 
 DIGEST = "sha256:" + "0" * 64
 GOOD = f"""\
@@ -163,3 +171,19 @@ def test_a_list_of_texts_is_one() -> None:
     assert json_list('["a", "b"]') == ["a", "b"]
     assert json_list("['a']") is None
     assert json_list("[1]") is None
+
+
+@pytest.mark.parametrize("piece", ['\\"', '"\\\n', "${A", "'", "--link ", "<< "])
+def test_no_text_keeps_its_reader_busy(piece: str) -> None:
+    """A Dockerfile of the size that is read: each of these took minutes, or hours."""
+    text = "FROM a\nCOPY " + (piece * MOST_BYTES)[:MOST_BYTES] + "\n"
+    began = time.process_time()
+    assert read_dockerfile(text, []).problems
+    assert time.process_time() - began < 20
+
+
+def test_a_dockerfile_that_nobody_wrote_by_hand_is_refused(tmp_path: Path) -> None:
+    name = "dockerfiles/standalone-text-trainer.dockerfile"
+    entry = open_small(tmp_path, {name: GOOD + "# \n" * MOST_BYTES})
+    found = check_dockerfiles(entry)
+    assert any("larger than 256 kB" in line for line in (found.text, *found.notes))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import time
 from pathlib import Path
 
 import pytest
 
 from miner.tournament.check.entry import FindingState
-from miner.tournament.check.sources import check_obfuscation, check_weights
+from miner.tournament.check.sources import MOST_PARSED_BYTES, check_obfuscation, check_weights
 from tests.miner.tournament.entries import open_small
 
 TEXT = base64.b64encode(bytes(range(256))).decode()
@@ -66,6 +67,47 @@ def test_readable_code_raises_no_suspicion(tmp_path: Path) -> None:
     }
     found = check_obfuscation(open_small(tmp_path, files))
     assert (found.state, found.notes) == (FindingState.UNKNOWN, ())
+
+
+def cost(content: str, folder: Path) -> float:
+    """Seconds of the processor, without others' share of it."""
+    entry = open_small(folder, {"a.py": content})
+    took = []
+    for _ in range(3):
+        began = time.process_time()
+        check_obfuscation(entry)
+        took.append(time.process_time() - began)
+    return min(took)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *("A" * 199 + "-", ("A" * 199 + "\n") * 4 + "-\n", "A" * 199 + " " * 1000 + "-"),
+        *("A" * 60 + "=\\'" * 100, "\\x41" * 39 + "-", "\\", "\n"),
+    ],
+)
+def test_no_text_costs_many_times_what_another_of_its_size_does(piece: str, tmp_path: Path) -> None:
+    size = 500_000
+    plain = cost(("x = [1, 2, 3]\n" * size)[:size], tmp_path / "plain")
+    once = cost((piece * size)[:size], tmp_path / "once")
+    twice = cost((piece * size)[: 2 * size], tmp_path / "twice")
+    assert once < 8 * plain
+    assert twice < 4 * once + plain
+
+
+def test_calls_in_calls_are_each_looked_at_once(tmp_path: Path) -> None:
+    nested = "eval(" * 90 + "b64decode(a)" + ")" * 90
+    found = check_obfuscation(open_small(tmp_path, {"a.py": f"{nested}\n"}))
+    assert found.text == "a.py: line 1 runs decoded text by eval"
+    assert not any("runs decoded" in note for note in found.notes)
+
+
+def test_a_python_file_that_is_too_large_to_be_parsed_is_for_a_person(tmp_path: Path) -> None:
+    content = "exec(b64decode(a))\n" + "x = 1\n" * (MOST_PARSED_BYTES // 6)
+    found = check_obfuscation(open_small(tmp_path, {"a.py": content}))
+    assert found.state is FindingState.UNKNOWN
+    assert "a.py: too large to look for decoded text that it runs" in found.notes
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,101 @@
+"""Divide a host's cores among its GPUs, so that jobs on different GPUs never share one.
+
+Each GPU has as many, near to it as far as they go. The division depends on the host and the range alone, not
+on what runs: a job that begins finds its cores free.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+from core.domain.hardware import Hardware
+
+#: A physical core: the numbers of its hardware threads.
+PhysicalCore = tuple[int, ...]
+
+
+def cores_in(cpuset: str) -> frozenset[int]:
+    """The numbers in docker's notation: `0-31,64`."""
+    spans = re.findall(r"(\d+)(?:-(\d+))?", cpuset)
+    return frozenset(core for low, high in spans for core in range(int(low), int(high or low) + 1))
+
+
+def show_cores(cores: Iterable[int]) -> str:
+    """In docker's notation."""
+    spans: list[list[int]] = []
+    for core in sorted(cores):
+        if spans and core == spans[-1][1] + 1:
+            spans[-1][1] = core
+        else:
+            spans.append([core, core])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def sharing_gpus(hardware: Hardware, world: int) -> int:
+    """GPUs, or processes without them, that share the host: jobs on the others need their part too."""
+    return max(hardware.host_gpus or hardware.gpus.per_node, world)
+
+
+def job_cores(hardware: Hardware, world: int) -> int:
+    """How many cores a job on so many of the host's GPUs can count on."""
+    return max(hardware.cpu_cores * world // sharing_gpus(hardware, world), 1)
+
+
+def cores_of_job(wanted: str | None, hardware: Hardware, world: int) -> str | None:
+    """The cores of a job on `world` GPUs of the host, in docker's notation; None: not limited.
+
+    `wanted` is the range that all jobs of the host divide. Without one it is all that is known of the host,
+    and a job that has the host for itself is not limited.
+    """
+    if wanted is None and (not hardware.cores or hardware.gpus.is_cpu):
+        return None
+    cores = hardware.cores or tuple((number,) for number in range(hardware.cpu_cores))
+    near = hardware.near_cores or ("",) * sharing_gpus(hardware, world)
+    places = hardware.gpu_places or tuple(range(world))
+    if wanted is None and len(set(places)) >= len(near):
+        return None
+    shares = _divide(_within(cores, wanted), near)
+    return show_cores(core for place in places if place < len(shares) for core in shares[place])
+
+
+def _within(cores: Sequence[PhysicalCore], wanted: str | None) -> tuple[PhysicalCore, ...]:
+    """The part of the range that exists, or all cores where none of it does: Docker refuses missing ones."""
+    if wanted is None:
+        return tuple(cores)
+    numbers = cores_in(wanted)
+    chosen = (tuple(thread for thread in core if thread in numbers) for core in cores)
+    return tuple(core for core in chosen if core) or tuple(cores)
+
+
+@lru_cache(maxsize=32)
+def _divide(cores: tuple[PhysicalCore, ...], near: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """The numbers of each GPU's cores. Hardware threads of one core stay together: they share its units.
+    Fewer cores than GPUs are not divided."""
+    gpus = len(near)
+    if len(cores) < gpus:
+        every = tuple(thread for core in cores for thread in core)
+        return (every,) * gpus
+    quotas = [len(part) for part in _parts(cores, gpus)]
+    shares: list[list[PhysicalCore]] = [[] for _ in near]
+    left = list(cores)
+    for place in dict.fromkeys(filter(None, near)):
+        nearby, numbers = [index for index in range(gpus) if near[index] == place], cores_in(place)
+        beside = [core for core in left if core[0] in numbers]
+        for index, part in zip(nearby, _parts(beside, len(nearby)), strict=True):
+            shares[index] += part[: quotas[index]]
+        taken = {core for index in nearby for core in shares[index]}
+        left = [core for core in left if core not in taken]
+    for share, quota in zip(shares, quotas, strict=True):
+        missing = quota - len(share)
+        share += left[:missing]
+        del left[:missing]
+    return tuple(tuple(thread for core in share for thread in core) for share in shares)
+
+
+def _parts(cores: Sequence[PhysicalCore], count: int) -> list[list[PhysicalCore]]:
+    """As many each as possible, neighbours together: they share caches."""
+    bounds = [len(cores) * index // count for index in range(count + 1)]
+    return [list(cores[low:high]) for low, high in pairwise(bounds)]
