@@ -87,7 +87,9 @@ def sets() -> list[dict[str, tuple[str, ...]]]:
         # What validators' reward functions import.
         **{f"reward-{name}": (name,) for name in ("textstat", "langcheck", "detoxify")},
     }
-    return [daemon, trainer, {"uv": ("uv",)}, {"audit": ("pip-audit",)}]
+    # What the trainer's tests need beside a training environment.
+    test = tuple(name for name in extras["dev"] if re.match(r"pytest|hypothesis", name))
+    return [daemon, trainer, {"test": test}, {"uv": ("uv",)}, {"audit": ("pip-audit",)}]
 
 
 def compiled(uv: str, requirements: Iterable[str], output: Path, *options: str) -> str:
