@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from core.domain.errors import GodMinerError
+from core.domain.keys import TaskKey
 from core.domain.wire import TournamentType, TrainingRepoResponse
 from miner.chain.auth import Authenticator, CallerPolicy, failure_limit
 from miner.chain.identity import IdentityError
@@ -28,7 +29,7 @@ from miner.jobs.control import RunningTraining
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.jobs.events import LiveJob
 from miner.jobs.figures import RunFigures
-from miner.jobs.manager import JobManager, JobsNotReady
+from miner.jobs.manager import JobManager, JobsNotReady, cancel_in_store
 from miner.observe.alerts import AlertKind, Alerts
 from miner.observe.metrics import Metrics
 from miner.observe.redact import Redactor
@@ -40,11 +41,12 @@ from miner.settings import Settings
 from miner.store import database
 from miner.store.alerts import prune_alerts
 from miner.store.events import prune_history
+from miner.store.jobs import JobRow
 from miner.store.ranks import RankRow, record_rank
 from miner.store.samples import prune_rollups
 from miner.store.store import Store
 from miner.support.addresses import public_key
-from miner.support.background import PeriodicTask, PeriodicTasks
+from miner.support.background import OneBlockingCall, PeriodicTask, PeriodicTasks
 from miner.support.clock import SteadyClock
 from miner.support.rate_limits import RateLimit
 from miner.watch.alert_rules import LiveAlertRules
@@ -64,6 +66,8 @@ FIRST_METAGRAPH_SECONDS = 0.5
 #: How often jobs that have ended are learned from, and old offers and events forgotten.
 LEARN_SECONDS = 60.0
 PRUNE_SECONDS = 600.0
+#: For a look at the operator's files.
+FILES_SECONDS = 10.0
 #: How often it is tried whether the hub can be reached.
 HUB_SECONDS = 300.0
 #: For power limits to be put back before a stop.
@@ -86,6 +90,9 @@ class Daemon:
         #: None until there is an engine, which the start does not wait for.
         self.jobs: JobManager | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
+        self._file_looks = OneBlockingCall("policies, profiles, alert rules and FLEET_FILE", FILES_SECONDS)
+        #: Why files were not looked at; empty while they answer.
+        self._files_hang = ""
 
         self.metrics = Metrics()
         self.store = Store(database.prepare_store(settings.store_dir))
@@ -113,7 +120,6 @@ class Daemon:
                 PeriodicTask("the database's files", self._check_store_files),
                 PeriodicTask("overdue offers and jobs", self._expire_overdue),
                 PeriodicTask("expired nonces", lambda: self.nonces.sweep(time.time())),
-                PeriodicTask("edited policies and profiles", self._reload_policies),
                 PeriodicTask("jobs to learn from", self._learn_from_outcomes, LEARN_SECONDS),
                 PeriodicTask("old offers, events and measurements", self._prune_history, PRUNE_SECONDS),
                 PeriodicTask("reports to send", self._send_reports, LEARN_SECONDS),
@@ -122,6 +128,7 @@ class Daemon:
         )
         # Runners of their own: a driver or a network that hangs must not keep an offer from its end.
         self.rule_task = PeriodicTasks([PeriodicTask("alert rules", self.alert_service.evaluate)])
+        self.file_task = PeriodicTasks([PeriodicTask("edited files", self.reload_files)])
         self.hub_task = PeriodicTasks([PeriodicTask("the hub", self.hub.check, HUB_SECONDS)])
 
     def _build_chain(self) -> None:
@@ -188,6 +195,7 @@ class Daemon:
                 **self.policy_runtime.problems,
                 AlertKind.FLEET_FILE_PROBLEM: self.inventory.file_problem(),
                 **self._hotkey_problem,
+                AlertKind.FILES_HANG: self._files_hang or None,
             },
         )
         self.alert_service.sink = self.notifier
@@ -203,6 +211,7 @@ class Daemon:
 
     async def start(self) -> None:
         self.started_at = time.time()
+        self.alerts.loop = asyncio.get_running_loop()
         # Used nonces and accepted offers are loaded before any request can come.
         with database.store_errors(self.store.path):
             self.nonces.load_live(self.started_at)
@@ -219,6 +228,7 @@ class Daemon:
         await self._wait_for_first_metagraph()
         self.periodic_tasks.start()
         self.rule_task.start()
+        self.file_task.start()
         if self.settings.engines:
             self.hub_task.start()
         self.sampler.start()
@@ -228,6 +238,7 @@ class Daemon:
     async def stop(self) -> None:
         await self.periodic_tasks.stop()
         await self.rule_task.stop()
+        await self.file_task.stop()
         await self.hub_task.stop()
         # Before the fleet and the store, which it writes to. Trainings go on without us.
         for task in self._background_tasks:
@@ -262,6 +273,14 @@ class Daemon:
         if self.jobs is None:
             raise JobsNotReady("there is no engine to train with yet; the log and `god-miner doctor` say why")
         return self.jobs
+
+    async def cancel_job(self, job_id: int) -> JobRow:
+        """End a job, also one that waits where there is no engine."""
+        if self.jobs is not None:
+            return await self.jobs.cancel(job_id)
+        row = await cancel_in_store(self.store, job_id, self.clock)
+        self.offer_service.reservations.end_job(TaskKey(row.validator, row.task_id))
+        return row
 
     def close_streams(self) -> None:
         """End the event streams, which would keep the operator's port open."""
@@ -369,8 +388,23 @@ class Daemon:
         await self.offer_service.expire(self.clock())
         self.fleet.schedule()
 
-    async def _reload_policies(self) -> None:
-        self.policy_runtime.refresh(self.fleet.inventory.installed)
+    async def reload_files(self) -> None:
+        """Take up edits of policies, profiles, rules and FLEET_FILE. Where their file system hangs, all goes
+        on with what was read last."""
+
+        def look() -> None:
+            self.inventory.refresh_file()
+            self.policy_runtime.refresh(self.fleet.inventory.installed)
+            self.alert_service.rules.refresh()
+
+        try:
+            await self._file_looks.run(look)
+        except TimeoutError as error:
+            if not self._files_hang:
+                self._files_hang = f"{error}; what was read before stays in force"
+                self.alerts(AlertKind.FILES_HANG, self._files_hang)
+        else:
+            self._files_hang = ""
 
     async def _learn_from_outcomes(self) -> None:
         since = time.time() - 2 * LEARN_SECONDS

@@ -27,6 +27,7 @@ from typing import cast
 
 import uvicorn
 import uvloop
+from pydantic import SecretStr
 from starlette.types import ASGIApp
 
 from core.domain.errors import ConfigError, GodMinerError
@@ -34,9 +35,9 @@ from miner.chain.identity import IdentityError, hotkey_address, password_problem
 from miner.daemon import Daemon
 from miner.daemon_client import RUN_FILE
 from miner.http.apps import operator_app, public_app
-from miner.http.limits import HttpLimits, protocol_class
+from miner.http.limits import HttpLimits, IsKnown, protocol_class
+from miner.http.operator import shows_token
 from miner.observe import logs
-from miner.observe.metrics import Metrics
 from miner.settings import Settings
 from miner.store.database import (
     DataDirLock,
@@ -50,6 +51,11 @@ from miner.store.database import (
 log = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 2048
+#: One of so many of the public port's connections is kept for validators that were let in before.
+KNOWN_SHARE = 4
+#: Connections to the operator's port that have not shown its token, and how long they may take to.
+MAX_WITHOUT_TOKEN = 32
+OPERATOR_HEADER_SECONDS = 2.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -142,8 +148,7 @@ async def _serve_until_stopped(
     daemon: Daemon, public_socket: socket.socket, operator_socket: socket.socket
 ) -> DaemonExitCode:
     settings = daemon.settings
-    public = _uvicorn_server(public_app(daemon), settings, daemon.metrics)
-    private = _uvicorn_server(operator_app(daemon), settings, daemon.metrics)
+    public, private = _public_server(daemon), _operator_server(daemon)
     stop = asyncio.Event()
     with _stop_on_signals(stop.set):
         await daemon.start()
@@ -193,11 +198,41 @@ def _freeze_garbage_collector() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def _uvicorn_server(app: ASGIApp, settings: Settings, metrics: Metrics) -> _UvicornServer:
+def _public_server(daemon: Daemon) -> _UvicornServer:
+    settings = daemon.settings
+    of_validators = max(1, settings.max_connections // KNOWN_SHARE)
+    limits = HttpLimits(
+        header_seconds=settings.header_timeout_seconds,
+        body_seconds=settings.body_timeout_seconds,
+        max_body_bytes=int(settings.max_body_bytes),
+        max_known_connections=of_validators,
+        max_stranger_connections=max(1, settings.max_connections - of_validators),
+        max_connections_per_address=settings.max_connections_per_address,
+    )
+    is_known = daemon.authenticator.is_known
+    return _uvicorn_server(public_app(daemon), daemon, limits, lambda network, _headers: is_known(network))
+
+
+def _operator_server(daemon: Daemon) -> _UvicornServer:
+    """Other users of this machine have the operator's address, but not its token."""
+    settings, app = daemon.settings, operator_app(daemon)
+    token: SecretStr = app.state.operator_token
+    limits = HttpLimits(
+        header_seconds=min(settings.header_timeout_seconds, OPERATOR_HEADER_SECONDS),
+        body_seconds=settings.body_timeout_seconds,
+        max_body_bytes=int(settings.max_body_bytes),
+        max_known_connections=settings.max_connections,
+        max_stranger_connections=MAX_WITHOUT_TOKEN,
+        max_connections_per_address=settings.max_connections_per_address,
+    )
+    return _uvicorn_server(app, daemon, limits, lambda _network, headers: shows_token(headers, token))
+
+
+def _uvicorn_server(app: ASGIApp, daemon: Daemon, limits: HttpLimits, is_known: IsKnown) -> _UvicornServer:
     config = uvicorn.Config(
         app,
         http=protocol_class(
-            _http_limits(settings), lambda status: metrics.count_request("refused", status, 0.0)
+            limits, lambda status: daemon.metrics.count_request("refused", status, 0.0), is_known
         ),
         ws="none",
         lifespan="off",
@@ -206,19 +241,9 @@ def _uvicorn_server(app: ASGIApp, settings: Settings, metrics: Metrics) -> _Uvic
         server_header=False,
         proxy_headers=False,  # anybody can send X-Forwarded-For; rate limits use the socket's address
         backlog=LISTEN_BACKLOG,
-        timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_seconds),
+        timeout_graceful_shutdown=math.ceil(daemon.settings.shutdown_grace_seconds),
     )
     return _UvicornServer(config)
-
-
-def _http_limits(settings: Settings) -> HttpLimits:
-    return HttpLimits(
-        header_seconds=settings.header_timeout_seconds,
-        body_seconds=settings.body_timeout_seconds,
-        max_body_bytes=int(settings.max_body_bytes),
-        max_connections=settings.max_connections,
-        max_connections_per_address=settings.max_connections_per_address,
-    )
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from core.config.problems import SchemaKeys, rule_of_error, shown_value
 from core.config.yaml_lines import KeyPath, LocatedYaml, ValueOrigin, parse_yaml
 from core.domain.errors import ConfigError, GodMinerError, Problem
 from core.domain.records import Record
+from core.system.files import read_regular_file
 
 
 class MissingConfigs(GodMinerError):
@@ -165,11 +166,13 @@ class ConfigKind(Generic[T]):
         """Load a file and what it extends, oldest ancestor first. By path (with a slash or `.yaml`), or
         by name: in `directories` first, then as shipped."""
         file = self._find(name_or_path, directories, None)
-        return self._with_parents(ConfigLayer(self, file, _read(file)), directories, [])
+        return self._with_parents(ConfigLayer(self, file, read_text(file)), directories, [])
 
     def layers_of_text(self, text: str, file: Path, directories: Sequence[Path] = ()) -> list[ConfigLayer[T]]:
-        """Load what `file` would be with this text, and what it extends."""
-        return self._with_parents(ConfigLayer(self, file, text), directories, [])
+        """Load what `file` would be with this text, and what it extends: a file of the known folders."""
+        layer = ConfigLayer(self, file, text)
+        self._check_folder(layer, directories)
+        return self._with_parents(layer, directories, [])
 
     def load(self, name_or_path: str, directories: Sequence[Path] = ()) -> LoadedConfig[T]:
         layers = self.layers(name_or_path, directories)
@@ -211,7 +214,7 @@ class ConfigKind(Generic[T]):
 
     def _find(self, name_or_path: str, directories: Sequence[Path], child: ConfigLayer[T] | None) -> Path:
         """`extends: h100x4` inside an operator's own h100x4.yaml means the shipped one, not itself."""
-        if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        if _is_path(name_or_path):
             path = Path(name_or_path)
             near = path if child is None or path.is_absolute() else child.file.parent / path
             if near.is_file():
@@ -224,6 +227,19 @@ class ConfigKind(Generic[T]):
                 if file.is_file() and not itself:
                     return file
         raise self._not_found(name_or_path, directories, child)
+
+    def _check_folder(self, layer: ConfigLayer[T], directories: Sequence[Path]) -> None:
+        """Refuse a path that leads out of the known folders: it would show what other files hold to people
+        who may have a text checked, and no more."""
+        name = layer.content.extends or ""
+        if not _is_path(name):
+            return
+        known = (layer.file.parent, *directories, config_dir() / self.directory)
+        file = (layer.file.parent / name).resolve()
+        if not any(file.is_relative_to(directory.resolve()) for directory in known):
+            folders = ", ".join(map(str, dict.fromkeys(known)))
+            rule = f"reads no file outside of {folders}; copy it there"
+            raise ConfigError(layer.file.name, [Problem(layer.located.location(("extends",)), name, rule)])
 
     def _not_found(self, name: str, directories: Sequence[Path], child: ConfigLayer[T] | None) -> ConfigError:
         known = ", ".join(self.files(directories)) or "none"
@@ -245,7 +261,7 @@ class ConfigKind(Generic[T]):
             )
             raise ConfigError(layer.file.name, [problem])
         return [
-            *self._with_parents(ConfigLayer(self, parent, _read(parent)), directories, chain),
+            *self._with_parents(ConfigLayer(self, parent, read_text(parent)), directories, chain),
             layer,
         ]
 
@@ -261,9 +277,14 @@ class ConfigKind(Generic[T]):
         return [problems[key] for key in order]
 
 
-def _read(file: Path) -> str:
+def _is_path(name_or_path: str) -> bool:
+    return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+
+
+def read_text(file: Path) -> str:
+    """`ConfigError` where it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return read_regular_file(file).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(file.name, [Problem(str(file), "", f"cannot be read: {error}")]) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from core.config.files import ConfigKind, ConfigLayer
 from core.domain.errors import ConfigError, Problem
+from core.system.files import read_regular_file
 
 
 class _HasFile(Protocol):
@@ -33,7 +35,7 @@ _MISSING_FILE = (-1, -1)
 
 
 class LiveConfig(Generic[L]):
-    """`current()` costs a `stat` per file; the files are read again only when one of them has changed.
+    """`refresh` costs a `stat` per file; the files are read again only when one of them has changed.
 
     A file that is added to a directory in which the name is looked up counts as a change: it may hide the one
     that is in force. With a `fallback`, files that cannot be used at the start are a problem like a bad edit,
@@ -52,26 +54,27 @@ class LiveConfig(Generic[L]):
         self._on_problem = on_problem
         is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
         self._directories = (Path(name_or_path).parent,) if is_path else tuple(directories)
-        #: Why the files as they are now cannot be used; None when they are what `current` returns.
+        #: Why the files as they are now cannot be used; None when they are what `current` holds.
         self.problem: ConfigError | None = None
         try:
-            self._last_good = self._load()
+            self.current = self._load()
         except ConfigError as error:
             if fallback is None:
                 raise
-            self._last_good = fallback(error)
+            self.current = fallback(error)
             self.problem = error
         self._stamps = self._current_stamps()
 
-    def current(self) -> L:
+    def refresh(self) -> L:
+        """Take up what was edited, and return what is in force."""
         stamps = self._current_stamps()
         if stamps != self._stamps:
             self._stamps, before = stamps, self._stamps
             self._reload(before)
-        return self._last_good
+        return self.current
 
     def _current_stamps(self) -> FileStamps:
-        files = (layer.file for layer in self._last_good.layers)
+        files = (layer.file for layer in self.current.layers)
         return file_stamps(
             [*files, *(file for directory in self._directories for file in directory.glob("*.y*ml"))]
         )
@@ -79,7 +82,7 @@ class LiveConfig(Generic[L]):
     def _reload(self, before: FileStamps) -> None:
         try:
             self._check_missing_files(before)
-            self._last_good = self._load()
+            self.current = self._load()
         except ConfigError as error:
             self.problem = error
             if self._on_problem is not None:
@@ -91,10 +94,10 @@ class LiveConfig(Generic[L]):
     def _check_missing_files(self, before: FileStamps) -> None:
         """A file that goes away is a mishap. Looked up by name again, another of that name would take its
         place silently; where a file that names it was edited too, that was meant."""
-        used = {layer.file for layer in self._last_good.layers}
+        used = {layer.file for layer in self.current.layers}
         missing = [path for path in self._stamps if path in used and self._stamps[path] == _MISSING_FILE]
         edited = [path for path in used.difference(missing) if self._stamps[path] != before.get(path)]
-        if missing and (self._last_good.layers[-1].file in missing or not edited):
+        if missing and (self.current.layers[-1].file in missing or not edited):
             rule = "is gone; what was read from it last stays in force until it is back or the next start"
             raise ConfigError(missing[0].name, [Problem(str(path), "", rule) for path in missing])
 
@@ -121,7 +124,7 @@ class LastGoodLayers:
     def layers(self, name: str, kind: ConfigKind[Any]) -> list[ConfigLayer[Any]] | None:
         """The layers kept for `name`, if they are valid."""
         try:
-            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            kept = json.loads(read_regular_file(self._path))
             if kept["name"] != name:
                 return None
             return [ConfigLayer(kind, Path(file), text) for file, text in kept["layers"]] or None
@@ -138,4 +141,4 @@ def _file_stamp(file: Path) -> tuple[int, int]:
         status = file.stat()
     except OSError:
         return _MISSING_FILE
-    return status.st_mtime_ns, status.st_size
+    return (status.st_mtime_ns, status.st_size) if stat.S_ISREG(status.st_mode) else _MISSING_FILE

@@ -117,9 +117,10 @@ def _preparing(s: RunCandidate, data: DatasetFacts, conditions: JobConditions) -
 
 
 def _loading(s: RunCandidate, model: ModelFacts, conditions: JobConditions) -> PhaseEstimate:
-    """Ranks of one host read the same pages; with sharding they also send them to each other."""
+    """Ranks of one host read the same pages, or each its shards; Axolotl's also send them to each other."""
     size, rate = model.stored_bytes, conditions.hardware.disk_rate
-    seconds = 5 + size / rate * (1.5 if s.parallelism is Parallelism.FSDP else 1.0)
+    sent = s.parallelism is Parallelism.FSDP and s.engine is not Engine.NATIVE
+    seconds = 5 + size / rate * (1.5 if sent else 1.0)
     return PhaseEstimate("load", seconds, lambda: _at_rate(size, rate))
 
 

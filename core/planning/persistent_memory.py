@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from core.domain.choices import Attention, CompileMode, Method, Optimizer
+from core.domain.choices import Attention, CompileMode, Engine, Method, Optimizer
 from core.domain.hardware import Device
 from core.domain.units import show_bytes, show_params
 from core.planning.candidate import NCCL_BUFFER, RunCandidate
@@ -60,6 +60,10 @@ STATE_BYTES: dict[Optimizer, tuple[float, float]] = {
     Optimizer.MUON: (4, 2),
     Optimizer.PRODIGY: (16, 8),
 }
+#: These need a matrix and its gradient whole; the others update any part of it alone.
+WHOLE_MATRICES = frozenset((Optimizer.ADAFACTOR, Optimizer.MUON))
+#: Numbers that the native trainer updates at a time where weights are bf16: what is fp32 only meanwhile.
+UPDATE_BLOCK = 1 << 25
 #: The CUDA context, cuBLAS's workspaces and the kernels themselves.
 CONTEXT_BYTES = 0.85e9
 #: NCCL's buffers of its default size; sharded training has several communicators.
@@ -127,7 +131,7 @@ def fp32_tables(s: RunCandidate) -> float:
 
 def _has_fp32_tables(s: RunCandidate) -> bool:
     no_flash = s.attention in (Attention.SDPA, Attention.EAGER)
-    return s.full and not s.sharded and no_flash and s.image is None and s.width == 2
+    return s.full and not s.sharded and no_flash and s.engine is Engine.AXOLOTL and s.width == 2
 
 
 @memory_part(
@@ -141,10 +145,11 @@ def adapter(s: RunCandidate) -> float:
 @memory_part("reference", "the untrained model beside the trained one")
 def reference(s: RunCandidate) -> float:
     """A frozen copy, where there is no adapter to disable to get the base model back. TRL shards that of
-    preferences and rewards as the model; for a KL to it every GPU has it whole."""
+    preferences and rewards as the model, the native trainer each; for Axolotl's KL to it every GPU has it
+    whole."""
     if not s.full or not s.needs_base:
         return 0.0
-    return s.shape.params * 2 / (s.shards if s.task.is_rl else 1)
+    return s.shape.params * 2 / (s.shards if s.task.is_rl or s.engine is Engine.NATIVE else 1)
 
 
 @memory_part(
@@ -152,14 +157,19 @@ def reference(s: RunCandidate) -> float:
     lambda s: f"{s.optimizer.value}: {_per_param(s):g} B × {show_params(s.trained_params)}{_per_shard(s)}",
 )
 def optimizer_states(s: RunCandidate) -> float:
-    return s.trained_params * _per_param(s) / s.shards
+    size = s.trained_params * _per_param(s) / s.shards
+    # Muon is for the layers' matrices: the embeddings have AdamW's two states, which is one more.
+    tables = s.shape.embedding_params if s.full and s.optimizer is Optimizer.MUON else 0
+    return size + tables * _state_bytes(s) / s.shards
 
 
 def _per_param(s: RunCandidate) -> float:
+    return _state_bytes(s) + (4 if s.full and s.fp32_master else 0)
+
+
+def _state_bytes(s: RunCandidate) -> float:
     fp32, bf16 = STATE_BYTES[s.optimizer]
-    if s.full and s.fp32_master:
-        return fp32 + 4
-    return fp32 if s.trained_width == 4 else bf16
+    return fp32 if s.trained_width == 4 or (s.full and s.fp32_master) else bf16
 
 
 @memory_part("average", lambda s: f"moving average of {show_params(s.trained_params)}{_per_shard(s)}")
@@ -181,19 +191,39 @@ def ddp_buckets(s: RunCandidate) -> float:
 
 
 def _temporaries_reason(s: RunCandidate) -> str:
-    if s.optimizer is Optimizer.ADAMW_TORCH:
+    if s.optimizer is Optimizer.ADAMW_TORCH and s.engine is not Engine.NATIVE:
         return "one temporary copy of all trained parameters"
-    return "three fp32 copies of the largest matrix"
+    copies = "three fp32 copies of the largest matrix"
+    if not _in_blocks(s):
+        return copies
+    block = f"{_block_bytes(s)} B × {show_params(round(_block_numbers(s)))} in fp32 at a time"
+    return f"{block}, {copies}" if s.optimizer in WHOLE_MATRICES else block
 
 
 @memory_part("optimizer work", _temporaries_reason)
 def optimizer_temporaries(s: RunCandidate) -> float:
-    """`adamw_torch` works on all parameters at once and makes one more copy; fused kernels make none."""
-    if s.optimizer is Optimizer.ADAMW_TORCH:
+    """`adamw_torch` works on all parameters at once and makes one more copy; fused kernels, which the native
+    trainer has for it too, make none. That updates bf16 weights in fp32, block by block."""
+    if s.optimizer is Optimizer.ADAMW_TORCH and s.engine is not Engine.NATIVE:
         return s.trained_params * s.trained_width / s.shards
-    if s.optimizer in (Optimizer.ADAFACTOR, Optimizer.MUON, Optimizer.PRODIGY):
-        return 3 * 4 * _largest_matrix(s)
-    return 0.0
+    block = _block_bytes(s) * _block_numbers(s) if _in_blocks(s) else 0.0
+    if s.optimizer in (*WHOLE_MATRICES, Optimizer.PRODIGY):
+        return block + 3 * 4 * _largest_matrix(s)
+    return block
+
+
+def _in_blocks(s: RunCandidate) -> bool:
+    return s.engine is Engine.NATIVE and s.trained_width == 2
+
+
+def _block_numbers(s: RunCandidate) -> float:
+    least = _largest_matrix(s) if s.optimizer in WHOLE_MATRICES else 0.0
+    return max(min(UPDATE_BLOCK, s.trained_params / s.shards), least)
+
+
+def _block_bytes(s: RunCandidate) -> int:
+    """A gradient beside a master; without one weight, gradient, two moments, and what rounding needs."""
+    return 4 if s.full and s.fp32_master else 24
 
 
 def _largest_matrix(s: RunCandidate) -> float:

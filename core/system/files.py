@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def read_regular_file(path: Path) -> bytes:
+    """Read a file that ends. `OSError` for a named pipe, which would be waited for for ever, and for devices
+    and folders."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    with os.fdopen(handle, "rb") as file:
+        return file.read()
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:

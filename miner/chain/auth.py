@@ -168,6 +168,8 @@ class Authenticator:
     clock_offsets: ClockOffsets = field(default_factory=ClockOffsets)
     _failures: TokenBuckets = field(init=False)
     _requests: TokenBuckets = field(init=False)
+    #: The network that each validator's last valid request came from.
+    _networks: dict[bytes, str] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._failures = TokenBuckets(self.failures)
@@ -200,7 +202,12 @@ class Authenticator:
             raise TooManyRequests("too many requests from this hotkey", wait)
         ticket = self.nonces.use(unverified.key, unverified.nonce, unverified.stamp_ns)
         self.clock_offsets.note(unverified.key, unverified.stamp_ns, unverified.ahead_ns / 1e9)
+        self._networks[unverified.key] = client_network(address)
         return Caller(ss58_address(unverified.key), unverified.node, unverified.stamp_ns / 1e9, ticket)
+
+    def is_known(self, network: str) -> bool:
+        """Tell the network of a validator that was let in before from a stranger's."""
+        return network in self._networks.values()
 
     def note_failure(self, address: str) -> None:
         """Count a request against its address."""

@@ -49,14 +49,17 @@ def _without_daemon(settings: Settings) -> dict[str, Any]:
     from miner.fleet.build import scan_and_sample_once
     from miner.fleet.fleet_view import view_without_daemon
     from miner.store import database
-    from miner.store.offers import open_reservations
+    from miner.store.offers import open_reservations, task_names
     from miner.store.store import Store
 
     seen, source, samples = scan_and_sample_once(settings)
     path = settings.store_dir / database.FILE_NAME
     is_current = database.schema_version(path) == database.SCHEMA_VERSION
-    taken = Store(path).read_now(open_reservations) if is_current else []
-    return view_without_daemon(seen.inventory, source, samples, taken, time.time())
+    store, taken, names = Store(path), [], {}
+    if is_current:
+        taken = store.read_now(open_reservations)
+        names = store.read_now(task_names, [row.hold.key for row, _ in taken])
+    return view_without_daemon(seen.inventory, source, samples, taken, names, time.time())
 
 
 def _keep_node(page: dict[str, Any], name: str) -> None:
@@ -173,9 +176,17 @@ def _gpu_state(gpu: dict[str, Any]) -> tuple[str, str]:
         return f"runs {gpu['task_id']}", ""
     if gpu["others"]:
         return "used by others", ""
+    if (held := gpu["claim"]) is not None:
+        start, end = (show_time(held[name], seconds=False) for name in ("starts_at", "ends_at"))
+        return f"reserved for {_claim_name(held)}, {start} to {end}", "cyan"
     if gpu["unclean"]:
         return "not empty yet after its last job", "yellow"
     return ("free, and used a little by somebody else" if gpu["shared"] else "free"), "green"
+
+
+def _claim_name(claim: Mapping[str, Any]) -> str:
+    what = f"job {claim['job_id']}" if claim["job_id"] else f"{claim['kind']} {claim['task_id'][:8]}"
+    return f"{what} ({claim['model']})" if claim["model"] else what
 
 
 def _claim_table(page: dict[str, Any]) -> Any:

@@ -256,7 +256,7 @@ def _target_on_host(
 
     update: dict[str, Any] = {}
     if settings.fleet_file and not is_here:
-        update |= follow_fleet_file(settings.fleet_file).current().content.host.facts()
+        update |= follow_fleet_file(settings.fleet_file).current.content.host.facts()
     if cpu_cores is not None:
         update |= {"cpu_cores": cpu_cores, "cores": ()}
     if memory is not None:

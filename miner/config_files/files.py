@@ -23,7 +23,7 @@ from core.config.yaml_lines import MAX_BYTES
 from core.domain.errors import ConfigError, GodMinerError
 from core.profile.explain import Subject, format_value, profile_settings, representative_subjects
 from core.profile.resolve import PROFILE_KIND, LoadedProfile, load_profile, resolve_profile
-from core.system.files import write_atomically
+from core.system.files import read_regular_file, write_atomically
 from miner.config_files.effective import EffectiveValue, effective_yaml
 from miner.offers.policies.load import POLICY_KIND, LoadedPolicy, load_policy
 from miner.offers.policy_runtime import PolicyRuntime
@@ -227,7 +227,7 @@ class ConfigFiles:
 def _read(path: Path) -> str:
     if path.stat().st_size > MAX_BYTES:
         raise NotWritable(f"{path} is larger than {MAX_BYTES} bytes, and too large to be shown here")
-    return path.read_text(encoding="utf-8-sig", errors="replace")
+    return read_regular_file(path).decode("utf-8-sig", errors="replace")
 
 
 def text_digest(text: str) -> str:

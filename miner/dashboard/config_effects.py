@@ -13,7 +13,6 @@ from miner.dashboard.parts import (
     Tone,
     box,
     duration,
-    empty,
     number,
     set_visible,
     size,
@@ -30,8 +29,10 @@ class EffectsView:
             kind, self._show_rules
         )
         self._summary = Text("", "muted", "p").props('role="status"')
-        self._nothing = empty(
-            "Ask with the button below the text: a change is tried on tasks like those that were offered."
+        self._nothing = Text(
+            "Ask with the button below the text: a change is tried on tasks like those that were offered.",
+            "empty",
+            "p",
         )
         self._place = box("stack").style("gap:12px")
 

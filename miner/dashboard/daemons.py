@@ -129,7 +129,7 @@ class DaemonLink:
         return feed.add(show, show_trouble)
 
     def listen(self, on_change: OnLink) -> Callable[[], None]:
-        """Call `on_change` when the daemon is lost and when it is back."""
+        """Call `on_change` when the daemon is lost, as long as it is, and when it is back."""
         key = object()
         self._listeners[key] = on_change
         return lambda: self._listeners.pop(key, None) and None
@@ -189,8 +189,6 @@ class DaemonLink:
     def _set_lost(self, text: str) -> None:
         if self.lost_at is None:
             self.lost_at = time.time()
-        elif text == self.trouble:
-            return
         self.trouble = text
         self._tell()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from miner.dashboard.job_texts import job_title
 from miner.dashboard.layout import PageView
-from miner.dashboard.node_rows import gpu_name
+from miner.dashboard.node_rows import claim_name, claim_path, gpu_name, reserved_text
 from miner.dashboard.parts import (
     KeyedRows,
     Link,
@@ -43,7 +43,12 @@ class GpuRows:
         items = [
             (
                 gpu["id"],
-                {**gpu, "job": by_task.get((gpu["validator"], gpu["task_id"])), "host": fleet.get("host")},
+                {
+                    **gpu,
+                    "job": by_task.get((gpu["validator"], gpu["task_id"])),
+                    "host": fleet.get("host"),
+                    "now": fleet["at"],
+                },
             )
             for gpu in fleet["gpus"]
         ]
@@ -89,10 +94,14 @@ class GpuRows:
 
 
 def _show_holder(view: PageView, gpu: Record, holder: Link, note: Text) -> None:
-    job = gpu["job"]
-    set_visible(holder, job is not None)
+    job, reserved = gpu["job"], gpu["claim"] if gpu["task_id"] is None else None
+    set_visible(holder, job is not None or reserved is not None)
     if gpu["out"]:
         note.show(str(gpu["out"]), "bad")
+        return
+    if reserved is not None:
+        holder.show(claim_name(reserved), view.href(claim_path(reserved)))
+        note.show(reserved_text(reserved, gpu["now"]), "muted")
         return
     if job is None:
         note.show("taken by a job" if gpu["task_id"] else "idle", "muted")

@@ -36,11 +36,15 @@ from urllib.parse import quote, urlencode
 from nicegui import Client, ui
 from nicegui.element import Element
 
-from miner.dashboard.daemons import DaemonLink, DaemonTrouble, OnData, link_named
+from miner.dashboard.daemons import DaemonLink, DaemonTrouble, OnData, OnLink, link_named
 from miner.dashboard.guard import SESSION_KEY, BrowserSession
-from miner.dashboard.parts import Text, box, clock, set_visible
+from miner.dashboard.parts import Text, ago, box, clock, set_stale, set_visible
 
 log = logging.getLogger(__name__)
+
+#: A page takes megabytes here until it is deleted, and what only GETs it never connects. So many wait for
+#: their browsers; a browser opens a page again that it does not find any more.
+MAX_UNCONNECTED = 8
 
 _THEME_COOKIE = "god-miner-theme"
 _THEMES: dict[str, bool | None] = {"auto": None, "light": False, "dark": True}
@@ -57,6 +61,8 @@ class PageEntry:
 _pages: list[PageEntry] = []
 _links: list[DaemonLink] = []
 _needs_login = False
+#: Pages that were sent and whose browser has not connected yet, the oldest first.
+_unconnected: dict[Client, None] = {}
 
 
 def install(links: Sequence[DaemonLink], *, needs_login: bool) -> None:
@@ -109,6 +115,17 @@ class PageView:
         stop = (link or self.link).watch(path, every, show_data, show_trouble)
         self.client.on_delete(stop)
         return stop
+
+    def follow(self, show: OnLink, link: DaemonLink | None = None) -> None:
+        """Call `show` now, while the daemon does not answer, and when it answers again."""
+        followed = link or self.link
+
+        def show_link(one: DaemonLink) -> None:
+            if not self.client.is_deleted:
+                show(one)
+
+        show_link(followed)
+        self.client.on_delete(followed.listen(show_link))
 
     async def get(self, path: str) -> dict[str, Any]:
         """Ask once. `DaemonTrouble`."""
@@ -229,6 +246,7 @@ def page(
 
         async def open_page(**arguments: Any) -> None:
             client = ui.context.client
+            _limit_unconnected(client)
             link = link_named(_links, client.request.query_params.get("daemon"))
             view = PageView(client, link, client.request.scope.get(SESSION_KEY))
             with _frame(view, entry):
@@ -246,6 +264,21 @@ def page(
         return build
 
     return register
+
+
+def _limit_unconnected(client: Client) -> None:
+    """Make a new page one of the few that no browser has connected to yet; delete the oldest for it."""
+    while len(_unconnected) >= MAX_UNCONNECTED:
+        oldest = next(iter(_unconnected))
+        del _unconnected[oldest]
+        oldest.delete()
+    _unconnected[client] = None
+
+    def forget() -> None:
+        _unconnected.pop(client, None)
+
+    client.on_connect(forget)
+    client.on_delete(forget)
 
 
 def page_head(title: str) -> tuple[Text, Element]:
@@ -278,6 +311,7 @@ def _frame(view: PageView, entry: PageEntry) -> Element:
                         Text("Log out", "plain", "button").props('type="submit"')
         _lost_banner(view)
     content = box("page", "main")
+    view.follow(lambda link: set_stale(content, link.lost_at is not None))
     ui.skip_link(target=content)
     return content
 
@@ -333,19 +367,17 @@ def _lost_banner(view: PageView) -> None:
         text = Text("")
 
     def show(link: DaemonLink) -> None:
-        if view.client.is_deleted:
-            return
         lost = link.lost_at is not None
         text.show(_lost_text(link) if lost else "")
         set_visible(banner, lost)
 
-    show(view.link)
-    view.client.on_delete(view.link.listen(show))
+    view.follow(show)
 
 
 def _lost_text(link: DaemonLink) -> str:
     return (
-        f"The daemon ({link.name}) is unreachable since {clock(link.lost_at)}: {link.trouble}. "
-        "What is shown is from before; the page goes on as soon as the daemon answers. `pm2 status`, "
+        f"The daemon ({link.name}) is unreachable since {clock(link.lost_at)}, {ago(link.lost_at)}: "
+        f"{link.trouble}. What is shown in grey is from before; the page goes on as soon as the daemon "
+        "answers. `pm2 status`, "
         "`pm2 logs god-miner` and `god-miner doctor` say more."
     )

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
-from miner.dashboard.parts import Column, Table, Text, Tone, box, panel, set_visible, until
+from miner.dashboard.parts import (
+    Column,
+    Table,
+    Text,
+    Tone,
+    box,
+    clock,
+    panel,
+    set_visible,
+    short_model,
+    until,
+)
 from miner.fleet.node_view import node_classes, nodes_to_show
 
 Record = Mapping[str, Any]
@@ -55,7 +67,25 @@ def gpus_at_work(fleet: Record) -> str:
     """How many of all GPUs have a job of ours; the overview has those of nodes only as numbers."""
     here = [gpu for gpu in fleet["gpus"] if not gpu["node"]]
     busy = sum(gpu["task_id"] is not None for gpu in here) + sum(one["ours"] for one in fleet["nodes"])
-    return f"{busy} of {len(here) + sum(one['gpus'] for one in fleet['nodes'])} GPUs at work"
+    text = f"{busy} of {len(here) + sum(one['gpus'] for one in fleet['nodes'])} GPUs at work"
+    reserved = sum(gpu["task_id"] is None and gpu["claim"] is not None for gpu in fleet["gpus"])
+    return f"{text}, {reserved} reserved" if reserved else text
+
+
+def claim_name(claim: Record) -> str:
+    """`#3 Llama-8B`, or `offer Llama-8B`."""
+    what = f"#{claim['job_id']}" if claim["job_id"] else str(claim["kind"])
+    return f"{what} {short_model(claim['model'] or claim['task_id'][:8])}"
+
+
+def claim_path(claim: Record) -> str:
+    return f"/{claim['kind']}s/{quote(claim['task_id'], safe='')}"
+
+
+def reserved_text(claim: Record, now: float) -> str:
+    """From when, unless it is now, and until when."""
+    begins = f" from {clock(claim['starts_at'])}" if claim["starts_at"] > now + 60 else ""
+    return f"reserved{begins} until {clock(claim['ends_at'])}"
 
 
 def _class_text(name: str, count: Mapping[str, int]) -> str:

@@ -71,13 +71,18 @@ def panel(title: str, classes: str = "", note: str = "") -> Element:
 
 
 def empty(text: str) -> Text:
-    """What stands where nothing is there yet: it says what to do."""
-    return Text(text, "empty", "p")
+    """What stands where nothing is there yet: it says what to do. Hidden until that is known."""
+    return Text(text, "empty hidden", "p")
 
 
 def set_visible(element: Element, visible: bool) -> None:
     if visible == ("hidden" in element.classes):
         element.classes(remove="hidden") if visible else element.classes(add="hidden")
+
+
+def set_stale(element: Element, is_stale: bool) -> None:
+    """Grey what is in it, or no longer: it is from before the daemon was lost."""
+    element.classes(add="stale") if is_stale else element.classes(remove="stale")
 
 
 class Meter:

@@ -17,7 +17,8 @@ from miner.settings import Settings
 
 log = logging.getLogger(__name__)
 
-#: How long a page that lost its connection, like that of a laptop that slept, is kept for its return.
+#: How long a page without a connection is kept: for a browser that has just got it, and for the return of one
+#: like that of a laptop that slept.
 RECONNECT_SECONDS = 20.0
 
 
@@ -53,8 +54,8 @@ def serve_dashboard(settings: Settings) -> None:
 
 def build_app(settings: Settings) -> Guard:
     """The page and its pollers, behind the guard."""
+    from nicegui import Client, ui
     from nicegui import app as pages_app
-    from nicegui import ui
 
     from miner.dashboard import layout
     from miner.dashboard.daemons import build_links
@@ -76,6 +77,7 @@ def build_app(settings: Settings) -> Guard:
             await link.close()
 
     pages_app.on_shutdown(close_links)
+    pages_app.timer(5.0, lambda: Client.prune_instances(client_age_threshold=RECONNECT_SECONDS))
     ui.run_with(
         app,
         title="god-miner",

@@ -51,10 +51,10 @@ def build_inventory(
     file = settings.fleet_file and fleet_file.follow_fleet_file(settings.fleet_file, on_problem)
 
     def host() -> dict[str, object]:
-        return {**host_facts(settings.data_dir), **(file.current().content.host.facts() if file else {})}
+        return {**host_facts(settings.data_dir), **(file.current.content.host.facts() if file else {})}
 
     def kinds() -> Mapping[str, str]:
-        return file.current().content.kinds if file else {}
+        return file.current.content.kinds if file else {}
 
     def corrected(source: GpuSource, *, is_local: bool) -> GpuSource:
         return fleet_file.FleetFileSource(file, source, is_local=is_local) if file else source
@@ -75,6 +75,7 @@ def build_inventory(
         engine=settings.local_engine or "",
         clock=clock,
         file_problem=lambda: str(file.problem) if file and file.problem else None,
+        refresh_file=file.refresh if file else lambda: None,
     )
 
 

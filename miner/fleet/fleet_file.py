@@ -120,7 +120,7 @@ class FleetFileSource:
         self._file, self._fallback, self._is_local = file, fallback, is_local
 
     async def scan(self) -> GpuScan:
-        terms = self._file.current().content
+        terms = self._file.current.content
         source: GpuSource = self._fallback
         if terms.gpus is not None and self._is_local:
             source = FixedGpuSource(parse_gpus(terms.gpus), f"FLEET_FILE, {terms.gpus}", terms.ids)

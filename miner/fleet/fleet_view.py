@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,28 +14,31 @@ from miner.fleet.inventory import GpuInventory
 from miner.fleet.node_view import node_entries, windows
 from miner.fleet.samples import FRESH_SECONDS, GpuSample, SampleHistory
 from miner.fleet.schedule import ClaimStage, GpuClaim
-from miner.store.offers import OpenReservation
+from miner.store.offers import OpenReservation, TaskName
 
 
 def fleet_view(
     fleet: Fleet,
     inventory: GpuInventory,
     samples: SampleHistory,
-    job_ids: Mapping[TaskKey, int],
+    names: Mapping[TaskKey, TaskName],
     now: float,
     *,
     is_short: bool = False,
 ) -> dict[str, Any]:
-    """The fleet of the running daemon. `job_ids`: of the tasks that run; `is_short`: without the GPUs of
+    """The fleet of the running daemon. `names`: of the tasks that claim GPUs; `is_short`: without the GPUs of
     nodes that no task of ours has, of which there may be thousands."""
     state = fleet.inventory
     running = {gpu: claim for claim in fleet.ledger.claims if claim.is_running for gpu in claim.gpus}
     queue = {claim.key: place for place, claim in enumerate(fleet.queue(), 1)}
-    claimed = {gpu for claim in fleet.ledger.claims for gpu in claim.gpus}
     indices = {gpu.id: gpu.index for gpu in state.gpus}
-    claims = sorted(
-        fleet.ledger.claims, key=lambda claim: (_STAGE_ORDER[claim.stage], claim.starts_at, claim.since)
-    )
+    claims = [
+        _claim_entry(_as_planned(claim), claim.stage, claim.firm, queue.get(claim.key), names)
+        for claim in sorted(
+            fleet.ledger.claims, key=lambda claim: (_STAGE_ORDER[claim.stage], claim.starts_at, claim.since)
+        )
+    ]
+    first = _first_by_gpu(claims)
     return {
         "at": now,
         "source": inventory.source_name,
@@ -48,18 +51,14 @@ def fleet_view(
                 gpu,
                 indices,
                 state,
-                running.get(gpu.id),
-                job_ids,
+                first.get(gpu.id),
                 samples.latest(gpu.id, since=now - FRESH_SECONDS),
                 now,
             )
             for gpu in state.gpus
-            if not (is_short and gpu.node) or gpu.id in claimed
+            if not (is_short and gpu.node) or gpu.id in first
         ],
-        "claims": [
-            _claim_entry(_as_planned(claim), claim.stage, claim.firm, queue.get(claim.key))
-            for claim in claims
-        ],
+        "claims": claims,
     }
 
 
@@ -68,10 +67,15 @@ def view_without_daemon(
     source: str,
     samples: Iterable[GpuSample],
     reservations: list[OpenReservation],
+    names: Mapping[TaskKey, TaskName],
     now: float,
 ) -> dict[str, Any]:
     """The GPUs as they are, and the reservations in the store."""
-    by_gpu = {sample.gpu: sample for sample in samples}
+    claims = [
+        _claim_entry(row.hold, ClaimStage.RESERVED, row.firm, None, names)
+        for row, _ in sorted(reservations, key=lambda one: one.reservation.hold.starts_at)
+    ]
+    first, measured = _first_by_gpu(claims), {sample.gpu: sample for sample in samples}
     indices = {gpu.id: gpu.index for gpu in inventory.gpus}
     return {
         "at": now,
@@ -81,9 +85,10 @@ def view_without_daemon(
         "notes": list(inventory.notes),
         "nodes": node_entries(inventory, (), now),
         "gpus": [
-            _gpu_entry(gpu, indices, inventory, None, {}, by_gpu.get(gpu.id), now) for gpu in inventory.gpus
+            _gpu_entry(gpu, indices, inventory, first.get(gpu.id), measured.get(gpu.id), now)
+            for gpu in inventory.gpus
         ],
-        "claims": [_claim_entry(row.hold, ClaimStage.RESERVED, row.firm, None) for row, _ in reservations],
+        "claims": claims,
     }
 
 
@@ -94,12 +99,11 @@ def _gpu_entry(
     gpu: Gpu,
     indices: Mapping[str, int],
     inventory: InventoryState,
-    holder: GpuClaim | None,
-    job_ids: Mapping[TaskKey, int],
+    claim: Mapping[str, Any] | None,
     sample: GpuSample | None,
     now: float,
 ) -> dict[str, Any]:
-    key = holder and holder.key
+    holder = claim if claim and claim["stage"] == ClaimStage.RUNNING else None
     return {
         "id": gpu.id,
         "index": gpu.index,
@@ -112,12 +116,18 @@ def _gpu_entry(
         "out": gpu.unusable_reason,
         "unclean": gpu.id in inventory.unclean,
         "shared": gpu.id in inventory.shared,
-        "task_id": key and key.task_id,
-        "validator": key and key.validator,
-        "job_id": key and job_ids.get(key),
-        "until": holder and holder.until,
+        "task_id": holder and holder["task_id"],
+        "validator": holder and holder["validator"],
+        "job_id": holder and holder["job_id"],
+        "until": holder and holder["ends_at"],
+        #: What runs on it, else what it is reserved for next.
+        "claim": claim,
         "sample": sample and {**asdict(sample), "memory_share": sample.memory_share},
     }
+
+
+def _first_by_gpu(claims: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {gpu: claim for claim in reversed(claims) for gpu in claim["gpus"]}
 
 
 def _as_planned(claim: GpuClaim) -> GpuReservation:
@@ -125,9 +135,16 @@ def _as_planned(claim: GpuClaim) -> GpuReservation:
 
 
 def _claim_entry(
-    hold: GpuReservation, stage: ClaimStage, accepted: bool, place: int | None
+    hold: GpuReservation,
+    stage: ClaimStage,
+    accepted: bool,
+    place: int | None,
+    names: Mapping[TaskKey, TaskName],
 ) -> dict[str, Any]:
+    name = names.get(hold.key)
     return {
+        "job_id": name and name.job_id,
+        "model": name and name.model,
         "validator": hold.key.validator,
         "task_id": hold.key.task_id,
         "stage": stage.value,

@@ -74,7 +74,7 @@ _OPERATOR_ROUTERS = (
 )
 
 
-def operator_app(daemon: ServedDaemon) -> ASGIApp:
+def operator_app(daemon: ServedDaemon) -> FastAPI:
     """What the operator sees."""
     app = _fastapi("god-miner operator")
     app.state.daemon = daemon

@@ -118,7 +118,7 @@ async def _save_file(kind: FileKind, name: str, wanted: TextToSave, request: Req
     what = f"{kind.value}/{name}.yaml was saved on the operator's port: {_edits_in_words(edited)}"
     await daemon.store.add_event("config_saved", text=what, edited=edited)
     # As every second: the reply says whether the file is in force.
-    daemon.policy_runtime.refresh(daemon.fleet.inventory.installed)
+    await daemon.reload_files()
     return await asyncio.to_thread(files.show, kind, name)
 
 

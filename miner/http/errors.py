@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Send
 
@@ -64,6 +65,9 @@ MAX_FIELDS = 20
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist = 3, 4, 4
 _SHORT.maxstring = _SHORT.maxother = MAX_VALUE_CHARS
+
+#: nginx's number for it: the client hung up before it was answered.
+CLIENT_GONE = 499
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -149,6 +153,12 @@ def _error(status: int, code: str, message: str, headers: RawHeaders | None = No
 def install_error_handlers(app: FastAPI) -> None:
     for kind in (GodMinerError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _on_error)
+    app.add_exception_handler(ClientDisconnect, _on_client_gone)
+
+
+async def _on_client_gone(_request: Request, _error: Exception) -> Response:
+    """Nobody reads the reply, and it is no failure of ours."""
+    return Response(status_code=CLIENT_GONE)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

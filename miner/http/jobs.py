@@ -36,8 +36,8 @@ MAX_TAIL_LINES = 1000
 MAX_EVENT_STREAMS = 32
 
 
-class JobReader(Protocol):
-    """The part of the daemon that reads jobs, also while there is no engine."""
+class StoredJobs(Protocol):
+    """The part of the daemon that reads and cancels jobs, also while there is no engine."""
 
     @property
     def store(self) -> Store: ...
@@ -48,6 +48,8 @@ class JobReader(Protocol):
     def live(self, job_id: int) -> LiveJob | None: ...
 
     def figures(self, job_id: int) -> RunFigures | None: ...
+
+    async def cancel_job(self, job_id: int) -> JobRow: ...
 
 
 class EventStream(StreamingResponse):
@@ -69,15 +71,15 @@ def jobs_dependency(request: Request) -> JobManager:
     return jobs
 
 
-def job_reader_dependency(request: Request) -> JobReader:
-    daemon: JobReader = request.app.state.daemon
+def stored_jobs_dependency(request: Request) -> StoredJobs:
+    daemon: StoredJobs = request.app.state.daemon
     return daemon
 
 
-#: For endpoints that change jobs, which takes an engine.
+#: For endpoints that start jobs, which takes an engine.
 RunningJobs = Annotated[JobManager, Depends(jobs_dependency)]
-#: For endpoints that only read.
-ReadableJobs = Annotated[JobReader, Depends(job_reader_dependency)]
+#: For endpoints that only read, or cancel.
+ReadableJobs = Annotated[StoredJobs, Depends(stored_jobs_dependency)]
 
 
 def build_jobs_router() -> APIRouter:
@@ -136,14 +138,15 @@ async def start_job(request: Request, jobs: RunningJobs) -> dict[str, Any]:
     return {"job_id": started.job_id, "task_id": task.task_id, "state": started.state}
 
 
-async def cancel_job(job: str, jobs: RunningJobs) -> dict[str, Any]:
+async def cancel_job(job: str, daemon: ReadableJobs) -> dict[str, Any]:
     """End a job; what is published stays."""
-    return await _job_summary(jobs, await jobs.cancel(await _job_id(jobs.services.store, job)))
+    return await _job_summary(daemon.store, await daemon.cancel_job(await _job_id(daemon.store, job)))
 
 
 async def retry_job(job: str, jobs: RunningJobs) -> dict[str, Any]:
     """Reopen a failed or cancelled job, while there is time."""
-    return await _job_summary(jobs, await jobs.retry(await _job_id(jobs.services.store, job)))
+    store = jobs.services.store
+    return await _job_summary(store, await jobs.retry(await _job_id(store, job)))
 
 
 async def job_log(
@@ -216,8 +219,8 @@ async def _current_state(jobs: JobManager, job_id: int) -> str:
     return jobs.services.events.current("job", job_id, asdict(live)).as_text()
 
 
-async def _job_summary(jobs: JobManager, row: JobRow) -> dict[str, Any]:
-    return await jobs.services.store.read(views.job_summary, row)
+async def _job_summary(store: Store, row: JobRow) -> dict[str, Any]:
+    return await store.read(views.job_summary, row)
 
 
 async def _job_id(store: Store, word: str) -> int:

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
@@ -22,6 +21,7 @@ from typing import Any, ClassVar
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from miner.http.places import Places
 from miner.support.addresses import client_network
 
 MAX_HEADERS = 64
@@ -41,8 +41,16 @@ class HttpLimits:
     #: Also the time that a client has to read a reply.
     body_seconds: float
     max_body_bytes: int
-    max_connections: int
+    #: Of clients that the port knows, and of strangers. However many strangers there are and whatever they
+    #: hold open, they take none of the places of those that it knows.
+    max_known_connections: int
+    max_stranger_connections: int
     max_connections_per_address: int = 256
+
+
+#: Tells a client that the port knows from a stranger, by the network that it comes from and the headers of
+#: its request, which are empty while it has sent none.
+IsKnown = Callable[[str, Iterable[tuple[bytes, bytes]]], bool]
 
 
 class _ReadPhase(Enum):
@@ -79,9 +87,11 @@ class _LingeringTransport:
 
 class BoundedProtocol(HttpToolsProtocol):
     limits: ClassVar[HttpLimits]
-    #: How many connections each client network has open.
-    connections_by_network: ClassVar[Counter[str]] = Counter()
+    strangers: ClassVar[Places[BoundedProtocol]]
+    known: ClassVar[Places[BoundedProtocol]]
 
+    #: Those of the two that this connection has a place in.
+    _places: Places[BoundedProtocol]
     _network = ""
     #: The time limit of the first request's headers runs from the start of the connection.
     _phase = _ReadPhase.HEADERS
@@ -98,7 +108,6 @@ class BoundedProtocol(HttpToolsProtocol):
     #: Nothing more is read; the connection ends with the pending replies and this refusal, if any.
     _is_ending = False
     _refusal = b""
-    _opened_at = 0.0
     #: The daemon is being stopped.
     _is_draining = False
     #: Our side is closed, and what the client still sends is read and dropped.
@@ -109,16 +118,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.transport = _LingeringTransport(transport, self)  # type: ignore[assignment]
-        self._opened_at = self.loop.time()
         self._network = client_network(self.client[0]) if self.client else ""
-        self.connections_by_network[self._network] += 1
-        if len(self.connections) > self.limits.max_connections and not self._close_an_idle_connection():
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "too many open connections; try again")
-        elif self.connections_by_network[self._network] > self.limits.max_connections_per_address:
-            # Otherwise one address could open all there are, send nothing, and shut every validator out.
-            text = f"{self.limits.max_connections_per_address} connections are open from this address already"
-            self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too_many_connections", text)
-        else:
+        self._take_place(self.known if self.is_known(self._network, ()) else self.strangers)
+        if not self._is_ending:
             self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -126,9 +128,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_unread_timer()
         if self._end_timer is not None:
             self._end_timer.cancel()
-        self.connections_by_network[self._network] -= 1
-        if not self.connections_by_network[self._network]:
-            del self.connections_by_network[self._network]
+        self._places.leave(self, self._network)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -173,17 +173,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        size, length = len(self.url), b""
+        size, length, hosts = len(self.url), b"", 0
         for name, value in self.headers:
             size += len(name) + len(value)
             if name == b"content-length" and not length:
                 length = value
+            elif name == b"host":
+                hosts += 1
         if len(self.headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             self._refuse_headers(f"{len(self.headers)} headers of {size} bytes")
             raise _StopParsing
         length = length.lstrip(b"0")[:20]
         if length.isdigit() and int(length) > self.limits.max_body_bytes:
             self._refuse_body(length.decode())
+            raise _StopParsing
+        if hosts > 1:  # RFC 9112, 3.2; proxies differ in which one they would have read
+            self._refuse(
+                HTTPStatus.BAD_REQUEST, "two_hosts", "the header 'host' is given twice; send it once"
+            )
             raise _StopParsing
         if self.parser.should_upgrade() and (
             length or any(h[0] == b"transfer-encoding" for h in self.headers)
@@ -196,6 +203,11 @@ class BoundedProtocol(HttpToolsProtocol):
             text = f"{MAX_QUEUED} requests wait on this connection already; send more when they are answered"
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too_many_queued", text)
             raise _StopParsing
+        if self._places is self.strangers and self.is_known(self._network, self.headers):
+            self.strangers.leave(self, self._network)
+            self._take_place(self.known)
+            if self._is_ending:
+                raise _StopParsing
         super().on_headers_complete()
         self._phase, self._body_bytes = _ReadPhase.BODY, 0
         self._pending_replies += 1
@@ -223,6 +235,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._end()
         else:
             self._update_timer()
+            self._places.set_idle(self, self._network)
 
     def timeout_keep_alive_handler(self) -> None:
         self._close()
@@ -255,27 +268,41 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self._end_timer = self.loop.call_later(LINGER_SECONDS, transport.close)
 
-    def _close_an_idle_connection(self) -> bool:
-        """Hang up on the oldest connection that waits for its client, of the address that has most of them:
-        idle connections shut no validator out. False if there is none."""
-        others = [other for other in self.connections if isinstance(other, BoundedProtocol)]
-        victim = max(
-            (other for other in others if other._waits_for_client),
-            key=lambda other: (self.connections_by_network[other._network], -other._opened_at),
-            default=self,
-        )
-        if victim is self:
-            return False
-        if victim._phase is _ReadPhase.IDLE:
-            victim._end()
-            return True
-        victim._bytes = 0  # its place is needed now: do not linger for what it still sends
-        victim._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "too many open connections; try again")
-        return True
+    def _take_place(self, places: Places[BoundedProtocol]) -> None:
+        """Take a place, and close an idle connection where there are too many: of the same network if that
+        has too many, else of the network that has most."""
+        self._places = places
+        places.enter(self._network)
+        if places.is_over_for(self._network):
+            if not self._make_room(self._network):
+                number = self.limits.max_connections_per_address
+                text = f"{number} connections are open from this address already"
+                self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too_many_connections", text)
+        elif places.is_over and not self._make_room():
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "too many open connections; try again")
+        if not self._is_ending:
+            places.set_idle(self, self._network)
 
-    @property
-    def _waits_for_client(self) -> bool:
-        return not self._is_ending and (self._pending_replies == 0 or self._phase is _ReadPhase.BODY)
+    def _make_room(self, network: str | None = None) -> bool:
+        while (other := self._places.oldest_idle(network)) is not None:
+            # A connection that is being answered is looked at once, and again when its reply is out.
+            self._places.set_busy(other, other._network)
+            if other._makes_way():
+                return True
+        return False
+
+    def _makes_way(self) -> bool:
+        """Hang up, unless a request of this connection is being answered."""
+        if self._pending_replies and self._phase is not _ReadPhase.BODY:
+            return False
+        if self._is_ending:
+            self.transport.abort()
+        elif self._phase is _ReadPhase.IDLE:
+            self._end()
+        else:
+            self._bytes = 0  # its place is needed now: do not linger for what it still sends
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "too many open connections; try again")
+        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -288,6 +315,11 @@ class BoundedProtocol(HttpToolsProtocol):
     @staticmethod
     def on_refusal(status: int) -> None:
         """Count a refusal; `protocol_class` sets it."""
+
+    @staticmethod
+    def is_known(network: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Tell a known client from a stranger; `protocol_class` sets it."""
+        raise NotImplementedError
 
     def _check_size(self) -> None:
         """Limit what the parser reports by no callback: headers without an end, and what surrounds chunks."""
@@ -390,11 +422,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limit_unread_time()
 
 
-def protocol_class(limits: HttpLimits, on_refusal: Callable[[int], None]) -> type[HttpToolsProtocol]:
+def protocol_class(
+    limits: HttpLimits, on_refusal: Callable[[int], None], is_known: IsKnown
+) -> type[HttpToolsProtocol]:
     """The protocol class with an operator's limits; uvicorn makes the instances itself."""
     members = {
         "limits": limits,
-        "connections_by_network": Counter(),
+        "strangers": Places(limits.max_stranger_connections, limits.max_connections_per_address),
+        "known": Places(limits.max_known_connections, limits.max_connections_per_address),
         "on_refusal": staticmethod(on_refusal),
+        "is_known": staticmethod(is_known),
     }
     return type("LimitedProtocol", (BoundedProtocol,), members)

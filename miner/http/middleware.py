@@ -14,14 +14,11 @@ import time
 from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
-from miner.http.errors import ServerBusy, ServerStopping, error_reply
+from miner.http.errors import CLIENT_GONE, ServerBusy, ServerStopping, error_reply
 from miner.http.subnet import SignedRoute
 from miner.observe.metrics import Metrics
 
 access_log = logging.getLogger("miner.access")
-
-#: nginx's number for it: the client hung up before it was answered.
-CLIENT_GONE = 499
 
 
 class RequestMiddleware:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import math
+from collections.abc import Iterable
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -17,10 +18,15 @@ from miner.fleet.fleet_view import fleet_view
 from miner.fleet.inventory import GpuInventory
 from miner.fleet.samples import FRESH_SECONDS, SampleHistory
 from miner.settings.values import is_loopback
-from miner.store.samples import job_ids
+from miner.store.offers import task_names
 from miner.store.store import Store
 from miner.support.addresses import client_network
 from miner.support.rate_limits import TokenBuckets
+
+
+def shows_token(headers: Iterable[tuple[bytes, bytes]], token: SecretStr) -> bool:
+    wanted = f"Bearer {token.get_secret_value()}".encode()
+    return any(name == b"authorization" and hmac.compare_digest(value, wanted) for name, value in headers)
 
 
 async def operator_only(request: Request) -> None:
@@ -30,8 +36,7 @@ async def operator_only(request: Request) -> None:
     failures: TokenBuckets = request.app.state.operator_failures
     caller = caller_address(request)
     network = client_network(caller)
-    authorization = request.headers.get("authorization", "")
-    is_right = hmac.compare_digest(authorization.encode(), f"Bearer {token.get_secret_value()}".encode())
+    is_right = shows_token(request.headers.raw, token)
     too_many = failures.is_empty(network)
     # Another user of this machine has the operator's address, and must not shut the operator out.
     if is_right and (not too_many or is_loopback(caller) or is_loopback(network)):
@@ -90,8 +95,8 @@ class MeasuredFleet(Protocol):
 
 
 async def fleet_page(daemon: MeasuredFleet, *, is_short: bool = False) -> dict[str, Any]:
-    running = {claim.key for claim in daemon.fleet.ledger.claims if claim.is_running}
-    ids = await daemon.store.read(job_ids, running) if running else {}
+    claimed = [claim.key for claim in daemon.fleet.ledger.claims]
+    names = await daemon.store.read(task_names, claimed) if claimed else {}
     now, host = daemon.clock(), daemon.samples.host
-    page = fleet_view(daemon.fleet, daemon.inventory, daemon.samples, ids, now, is_short=is_short)
+    page = fleet_view(daemon.fleet, daemon.inventory, daemon.samples, names, now, is_short=is_short)
     return {**page, "host": asdict(host) if host and host.at >= now - FRESH_SECONDS else None}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from miner.http.jobs import JobReader, ReadableJobs
+from miner.http.jobs import ReadableJobs, StoredJobs
 from miner.http.operator import operator_only
 from miner.jobs import training_views
 from miner.jobs.figures import FiguresSnapshot
@@ -46,7 +46,7 @@ async def job_files(job: str, daemon: ReadableJobs) -> dict[str, Any]:
     return {"job_id": row.id, "artefacts": await asyncio.to_thread(training_views.files_view, folder)}
 
 
-def _running(daemon: JobReader, row: JobRow) -> FiguresSnapshot | None:
+def _running(daemon: StoredJobs, row: JobRow) -> FiguresSnapshot | None:
     """On the event loop, where the worker adds to them; the rest is done in a thread."""
     figures = daemon.figures(row.id)
     return figures.snapshot() if figures else None

@@ -23,6 +23,7 @@ from miner.observe.alerts import AlertKind
 from miner.store.attempts import StaleJob, retry_job, set_job_state
 from miner.store.database import StoreUnavailable
 from miner.store.jobs import JobRow, RecordedStart, StartRequest, get_job, record_start
+from miner.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,31 @@ class JobStateConflict(GodMinerError):
 
 
 class JobsNotReady(GodMinerError):
-    """Jobs cannot be changed before there is an engine."""
+    """Jobs cannot be started before there is an engine."""
 
     code = "no_jobs_yet"
+
+
+async def cancel_in_store(store: Store, job_id: int, clock: Callable[[], float]) -> JobRow:
+    """End the job for whoever works at it, now or when there is an engine again."""
+    for _ in range(_CANCEL_TRIES):
+        row = await store.read(get_job, job_id)
+        if row.state.is_over:
+            raise JobStateConflict(f"job {job_id} is over already ({row.state}); there is nothing to cancel")
+        try:
+            row = await store.write(
+                set_job_state,
+                job_id,
+                row.lock_token,
+                JobState.CANCELLED,
+                clock(),
+                reason=EndReason.CANCELLED,
+            )
+        except StaleJob:
+            continue
+        log.info("job %d is cancelled", job_id, extra={"task_id": row.task_id, "job_id": job_id})
+        return row
+    raise JobStateConflict(f"job {job_id} keeps changing; try again")
 
 
 class JobManager:
@@ -122,27 +145,9 @@ class JobManager:
 
     async def cancel(self, job_id: int) -> JobRow:
         """End the job. What is published stays."""
-        for _ in range(_CANCEL_TRIES):
-            row = await self._load(job_id)
-            if row.state.is_over:
-                raise JobStateConflict(
-                    f"job {job_id} is over already ({row.state}); there is nothing to cancel"
-                )
-            try:
-                row = await self.services.store.write(
-                    set_job_state,
-                    job_id,
-                    row.lock_token,
-                    JobState.CANCELLED,
-                    self.services.clock(),
-                    reason=EndReason.CANCELLED,
-                )
-            except StaleJob:
-                continue
-            log.info("job %d is cancelled", job_id, extra={"task_id": row.task_id, "job_id": job_id})
-            await self._replace_worker(row)
-            return row
-        raise JobStateConflict(f"job {job_id} keeps changing; try again")
+        row = await cancel_in_store(self.services.store, job_id, self.services.clock)
+        await self._replace_worker(row)
+        return row
 
     async def retry(self, job_id: int) -> JobRow:
         """Start a failed or cancelled job again, while there is time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os.path
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +39,8 @@ _URLS = ("http://", "https://")
 def _resolved_path(info: ValidationInfo, path: Path) -> Path:
     """A relative path belongs to the directory of the task's file."""
     folder: Path = (info.context or {}).get("folder", Path.cwd())
-    return (folder / path.expanduser()).resolve()
+    # Not `Path.expanduser` and `Path.is_file`, which fail on unknown users and on names that are too long.
+    return (folder / os.path.expanduser(path)).resolve()
 
 
 class TaskFile(BaseModel):
@@ -73,7 +75,7 @@ class TaskFile(BaseModel):
         if value is None:
             return None
         value = _resolved_path(info, value)
-        if not value.is_dir():
+        if not os.path.isdir(value):
             raise ValueError(f"{value} is not a directory")
         return value
 
@@ -106,7 +108,7 @@ class TaskFile(BaseModel):
         text = self.dataset or self.dataset_zip or ""
         if text.startswith(_URLS) or (self.dataset and self.file_format is FileFormat.HF):
             return text
-        return Path(text).expanduser().absolute()
+        return Path(text)
 
     def start(self, now: float) -> StartRequest:
         return StartRequest(
@@ -137,7 +139,7 @@ def read_task_file(
     if not may_name_files and (isinstance(task.data, Path) or task.model_folder is not None):
         text = "files of this machine are taken from callers on this machine only; give a URL"
         raise ConfigError(source, [Problem("dataset", "", text)])
-    if isinstance(task.data, Path) and not task.data.is_file():
+    if isinstance(task.data, Path) and not os.path.isfile(task.data):
         raise ConfigError(source, [Problem("dataset", str(task.data), "there is no such file")])
     return task
 

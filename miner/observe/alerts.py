@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -40,6 +41,7 @@ class AlertKind(StrEnum):
     PROFILE_PROBLEM = "profile_problem"
     PROFILE_NOT_IN_FORCE = "profile_not_in_force"
     ALERTS_PROBLEM = "alerts_problem"
+    FILES_HANG = "files_hang"
 
     # Engines
     NO_ENGINE = "no_engine"
@@ -106,17 +108,24 @@ class EventRecorder(Protocol):
 
 
 class Alerts:
-    """Count, log and store alerts. Never fails and never waits: whoever raises one has other things to do."""
+    """Count, log and store alerts. Never fails and never waits: whoever raises one has other things to do.
+    Threads may raise them, too, once `loop` is set."""
 
     def __init__(self, metrics: Metrics, events: EventRecorder) -> None:
         self._metrics = metrics
         self._events = events
         self._listeners: list[AlertListener] = []
+        #: The event loop that everything else of the daemon runs in.
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     def add_listener(self, listener: AlertListener) -> None:
         self._listeners.append(listener)
 
     def __call__(self, kind: AlertKind, text: str, gpu: str | None = None) -> None:
+        if self.loop is not None and not _runs_here(self.loop):
+            with contextlib.suppress(RuntimeError):  # it is closed: nobody is left to be told
+                self.loop.call_soon_threadsafe(self, kind, text, gpu)
+            return
         data: dict[str, object] = {"gpu": gpu} if gpu else {}
         if kind.is_good_news:
             log.info("%s: %s", kind, text)
@@ -133,6 +142,13 @@ class Alerts:
                 listener(kind, text, gpu)
             except Exception:  # whoever raises an alert has other things to do
                 log.exception("a listener failed at the alert %s", kind)
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
 
 
 def _log_if_unsaved(future: asyncio.Future[None]) -> None:

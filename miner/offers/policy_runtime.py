@@ -88,10 +88,10 @@ class _ConfigInForce(Generic[C]):
             )
             log.info("%s %s is in force: %s", self.noun, chosen.name, chosen.why)
         self.chosen = chosen
-        return self._live.current()
+        return self._live.refresh()
 
     def refresh(self) -> C:
-        config = self._live.current()
+        config = self._live.refresh()
         if self._live.problem is None:
             self._last_good.keep(self.chosen.name, config.layers)
         return config

@@ -184,7 +184,12 @@ class LimitsSection(Section):
     )
     header_timeout_seconds: values.Seconds = _setting(5, "Time to send the headers.")
     body_timeout_seconds: values.Seconds = _setting(10, "Time to send the body.")
-    max_connections: int = _setting(1024, "Most open connections.", ge=1, le=1_000_000)
+    max_connections: int = _setting(
+        1024,
+        "Most open connections, a quarter of them for addresses from which a validator was let in before.",
+        ge=1,
+        le=1_000_000,
+    )
     max_connections_per_address: int = _setting(
         256, "Most open connections from one address.", ge=1, le=1_000_000
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -235,6 +235,27 @@ def open_reservations(connection: sqlite3.Connection) -> list[OpenReservation]:
         )
         opened.append(OpenReservation(by_key.get(key, without_gpus), deadline))
     return opened
+
+
+class TaskName(NamedTuple):
+    """The words by which people know a task."""
+
+    #: None for an offer.
+    job_id: int | None
+    model: str
+
+
+def task_names(connection: sqlite3.Connection, keys: Iterable[TaskKey]) -> dict[TaskKey, TaskName]:
+    names = {}
+    for key in keys:
+        row = connection.execute(
+            "SELECT id, model FROM jobs WHERE validator = ? AND task_id = ? UNION ALL "
+            "SELECT NULL, model FROM offers WHERE validator = ? AND task_id = ? LIMIT 1",
+            (*key, *key),
+        ).fetchone()
+        if row is not None:
+            names[key] = TaskName(*row)
+    return names
 
 
 def _reservation_from(row: sqlite3.Row) -> ReservationRow:

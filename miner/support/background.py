@@ -55,6 +55,32 @@ async def run_in_thread(call: Callable[[], T], limit_s: float, what: str) -> T:
         raise TimeoutError(f"{what}: no answer after {limit_s:g} s") from None
 
 
+class OneBlockingCall:
+    """Blocking calls in threads, one at a time: while one hangs, as on the file system of a server that is
+    gone, no other begins."""
+
+    def __init__(self, what: str, limit_s: float) -> None:
+        self._what, self._limit_s = what, limit_s
+        self._lock = asyncio.Lock()
+        self._is_over = threading.Event()
+        self._is_over.set()
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """The call's result or exception; `TimeoutError` after the limit, or while an earlier one hangs."""
+
+        def run_to_the_end() -> T:
+            try:
+                return call()
+            finally:
+                self._is_over.set()
+
+        async with self._lock:
+            if not self._is_over.is_set():
+                raise TimeoutError(f"{self._what}: no answer yet")
+            self._is_over.clear()
+            return await run_in_thread(run_to_the_end, self._limit_s, self._what)
+
+
 @dataclass
 class PeriodicTask:
     name: str

@@ -15,7 +15,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
-from core.config.files import ConfigFileModel, ConfigKind, ConfigLayer, LayeredValues, config_dir
+from core.config.files import (
+    ConfigFileModel,
+    ConfigKind,
+    ConfigLayer,
+    LayeredValues,
+    config_dir,
+    read_text,
+)
 from core.config.live import LastGoodLayers, LiveConfig
 from core.config.yaml_lines import KeyPath, LocatedYaml, dotted_path
 from core.domain.errors import ConfigError, Problem, nearest_name
@@ -352,11 +359,7 @@ def _layers(file: Path | None) -> list[ConfigLayer[AlertFile]]:
 
 
 def _layer(path: Path) -> ConfigLayer[AlertFile]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(path.name, [Problem(str(path), "", f"cannot be read: {error}")]) from None
-    return ConfigLayer(ALERTS_KIND, path, text)
+    return ConfigLayer(ALERTS_KIND, path, read_text(path))
 
 
 class LiveAlertRules:
@@ -378,10 +381,14 @@ class LiveAlertRules:
         return str(self._live.problem) if self._live.problem else None
 
     def current(self) -> LoadedAlertRules:
-        rules = self._live.current()
+        """The rules as they were read last; no file is looked at."""
+        return self._live.current
+
+    def refresh(self) -> None:
+        """Take up what was edited."""
+        rules = self._live.refresh()
         if self._live.problem is None:
             self._last_good.keep(str(self._file), rules.layers)
-        return rules
 
     def _fallback(self, error: ConfigError) -> LoadedAlertRules:
         layers = self._last_good.layers(str(self._file), ALERTS_KIND)

@@ -281,8 +281,13 @@ def as_markdown(report: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-#: What would end a cell or begin markup in it.
-_MARKDOWN = {ord(char): f"\\{char}" for char in "\\|`*_[]<>!#"} | {ord("@"): "@\N{ZERO WIDTH SPACE}"}
+#: What would end a cell or begin markup in it. Renderers differ in whether a backslash takes `<` from HTML.
+_MARKDOWN = {ord(char): f"\\{char}" for char in "\\|`*_[]!#"} | {
+    ord("<"): "&lt;",
+    ord(">"): "&gt;",
+    ord("&"): "&amp;",
+    ord("@"): "@\N{ZERO WIDTH SPACE}",
+}
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

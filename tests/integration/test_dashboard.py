@@ -130,6 +130,17 @@ def test_the_overview_shows_jobs_gpus_and_decisions(browser: Browser, page: Page
     browser.until(lambda: "#2" in browser.text() and browser.text("main") != first, "the second job")
 
 
+def test_reserved_gpus_are_shown_with_what_they_are_reserved_for(browser: Browser, page: Page) -> None:
+    offer = example_task("dpo", 1).model.rpartition("/")[2]
+    browser.open(page.url, width=1360)
+    browser.sees(" reserved · ", "main")  # in the line at the top
+    browser.until(lambda: "reserved until" in browser.text(".gpu-row"), "a reserved GPU")
+    browser.open(f"{page.url}/fleet", width=1360)
+    browser.sees(f"offer {offer}", 'table[aria-label="GPUs"]')
+    browser.until(lambda: f"offer {offer}" in [bar.text for bar in browser.all(".schedule-track a")])
+    browser.until(lambda: any("reserved until" in row for row in browser.rows("GPUs")), "a reserved GPU")
+
+
 def test_the_keyboard_reaches_the_content_and_the_theme_stays(browser: Browser, page: Page) -> None:
     browser.open(page.url, width=1360)
     browser.sees("Answering")
@@ -156,11 +167,39 @@ def test_a_daemon_that_is_lost_is_reported_and_comes_back_without_a_reload(
     browser.sees("is unreachable since", ".banner")
     browser.sees("god-miner doctor", ".banner")
     assert "#1" in browser.text("main")  # what is known stays
+    shows_no_good_news(browser)
+    # Neither does a page that is opened now, and is shown what this one knows.
+    first = browser.driver.current_window_handle
+    browser.driver.switch_to.new_window("tab")
+    browser.open(page.url, width=1360)
+    browser.sees("is unreachable since", ".banner")
+    shows_no_good_news(browser)
+    browser.driver.close()
+    browser.driver.switch_to.window(first)
     page.daemon.start()
     browser.until(lambda: "unreachable" not in browser.text("header"), "the end of the banner")
     page.send(example_task("instruct", 9), start=True)
     browser.sees(example_task("instruct", 9).model.rpartition("/")[2])
+    browser.sees("Answering", "main")
+    browser.until(lambda: browser.run(GREEN_THINGS), "something green")
     assert browser.run("return window.neverReloaded")
+
+
+#: How many things on the page have the colour of good news.
+GREEN_THINGS = """const probe = document.body.appendChild(document.createElement('i'));
+probe.style.color = 'var(--good)';
+const green = getComputedStyle(probe).color;
+probe.remove();
+const colours = one => [getComputedStyle(one).color, getComputedStyle(one, '::before').backgroundColor];
+const shown = [...document.querySelectorAll('main *')].filter(one => one.getClientRects().length);
+return shown.filter(one => colours(one).includes(green)).length"""
+
+
+def shows_no_good_news(browser: Browser) -> None:
+    browser.sees("Not answering for", "main")
+    browser.sees("What is wrong now is not known", "main")
+    assert "Nothing is wrong" not in browser.text("main")
+    browser.until(lambda: browser.run(GREEN_THINGS) == 0, "a page without good news")
 
 
 def test_nothing_is_changed_without_the_token(browser: Browser, page: Page) -> None:
@@ -174,14 +213,14 @@ def test_nothing_is_changed_without_the_token(browser: Browser, page: Page) -> N
     browser.sees("not the daemon's token", ".q-dialog")
     browser.type_into("Operator token", page.token)
     browser.press("Cancel job", ".q-dialog")
-    # This daemon has no engine: it refuses, and the page says why.
-    browser.sees("no engine", ".q-dialog")
-    browser.press("Leave it", ".q-dialog")
-    browser.sees("queued", "main")
+    browser.sees("cancelled", "main")
     # The token is known to the page's process now, and to nobody else.
-    browser.press("Cancel job")
-    browser.sees("Cancel job 1?", ".q-dialog")
+    browser.press("Retry job")
+    browser.sees("Retry job 1?", ".q-dialog")
     assert not browser.shows('input[aria-label="Operator token"]')
+    # This daemon has no engine: it refuses, and the page says why.
+    browser.press("Retry job", ".q-dialog")
+    browser.sees("no engine", ".q-dialog")
     whole = "return document.documentElement.outerHTML"
     browser.until(lambda: page.token not in browser.run(whole), "a page without the token")
 
@@ -198,6 +237,36 @@ def test_an_alert_is_silenced_until_the_silence_is_ended(browser: Browser, page:
     browser.press("End it", "main")
     browser.press("End it", ".q-dialog")
     browser.until(lambda: ", silenced" not in browser.text("main"), "an alert without a silence")
+
+
+def test_pages_that_no_browser_connects_to_take_little_memory_from_those_that_are_open(
+    browser: Browser, page: Page
+) -> None:
+    """Monitors, link previews and curl never open the websocket."""
+    with dashboard_process(page.stack) as dashboard:
+        url = f"http://127.0.0.1:{dashboard.port}"
+        tabs = []
+        for path in ("/", "/jobs", "/"):
+            browser.driver.switch_to.new_window("tab")
+            tabs.append(browser.driver.current_window_handle)
+            browser.open(url + path, width=1360)
+            browser.sees("#1", "main")
+            browser.run("window.neverReloaded = true")
+        for _ in range(30):
+            urllib.request.urlopen(url).read()
+        assert memory_mb(dashboard.pid) < 220
+        page.send(example_task("dpo", 77), start=True)
+        for tab in tabs:
+            browser.driver.switch_to.window(tab)
+            browser.sees(example_task("dpo", 77).model.rpartition("/")[2], "main")
+            assert browser.run("return window.neverReloaded")
+            browser.driver.close()
+        browser.driver.switch_to.window(browser.driver.window_handles[0])
+
+
+def memory_mb(pid: int) -> float:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
 
 def test_with_a_password_nothing_is_seen_before_it(browser: Browser, page: Page) -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from core.domain.job_states import EndReason, JobState
 from miner.chain import fiber
 from miner.daemon import Daemon
 from miner.dev.stack import ThrowawayKeys, throwaway_keys
 from miner.http.apps import public_app
+from miner.jobs.manager import JobStateConflict
 from miner.settings import EngineKind, load_settings
+from miner.store.alerts import open_alerts
 from miner.store.ranks import newest_rank
+from miner.support.background import OneBlockingCall
 
 TASK = {"task_id": "t1", "model": "a/b-1b", "hours_to_complete": 1}
 OFFER = {**TASK, "task_type": "InstructTextTask"}
@@ -93,6 +99,50 @@ async def test_a_start_that_comes_too_late_gives_its_place_back(daemon: Daemon, 
     await post(daemon, keys, "/start_training/", over)
     await daemon.offer_service.expire(daemon.started_at + 10)
     assert len(daemon.offer_service.reservations.holds) == len(daemon.fleet.ledger.reservations) == 0
+
+
+async def test_a_job_is_cancelled_without_an_engine_and_gives_its_gpus_back(
+    daemon: Daemon, keys: ThrowawayKeys
+) -> None:
+    await post(daemon, keys, "/task_offer/", OFFER)
+    await post(daemon, keys, "/start_training/", START)
+    assert len(daemon.fleet.ledger.reservations) == 1
+    row = await daemon.cancel_job(1)
+    assert (row.state, row.end_reason) == (JobState.CANCELLED, EndReason.CANCELLED)
+    assert len(daemon.offer_service.reservations.holds) == len(daemon.fleet.ledger.reservations) == 0
+    with pytest.raises(JobStateConflict, match="over already"):
+        await daemon.cancel_job(1)
+
+
+async def test_offers_are_answered_while_the_file_system_of_the_operators_files_hangs(
+    daemon: Daemon, keys: ThrowawayKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(daemon.policy_runtime, "refresh", lambda _hardware: answers.wait())
+    monkeypatch.setattr(daemon, "_file_looks", OneBlockingCall("the operator's files", 0.05))
+    for _ in range(2):
+        await daemon.reload_files()
+    assert (await post(daemon, keys, "/task_offer/", OFFER))["accepted"] is True
+    await daemon.alert_service.evaluate()
+    kinds = [row.rule for row in await daemon.store.read(open_alerts)]
+    assert kinds.count("files_hang") == 1
+    answers.set()
+    while "files_hang" in [row.rule for row in await daemon.store.read(open_alerts)]:
+        await daemon.reload_files()
+        await daemon.alert_service.evaluate()
+
+
+async def test_a_named_pipe_in_the_place_of_the_operators_files_stops_nothing(
+    daemon: Daemon, keys: ThrowawayKeys
+) -> None:
+    for place in ("alerts.yaml", "profiles/h100x8.yaml", "policies/everything-feasible.yaml"):
+        pipe = daemon.settings.data_dir / place
+        pipe.parent.mkdir(exist_ok=True)
+        os.mkfifo(pipe)
+    await daemon.reload_files()
+    assert (await post(daemon, keys, "/task_offer/", OFFER))["accepted"] is True
+    await daemon.alert_service.evaluate()
+    assert "not a regular file" in str(daemon.alert_service.rules.problem)
 
 
 async def test_jobs_that_cannot_be_started_are_started_later_and_no_offer_is_accepted_till_then(

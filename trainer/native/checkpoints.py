@@ -136,7 +136,7 @@ def load_checkpoint(
     run's."""
     loaded, problem = None, ""
     try:
-        loaded = _read_checkpoint(folder, stepper.net, ranks, shape)
+        loaded = _read_checkpoint(folder, stepper, ranks, shape)
     except BadCheckpoint as error:
         problem = str(error)
     if ranks.any(loaded is None) or loaded is None:
@@ -153,7 +153,7 @@ def load_checkpoint(
 
 
 def _read_checkpoint(
-    folder: Path, net: nn.Module, ranks: NativeCommunicator, shape: str
+    folder: Path, stepper: Stepper, ranks: NativeCommunicator, shape: str
 ) -> tuple[TrainingPosition, dict[str, Tensor], dict[str, Any]]:
     """All of it, and that it fits, before anything is changed."""
     from safetensors import SafetensorError
@@ -175,7 +175,7 @@ def _read_checkpoint(
         raise BadCheckpoint(
             f"{folder} was written by {world} processes and cannot be resumed with {ranks.world}"
         )
-    own_weights = {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
+    own_weights = {name: weight for name, weight in stepper.net.named_parameters() if weight.requires_grad}
     wrong = [
         name
         for name in own_weights.keys() | weights.keys()
@@ -183,6 +183,8 @@ def _read_checkpoint(
     ]
     if wrong:
         raise BadCheckpoint(f"{folder} is of another model: {sorted(wrong)[:3]} do not fit")
+    if state["masters"].get("layout") != stepper.masters.layout:
+        raise BadCheckpoint(f"{folder} is of another optimizer, or of other master weights")
     return position, weights, state
 
 

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from core.domain.choices import Parallelism
 from core.planning.plan import TrainingPlan
 from trainer.errors import BadData, TrainingError
-from trainer.native.model import without_adapters
+from trainer.native.model import DpoLossModel, LossModel, without_adapters
+from trainer.native.sharded_loading import attach_shards, detach_shards, shard_of
 from trainer.session.ranks import Communicator
 
 #: A rank that waits longer for the others would wait for ever: they are dead or stuck.
@@ -87,41 +89,34 @@ def join_process_group(
     dist.destroy_process_group()
 
 
-def distribute(net: nn.Module, plan: TrainingPlan, ranks: NativeCommunicator) -> nn.Module:
-    """The net over the ranks, as the plan says: whole on each, or in shards."""
-    if ranks.world == 1:
-        return net
-    if plan.parallelism is Parallelism.FSDP:
-        return _sharded(net, plan, ranks)
-    broadcast_trainable(net)
-    ids = None if ranks.device.type == "cpu" else [ranks.device.index]
-    return nn.parallel.DistributedDataParallel(
-        net, device_ids=ids, gradient_as_bucket_view=True, static_graph=False, broadcast_buffers=False
-    )
-
-
-def broadcast_trainable(net: nn.Module) -> None:
-    """Adapters are drawn at random, so every rank takes over the first one's."""
-    with torch.no_grad():
-        for weight in net.parameters():
-            if weight.requires_grad:
-                dist.broadcast(weight.data, 0)
-
-
-def _sharded(net: nn.Module, plan: TrainingPlan, ranks: NativeCommunicator) -> nn.Module:
-    """FSDP2: each layer is gathered when it is computed, the next one while it is."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-
+def shard_mesh(plan: TrainingPlan, ranks: NativeCommunicator) -> DeviceMesh | None:
+    """Over which the model is split; None where every rank has the whole."""
+    if ranks.world == 1 or plan.parallelism is not Parallelism.FSDP:
+        return None
     assert plan.fsdp is not None
-    broadcast_trainable(net)
     # An operator's launcher may spread a plan for one machine over several.
     within = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
     if within < ranks.world and (plan.fsdp.within_nodes or plan.gpus.nodes == 1):
         hybrid = (ranks.world // within, within)
-        mesh = init_device_mesh(ranks.device.type, hybrid, mesh_dim_names=("copy", "shard"))
-    else:
-        mesh = init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("shard",))
+        return init_device_mesh(ranks.device.type, hybrid, mesh_dim_names=("copy", "shard"))
+    return init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("shard",))
+
+
+def shard(net: LossModel, plan: TrainingPlan, mesh: DeviceMesh | None, device: torch.device) -> None:
+    """FSDP2: each layer is gathered when it is computed, the next one while it is. Nothing without a mesh.
+
+    The first to come after loading: no pass runs on a model of stand-ins."""
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
+
+    if mesh is None:
+        return
+    assert plan.fsdp is not None
+    broadcast_trainable(net, device)
     options: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": plan.fsdp.reshard_after_forward,
@@ -132,13 +127,37 @@ def _sharded(net: nn.Module, plan: TrainingPlan, ranks: NativeCommunicator) -> n
         options["offload_policy"] = CPUOffloadPolicy()
     layers = layers_of(net)
     base = getattr(net, "base", None)
+    detached = detach_shards(net)
     for layer in [*layers, *(layers_of(base) if base is not None else [])]:
         fully_shard(layer, **options)
     fully_shard(net, **options)
+    attach_shards(detached, plan.fsdp.offload_params)
+    if isinstance(net, DpoLossModel):
+        register_fsdp_forward_method(net, "preferred")
     if plan.fsdp.forward_prefetch:
         for layer, following in pairwise(layers):
             layer.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
-    return net
+
+
+def distribute(net: nn.Module, plan: TrainingPlan, ranks: NativeCommunicator) -> nn.Module:
+    """The net over the ranks: as it is where `shard` has split it, or where it is alone."""
+    if ranks.world == 1 or plan.parallelism is Parallelism.FSDP:
+        return net
+    broadcast_trainable(net, ranks.device)
+    ids = None if ranks.device.type == "cpu" else [ranks.device.index]
+    return nn.parallel.DistributedDataParallel(
+        net, device_ids=ids, gradient_as_bucket_view=True, static_graph=False, broadcast_buffers=False
+    )
+
+
+def broadcast_trainable(net: nn.Module, device: torch.device) -> None:
+    """Adapters are drawn at random, so every rank takes over the first one's. Shards come from the files."""
+    with torch.no_grad():
+        for weight in net.parameters():
+            if weight.requires_grad and shard_of(weight) is None:
+                first = weight.data.to(device)  # FSDP2 moves later what was read whole
+                dist.broadcast(first, 0)
+                weight.data.copy_(first)
 
 
 def layers_of(net: nn.Module) -> list[nn.Module]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from core.domain.choices import Attention
@@ -22,6 +23,7 @@ from trainer.errors import BadModel
 from trainer.inputs.model_loading import NEXT_ATTENTION, block_gpu_kernels, forbid_remote_code, with_attention
 from trainer.inputs.tokens import IGNORED
 from trainer.native.batches import TokenBatch
+from trainer.native.sharded_loading import put_stand_ins, reading_in_shards, shard_of
 
 log = logging.getLogger(__name__)
 
@@ -252,15 +254,17 @@ def without_adapters(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator,no-any-return]
 
 
-def load_model(path: Path, plan: TrainingPlan, device: torch.device) -> tuple[nn.Module, Attention]:
-    """The base model with the plan's adapters, in the plan's numbers, on the device."""
-    model, attention = _load_pretrained(path, plan, device)
+def load_model(
+    path: Path, plan: TrainingPlan, device: torch.device, mesh: DeviceMesh | None = None
+) -> tuple[nn.Module, Attention]:
+    """The base model with the plan's adapters, in the plan's numbers, on the device. With a `mesh` this
+    process reads its shards, and `distributed.shard` comes next."""
+    model, attention = _load_pretrained(path, plan, device, mesh)
     unsupported = [name for name in _STRANGE_HEADS if getattr(model.config, name, None) not in (None, 1, 1.0)]
     if unsupported or getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise BadModel(
             f"{path}: its head has {unsupported or ['a bias']}, which the native trainer leaves out"
         )
-    model = model.to(device)
     if plan.precision.neftune_alpha:
         add_noise(model, plan.precision.neftune_alpha)
     if plan.precision.gradient_checkpointing:
@@ -282,13 +286,17 @@ def add_noise(model: Any, alpha: float) -> None:
     model.get_input_embeddings().register_forward_hook(noisy)
 
 
-def frozen_base(path: Path, plan: TrainingPlan, device: torch.device) -> nn.Module:
+def frozen_base(
+    path: Path, plan: TrainingPlan, device: torch.device, mesh: DeviceMesh | None = None
+) -> nn.Module:
     """The base once more, beside a model whose every weight is trained."""
-    model: nn.Module = _load_pretrained(path, plan, device)[0]
-    return model.to(device).eval().requires_grad_(False)
+    model: nn.Module = _load_pretrained(path, plan, device, mesh)[0]
+    return model.eval().requires_grad_(False)
 
 
-def _load_pretrained(path: Path, plan: TrainingPlan, device: torch.device) -> tuple[Any, Attention]:
+def _load_pretrained(
+    path: Path, plan: TrainingPlan, device: torch.device, mesh: DeviceMesh | None
+) -> tuple[Any, Attention]:
     from transformers import AutoModelForCausalLM
 
     def load_with(attention: Attention) -> Any:
@@ -299,9 +307,16 @@ def _load_pretrained(path: Path, plan: TrainingPlan, device: torch.device) -> tu
     forbid_remote_code()
     block_gpu_kernels()
     try:
-        return with_attention(load_with, available_attention(plan.precision.attention, device))
+        with reading_in_shards(mesh):
+            model, attention = with_attention(
+                load_with, available_attention(plan.precision.attention, device)
+            )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise BadModel(f"{path} cannot be loaded as a causal language model: {error}") from error
+    if mesh is None:
+        return model.to(device), attention
+    put_stand_ins(model, device)
+    return model, attention
 
 
 def enable_checkpointing(model: Any, plan: TrainingPlan) -> None:
@@ -363,12 +378,24 @@ def add_adapters(model: nn.Module, plan: TrainingPlan) -> nn.Module:
     )
     config._register_custom_module({nn.Linear: LeanLoraLinear})
     with_adapters: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=adapter.fp32)
+    if adapter.dora:
+        _set_magnitudes(with_adapters)
     return with_adapters
+
+
+@torch.no_grad()
+def _set_magnitudes(model: nn.Module) -> None:
+    """DoRA's magnitudes begin as the norms of the rows, which PEFT cannot compute where a rank has some."""
+    for layer in model.modules():
+        for magnitude in getattr(layer, "lora_magnitude_vector", {}).values():
+            shard = shard_of(layer.get_base_layer().weight)  # type: ignore[operator]
+            if shard is not None:
+                magnitude.weight.copy_(torch.linalg.norm(shard, dim=1).full_tensor())
 
 
 def compute_dtype(plan: TrainingPlan) -> torch.dtype:
     """What is computed with. A full fine-tune's fp32 weights are the optimizer's
-    (`optimizer.MasterWeights`)."""
+    (`master_weights`)."""
     if plan.precision.bf16:
         return torch.bfloat16
     return torch.float16 if plan.precision.fp16 else torch.float32

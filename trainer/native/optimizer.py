@@ -1,6 +1,4 @@
-"""Optimizers by the plan's names, fp32 copies of weights trained in bf16, and one optimizer step over all
-ranks.
-"""
+"""Optimizers by the plan's names, and one optimizer step over all ranks."""
 
 from __future__ import annotations
 
@@ -11,19 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from core.domain.choices import Optimizer as Name
 from core.domain.choices import Parallelism
+from core.planning.persistent_memory import STATE_BYTES, WHOLE_MATRICES
 from core.planning.plan import TrainingPlan
 from trainer.errors import TrainingError
 from trainer.native import distributed
 from trainer.native.batches import TokenBatch
 from trainer.native.distributed import NativeCommunicator
+from trainer.native.master_weights import MasterWeights
 from trainer.native.model import LossModel
 from trainer.session.control import release_memory
-from trainer.session.ema import own_part
 from trainer.session.failures import is_oom
 
 #: Muon orthogonalises matrices; these are tables.
@@ -36,100 +34,20 @@ class NoOptimizer(TrainingError):
     code = "no_optimizer"
 
 
-class MasterWeights:
-    """An optimizer over fp32 copies of bf16 weights, where an update of a thousandth would be lost.
-
-    Behaves like the optimizer that it holds; gradients are converted and freed at each step, weights written
-    back after it. Nothing is copied where the weights are fp32 already.
-    """
-
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], make: Callable[[Any], Optimizer]) -> None:
-        self._weights: list[Tensor] = []
-        self._copies: list[Tensor] = []
-        trained = []
-        for name, weight in named:
-            copy: Tensor = weight
-            if weight.dtype in (torch.bfloat16, torch.float16):
-                copy = nn.Parameter(weight.detach().float())
-                self._weights.append(weight)
-                self._copies.append(copy)
-            trained.append((name, copy))
-        self.optimizer = make(trained)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for weight, copy in zip(self._weights, self._copies, strict=True):
-            copy.grad = None if weight.grad is None else weight.grad.to(copy.dtype)
-            weight.grad = None
-        self.optimizer.step()
-        if self._weights:
-            torch._foreach_copy_(self._weights, self._copies)
-        for copy in self._copies:
-            copy.grad = None
-
-    @torch.no_grad()
-    def reread(self) -> None:
-        """After the weights were changed from outside: the copies are theirs again."""
-        if self._weights:
-            torch._foreach_copy_(self._copies, self._weights)
-
-    def zero_grad(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        for weight in self._weights:
-            weight.grad = None
-
-    @property
-    def parts(self) -> list[Optimizer]:
-        """The optimizers that hold state."""
-        return self.optimizer.parts if isinstance(self.optimizer, MuonAndAdam) else [self.optimizer]
-
-    def set_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            own = rate * group.get("rate_factor", 1.0)
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(own)  # torchao's are compiled around it
-            else:
-                group["lr"] = own
-
-    def state(self) -> dict[str, Any]:
-        """This rank's part, as plain tensors: moments in the order of the weights, and the copies."""
-        moments = [
-            {key: own_part(value) for key, value in part.state[weight].items()}
-            for part, weight in self._weights_by_part()
-        ]
-        return {"moments": moments, "copies": list(map(own_part, self._copies))}
-
-    @torch.no_grad()
-    def load_state(self, state: dict[str, Any]) -> None:
-        """What `state` returned, on the same number of ranks."""
-        for (part, weight), saved in zip(self._weights_by_part(), state["moments"], strict=True):
-            part.state[weight] = {key: _like(value, weight) for key, value in saved.items()}
-        for copy, saved in zip(self._copies, state["copies"], strict=True):
-            own_part(copy).copy_(saved)
-
-    def _weights_by_part(self) -> list[tuple[Optimizer, Tensor]]:
-        return [
-            (part, weight) for part in self.parts for group in part.param_groups for weight in group["params"]
-        ]
-
-
-def _like(value: Any, weight: Tensor) -> Any:
-    """A moment beside its weight: sharded where that is, on its device. Step counts stay what they are."""
-    if not isinstance(value, Tensor) or value.ndim == 0:
-        return value
-    on_device = value.to(weight.device)
-    if isinstance(weight, DTensor) and on_device.shape == weight.to_local().shape:
-        return DTensor.from_local(
-            on_device, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride()
-        )
-    return on_device
-
-
 def build_optimizer(model: nn.Module, plan: TrainingPlan, device: torch.device) -> MasterWeights:
     named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     if not named:
         raise ValueError("nothing of the model is trained")
-    return MasterWeights(named, lambda trained: _make_optimizer(list(trained), plan, device))
+    planned = plan.optimizer
+    wide, narrow = STATE_BYTES[planned.name]
+    return MasterWeights(
+        named,
+        lambda trained: _make_optimizer(trained, plan, device),
+        kept=plan.adapter is None and planned.fp32_master,
+        narrow=narrow < wide,
+        by_rows=planned.name not in WHOLE_MATRICES,
+        seed=plan.seed,
+    )
 
 
 def _make_optimizer(
@@ -234,7 +152,6 @@ class Stepper:
 
     def __init__(self, net: LossModel, plan: TrainingPlan, ranks: NativeCommunicator) -> None:
         self.net, self.plan, self._ranks = net, plan, ranks
-        # Sharding replaces the parameters, so the optimizer comes after it.
         self.distributed = distributed.distribute(net, plan, ranks)
         self.masters = build_optimizer(net, plan, ranks.device)
         self._weights = [weight for weight in net.parameters() if weight.requires_grad]
@@ -280,8 +197,8 @@ class Stepper:
     def _gradients(self, batches: list[TokenBatch], shares: Tensor) -> Tensor:
         device, world = self._ranks.device, self._ranks.world
         summed = torch.zeros((), device=device)
-        # With one planned pass there is no memory for the whole gradients of a sharded model between two.
-        sharded = self.plan.parallelism is Parallelism.FSDP and self.plan.batch.accumulation == 1
+        # There is no memory for the whole gradients of a sharded model between two passes.
+        sharded = self.plan.parallelism is Parallelism.FSDP
         for number, batch in enumerate(batches, start=1):
             with distributed.no_sync(self.distributed, last=sharded or number == len(batches)):
                 loss = self.distributed(batch.to(device)) @ shares

@@ -44,7 +44,7 @@ class NativeProber:
     def restore(self) -> None:
         assert self._before is not None
         self._before.restore()
-        self._stepper.masters.reread()
+        self._stepper.masters.restart()
 
     def end(self) -> None:
         assert self._before is not None

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from core.domain.choices import Attention
 from core.engines.native import settings_of
@@ -33,7 +34,7 @@ from trainer.native import checkpoints, speed
 from trainer.native.batches import BatchLayout, SampleOrder, TokenBatch, TokenRows
 from trainer.native.checkpoints import BadCheckpoint, Saver, TrainingPosition
 from trainer.native.corpus import open_rows
-from trainer.native.distributed import NativeCommunicator, join_process_group
+from trainer.native.distributed import NativeCommunicator, join_process_group, shard, shard_mesh
 from trainer.native.evaluation import HeldOutLoss, with_base_preferences
 from trainer.native.loader import BatchLoader
 from trainer.native.model import (
@@ -257,15 +258,18 @@ def set_up(
     torch.manual_seed(plan.seed)
     speed.allow_tf32(plan)
     progress.stage("load", "the model")
-    model, attention = load_model(Path(spec.run.model_path), plan, ranks.device)
+    mesh = shard_mesh(plan, ranks)  # all ranks
+    model, attention = load_model(Path(spec.run.model_path), plan, ranks.device, mesh)  # all ranks
     ranks.heartbeat()
     vocabulary = int(without_adapters(model).config.vocab_size)
     train, held_out = load_rows(spec, plan, ranks, vocabulary, "train"), None  # all ranks
     if spec.prepared.eval_path is not None:
         held_out = load_rows(spec, plan, ranks, vocabulary, "eval")  # all ranks
-    net = build_objective(spec, plan, model, attention, train.layout.pairs, ranks.device)
+    net = build_objective(spec, plan, model, attention, train.layout.pairs, ranks.device, mesh)
     speed.convert_to_fp8(net, plan, progress.note)
-    if ranks.device.type == "cuda" and settings_of(plan).probe_batch:
+    shard(net, plan, mesh, ranks.device)  # all ranks
+    # A sharded model's passes wait for all ranks, also for one that has just run out of memory.
+    if ranks.device.type == "cuda" and settings_of(plan).probe_batch and mesh is None:
         plan = speed.larger_micro(plan, speed.probe_batch(net, plan, train.layout, ranks))  # all ranks
     if isinstance(net, DpoLossModel):
         progress.stage("load", "what the base model prefers")
@@ -305,13 +309,15 @@ def build_objective(
     attention: Attention,
     pairs: bool,
     device: torch.device,
+    mesh: DeviceMesh | None,
 ) -> LossModel:
     """The model with the loss that the task is scored by."""
     if pairs:
         return DpoLossModel(model, attention, plan.dpo.beta if plan.dpo else 0.1)
     if not spec.run.kl_coefficient:
         return LossModel(model, attention)
-    base = frozen_base(Path(spec.run.model_path), plan, device) if plan.adapter is None else None
+    path = Path(spec.run.model_path)
+    base = frozen_base(path, plan, device, mesh) if plan.adapter is None else None
     return KlLossModel(model, attention, spec.run.kl_coefficient, base)
 
 

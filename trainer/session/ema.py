@@ -38,7 +38,7 @@ class MovingAverage:
         for name, weight in self._weights.items():
             mean = self._mean[name]
             updated = mean.float().lerp_(own_part(weight).float(), 1 - decay)
-            mean.copy_(_rounded(updated, mean.dtype))
+            mean.copy_(rounded(updated, mean.dtype))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -83,13 +83,14 @@ def drop_gathered(model: Any) -> None:
             part.reshard()
 
 
-def _rounded(values: Any, dtype: Any) -> Any:
-    """fp32 to bf16, up or down at random in proportion; any other format as it is."""
+def rounded(values: Any, dtype: Any, random: Any = None) -> Any:
+    """fp32 to bf16, up or down at random in proportion; any other format as it is. `random` is a generator of
+    torch's, else its own of the device."""
     import torch
 
     if dtype is not torch.bfloat16:
         return values.to(dtype)
     bits = values.view(torch.int32)
-    noise = torch.randint_like(bits, 0, 1 << 16)
+    noise = torch.randint(1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=random)
     # Below the format's 16 bits: the carry rounds up as often as the rest is large.
-    return ((bits + noise) & -65536).view(torch.float32).to(torch.bfloat16)
+    return noise.add_(bits).bitwise_and_(-65536).view(torch.float32).to(torch.bfloat16)

@@ -9,6 +9,7 @@ from typing import Any
 
 from nicegui import ui
 
+from miner.dashboard.daemons import DaemonLink
 from miner.dashboard.job_texts import alert_tone, subject_text
 from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import (
@@ -54,6 +55,10 @@ def alerts_page(view: PageView) -> None:
         set_visible(nothing, history.show(over) == 0)
 
     view.live(_ALERTS, show, every=3.0)
+    view.follow(open_alerts.show_lost)
+
+
+NO_ALERTS = "Nothing is wrong. Rules are listed below with what they measure now."
 
 
 class _OpenAlerts:
@@ -61,9 +66,15 @@ class _OpenAlerts:
         self._view = view
         with panel("Open"):
             self._rows: KeyedRows[Record] = KeyedRows(box("rows"), self._make)
-            self._nothing = empty("Nothing is wrong. Rules are listed below with what they measure now.")
+            self._nothing = empty(NO_ALERTS)
+
+    def show_lost(self, link: DaemonLink) -> None:
+        if link.lost_at is not None:
+            self._nothing.show("What is wrong now is not known.")
+            set_visible(self._nothing, True)
 
     def show(self, alerts: list[Record], silences: list[Record]) -> None:
+        self._nothing.show(NO_ALERTS)
         items = [(one["id"], {**one, "silenced": _is_silenced(one, silences)}) for one in alerts]
         set_visible(self._nothing, self._rows.show(items) == 0)
 

@@ -380,7 +380,7 @@ class _Diff:
 
     def __init__(self) -> None:
         self._lines = box("log diff hidden")
-        self._nothing = empty("Nothing is edited.")
+        self._nothing = Text("Nothing is edited.", "empty", "p")
 
     def show(self, diff: str) -> None:
         lines = _without_head(diff.splitlines())

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from miner.dashboard.daemons import DaemonLink
 from miner.dashboard.fleet_history import FleetHistory
 from miner.dashboard.layout import PageView, page, page_head
-from miner.dashboard.node_rows import NodeTable, gpu_name
+from miner.dashboard.node_rows import NodeTable, claim_name, claim_path, gpu_name, reserved_text
 from miner.dashboard.parts import (
     UNKNOWN,
     Column,
@@ -26,6 +26,7 @@ from miner.dashboard.parts import (
     number,
     panel,
     percent,
+    set_stale,
     set_visible,
     size,
     until,
@@ -56,7 +57,7 @@ def fleet_page(view: PageView) -> None:
 
     def show(fleet: dict[str, Any]) -> None:
         nodes.show(fleet)
-        gpus.show(fleet["gpus"])
+        gpus.show({**gpu, "now": fleet["at"]} for gpu in fleet["gpus"])
         trouble.show(fleet["trouble"] or "")
         set_visible(trouble, bool(fleet["trouble"]))
         waiting = [claim for claim in fleet["claims"] if claim["stage"] == "waiting"]
@@ -70,12 +71,11 @@ def fleet_page(view: PageView) -> None:
 def _schedule(view: PageView, link: DaemonLink) -> None:
     several = len(view.links) > 1
     title = f"The next {_HOURS} hours" + (f" on {link.name}" if several else "")
-    with panel(title):
+    with panel(title) as shown:
         gantt = _Gantt(link.name)
         nothing = empty(
             "No GPU is known. `god-miner fleet show` says what was looked for, GPUS what may be used."
         )
-        set_visible(nothing, False)
         state = Text("", "state bad hidden").props('role="status"')
         with box("keys"):
             for kind, text in (("", "running"), ("reserved", "reserved"), ("idle", "idle")):
@@ -95,13 +95,12 @@ def _schedule(view: PageView, link: DaemonLink) -> None:
         )
 
     def show_lost(one: DaemonLink) -> None:
-        if not view.client.is_deleted:
-            state.show(f"unreachable since {clock(one.lost_at)}" if one.lost_at is not None else "")
-            set_visible(state, one.lost_at is not None)
+        state.show(f"unreachable since {clock(one.lost_at)}" if one.lost_at is not None else "")
+        set_visible(state, one.lost_at is not None)
+        set_stale(shown, one.lost_at is not None)
 
-    show_lost(link)
-    view.client.on_delete(link.listen(show_lost))
     view.live(_PATH, show, link=link)
+    view.follow(show_lost, link)
 
 
 class _Gantt:
@@ -124,10 +123,8 @@ class _Gantt:
         if hour != self._shown_hour:
             self._shown_hour = hour
             self._show_scale()
-        jobs = {(gpu["validator"], gpu["task_id"]): gpu["job_id"] for gpu in fleet["gpus"]}
-        claims = [{**one, "job_id": jobs.get((one["validator"], one["task_id"]))} for one in fleet["claims"]]
         self._rows.show(
-            (gpu["id"], {**gpu, "claims": [one for one in claims if gpu["id"] in one["gpus"]]})
+            (gpu["id"], {**gpu, "claims": [one for one in fleet["claims"] if gpu["id"] in one["gpus"]]})
             for gpu in fleet["gpus"]
         )
 
@@ -171,19 +168,14 @@ class _Gantt:
                 shown = style
                 link.style(replace=style)
             link.classes(replace=one["stage"])
-            link.show(_claim_name(one), self._href(one))
-            text = (
-                f"{one['stage']}: task {one['task_id']}, {clock(one['starts_at'])} to {clock(one['ends_at'])}"
-            )
+            link.show(claim_name(one), f"{claim_path(one)}?daemon={quote(self._daemon)}")
+            times = f"{clock(one['starts_at'])} to {clock(one['ends_at'])}"
+            text = f"{one['stage']}: {claim_name(one)}, task {one['task_id']}, {times}"
             if link.props.get("title") != text:
                 link.props["title"] = link.props["aria-label"] = text
                 link.update()
 
         return show
-
-    def _href(self, claim: Record) -> str:
-        kind = "offers" if claim["kind"] == "offer" else "jobs"
-        return f"/{kind}/{quote(claim['task_id'], safe='')}?daemon={quote(self._daemon)}"
 
     def _place(self, claim: Record) -> tuple[float, float] | None:
         """Left end and width in percent; None: outside of what is shown."""
@@ -193,11 +185,6 @@ class _Gantt:
         if claim["stage"] == "running":
             start, end = 0.0, max(end, 60.0)
         return None if start >= whole or end <= start else (start / whole * 100, (end - start) / whole * 100)
-
-
-def _claim_name(claim: Record) -> str:
-    job = claim["job_id"]
-    return f"#{job}" if job else claim["task_id"][:8]
 
 
 def _full_hours(starts_at: float) -> list[tuple[float, datetime]]:
@@ -230,6 +217,7 @@ def _gpu_table() -> Table:
         [
             Column("GPU", lambda one: f"{gpu_name(one)} · {one['kind']}", classes="nowrap"),
             Column("State", _state, classes="states"),
+            Column("For", lambda one: claim_name(one["claim"]) if one["claim"] else UNKNOWN),
             Column("Use", lambda one: _sampled(one, "utilization", percent), number=True),
             Column("Memory", _memory, number=True, classes="wide-only"),
             Column("Heat", lambda one: _sampled(one, "temperature", lambda v: f"{v:.0f} °C"), number=True),
@@ -251,7 +239,8 @@ def _state(gpu: Record) -> tuple[str, Tone]:
     if gpu["out"]:
         return "out", "bad"
     if gpu["task_id"] is None:
-        return "idle", "muted"
+        claim = gpu["claim"]
+        return (reserved_text(claim, gpu["now"]), "") if claim is not None else ("idle", "muted")
     until_at = gpu.get("until")
     return (f"until {datetime.fromtimestamp(until_at).astimezone():%H:%M}" if until_at else "at work"), "live"
 

@@ -103,7 +103,6 @@ class _OfferList:
         with self._place:
             table = self._make_table()
             nothing = empty("")
-            set_visible(nothing, False)
 
             def show(answer: dict[str, Any]) -> None:
                 self._next = answer["next"]
@@ -270,7 +269,7 @@ def _rules(reasons: Sequence[Record]) -> None:
             key=lambda one: one["rule"],
         )
         if table.show(reasons) == 0:
-            empty("No rule was asked.")
+            Text("No rule was asked.", "empty", "p")
 
 
 def _factors(explained: Record) -> None:

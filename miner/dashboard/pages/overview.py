@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -45,6 +46,7 @@ from miner.dashboard.parts import (
 )
 
 Record = Mapping[str, Any]
+NO_ALERTS = "Nothing is wrong."
 
 
 @page("/", "Overview", place=10)
@@ -72,6 +74,8 @@ def overview_page(view: PageView) -> None:
         decisions.show(answer["decisions"])
 
     view.live("/overview", show)
+    view.follow(state.show_lost)
+    view.follow(alerts.show_lost)
 
 
 class _StateLine:
@@ -101,6 +105,10 @@ class _StateLine:
         self._trouble.show("; ".join(troubles))
         set_visible(self._trouble, bool(troubles))
 
+    def show_lost(self, link: DaemonLink) -> None:
+        if link.lost_at is not None:
+            self._state.show(f"Not answering for {duration(time.time() - link.lost_at)}", "bad")
+
 
 def _machines(view: PageView) -> None:
     """A line per daemon: all of an operator's machines at a glance."""
@@ -117,7 +125,7 @@ def _machine(view: PageView, link: DaemonLink) -> None:
         facts = Text("", "muted")
 
     def show_lost(one: DaemonLink) -> None:
-        if one.lost_at is not None and not view.client.is_deleted:
+        if one.lost_at is not None:
             state.show(f"unreachable since {clock(one.lost_at)}", "bad")
 
     def show(answer: dict[str, Any]) -> None:
@@ -127,9 +135,8 @@ def _machine(view: PageView, link: DaemonLink) -> None:
             f"{gpus_at_work(answer['fleet'])} · {len(answer['jobs'])} jobs · {len(answer['alerts'])} alerts"
         )
 
-    show_lost(link)
-    view.client.on_delete(link.listen(show_lost))
     view.live("/overview", show, link=link)
+    view.follow(show_lost, link)
 
 
 class _Indicators:
@@ -243,10 +250,16 @@ class _Alerts:
     def __init__(self, view: PageView) -> None:
         with panel("Open alerts"):
             self._rows: KeyedRows[Record] = KeyedRows(box("rows"), partial(self._make, view))
-            self._nothing = empty("Nothing is wrong.")
+            self._nothing = empty(NO_ALERTS)
 
     def show(self, alerts: Sequence[Record]) -> None:
+        self._nothing.show(NO_ALERTS)
         set_visible(self._nothing, self._rows.show((alert["id"], alert) for alert in alerts) == 0)
+
+    def show_lost(self, link: DaemonLink) -> None:
+        if link.lost_at is not None:
+            self._nothing.show("What is wrong now is not known.")
+            set_visible(self._nothing, True)
 
     def _make(self, view: PageView, alert: Record) -> Callable[[Record], None]:
         with box("stack"):

@@ -19,13 +19,13 @@ def edit(folder: Path, stamp: int, **texts: str) -> None:
 
 
 def rank(live: LiveConfig[LoadedProfile], layer: int = -1) -> int | None:
-    return live.current().layers[layer].content.targets.lora_r
+    return live.refresh().layers[layer].content.targets.lora_r
 
 
 def test_an_edit_of_a_file_or_its_ancestor_takes_effect_at_the_next_call(tmp_path: Path) -> None:
     edit(tmp_path, 1, mine="{extends: up, targets: {lora_r: 1}}", up="targets: {lora_r: 10}")
     live = LiveConfig(load_profile, "mine", [tmp_path])
-    assert live.current() is live.current()
+    assert live.refresh() is live.refresh()
     edit(tmp_path, 2, mine="{extends: up, targets: {lora_r: 2}}")
     assert rank(live) == 2
     edit(tmp_path, 3, up="targets: {lora_r: 20}")
@@ -71,3 +71,12 @@ def test_an_ancestor_may_be_deleted_when_the_file_names_another(tmp_path: Path) 
     edit(tmp_path, 2, mine="extends: other")
     assert rank(live, 0) == 7
     assert live.problem is None
+
+
+def test_a_named_pipe_in_the_place_of_a_file_is_a_file_that_is_gone(tmp_path: Path) -> None:
+    edit(tmp_path, 1, h100x4="targets: {lora_r: 1}")
+    live = LiveConfig(load_profile, "h100x4", [tmp_path])
+    (tmp_path / "h100x4.yaml").unlink()
+    os.mkfifo(tmp_path / "h100x4.yaml")
+    assert rank(live) == 1
+    assert "is gone" in str(live.problem)

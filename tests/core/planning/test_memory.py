@@ -20,7 +20,7 @@ from core.planning.candidate import (
     shape_of,
 )
 from core.planning.memory import evaluation_fits, fits_memory, memory_of, moments, peak_bytes
-from core.planning.persistent_memory import CONTEXT_BYTES, VLLM_ASLEEP_BYTES
+from core.planning.persistent_memory import CONTEXT_BYTES, UPDATE_BLOCK, VLLM_ASLEEP_BYTES
 from tests.core.planning.candidates import GIB, a_candidate, active_gib
 from tests.doubles.each import each
 
@@ -174,6 +174,40 @@ def test_sharding_splits_states_and_data_parallelism_copies_gradients() -> None:
 def test_a_full_fine_tune_takes_so_many_bytes_per_parameter(fp32_master: bool, per_param: int) -> None:
     candidate = a_candidate(**FULL, length=16, fp32_master=fp32_master)
     assert active_gib(candidate) * GIB / candidate.shape.params == pytest.approx(per_param, rel=0.02)
+
+
+NATIVE: dict[str, Any] = {"engine": Engine.NATIVE, **FULL}
+
+
+def test_the_native_trainer_has_bf16_embeddings_and_splits_the_base_that_a_kl_needs() -> None:
+    sdpa = a_candidate(**NATIVE, attention=Attention.SDPA)
+    assert memory_of(sdpa, 0)["fp32 embeddings"] == 0
+    split = a_candidate(**NATIVE, world=4, parallelism=Parallelism.FSDP, kl=True)
+    assert memory_of(split, 0)["reference"] * 4 == pytest.approx(2 * split.shape.params, abs=4)
+
+
+@each(
+    ("optimizer", "master", "per_number"),
+    [
+        (Optimizer.ADAMW_TORCH, True, 4),
+        (Optimizer.ADAMW_TORCH, False, 24),
+        (Optimizer.ADAMW_TORCH_8BIT, False, 24),
+    ],
+)
+def test_the_native_trainer_updates_no_more_than_a_block_at_a_time(
+    optimizer: Optimizer, master: bool, per_number: int
+) -> None:
+    candidate = a_candidate(**NATIVE, optimizer=optimizer, fp32_master=master)
+    assert bytes_of(candidate)["optimizer step"]["optimizer work"] == per_number * UPDATE_BLOCK
+    fp32 = replace(candidate, width=4, fp32_master=False)
+    assert bytes_of(fp32)["optimizer step"]["optimizer work"] == 0
+
+
+def test_muons_embeddings_have_both_states_of_adamw() -> None:
+    """For each engine: twice a matrix's one."""
+    candidate = a_candidate(**FULL, optimizer=Optimizer.MUON)
+    numbers = candidate.shape.params + candidate.shape.embedding_params
+    assert memory_of(candidate, 0)["optimizer"] == 2 * numbers
 
 
 def test_a_moving_average_is_one_more_copy_of_what_is_trained() -> None:

@@ -394,6 +394,14 @@ def test_a_target_for_the_score_is_in_the_plan_and_changes_nothing_of_what_runs(
     assert aimed.digest == plain.digest
 
 
+def test_native_ranks_read_their_own_shards_where_axolotls_send_them_to_each_other() -> None:
+    model = "meta-llama/Llama-3.1-70B"
+    whole = _plan(resolved(engine="native", gpu_strategy="all"), gpus="8xH100", model=model, hours=8)
+    sent = _plan(resolved(engine="axolotl", gpu_strategy="all"), gpus="8xH100", model=model, hours=8)
+    assert whole.parallelism is sent.parallelism is Parallelism.FSDP
+    assert sent.time["load"] - 5 == pytest.approx(1.5 * (whole.time["load"] - 5))
+
+
 def test_the_rate_grows_with_the_gpus_as_seed_001_says() -> None:
     profile = resolved(lr_gpu_scale={2: 1.2, 4: 1.5}, learning_rate=2e-4, gpu_strategy="all")
     rates = [_plan(profile, gpus=f"{n}xH100").optimizer.learning_rate for n in (1, 2, 3, 4)]

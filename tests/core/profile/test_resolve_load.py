@@ -143,6 +143,26 @@ def test_a_profile_is_found_by_path_and_its_parent_beside_it(tmp_path: Path) -> 
     assert [layer.name for layer in profile.layers] == ["base", "h100x4", "parent", "child"]
 
 
+@pytest.mark.parametrize("where", ["{elsewhere}/secret.yaml", "../elsewhere/secret.yaml", "/proc/x.yaml"])
+def test_a_text_that_is_checked_reads_no_file_outside_of_the_folders_of_profiles(
+    tmp_path: Path, where: str
+) -> None:
+    elsewhere = write(tmp_path / "elsewhere", secret="targets: {lora_r: SECRET}")
+    mine, text = tmp_path / "profiles", f"description: x\nextends: {where.format(elsewhere=elsewhere)}"
+    with pytest.raises(ConfigError, match=r"a\.yaml:2: extends .*reads no file outside of") as caught:
+        PROFILE_KIND.layers_of_text(text, mine / "a.yaml", [mine])
+    assert "SECRET" not in str(caught.value)
+    assert str(mine) in str(caught.value)
+
+
+def test_a_file_of_the_operators_extends_any_other(tmp_path: Path) -> None:
+    write(tmp_path / "other", up="targets: {lora_r: 7}")
+    mine = write(tmp_path / "profiles", a="extends: ../other/up.yaml")
+    assert load_profile("a", [mine]).layers[0].content.targets.lora_r == 7
+    layers = PROFILE_KIND.layers_of_text("extends: ./a.yaml", mine / "b.yaml", [mine])
+    assert [layer.name for layer in layers] == ["up", "a", "b"]
+
+
 def test_circular_extends_is_reported_with_files_and_line(tmp_path: Path) -> None:
     mine = write(tmp_path, a="extends: b", b="description: x\nextends: c", c="extends: a")
     with pytest.raises(ConfigError) as caught:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from core.system import files
-from core.system.files import remove_tree, write_atomically
+from core.system.files import read_regular_file, remove_tree, write_atomically
 
 
 def nested(place: Path, depth: int, *, wide: bool = False) -> None:
@@ -88,3 +88,13 @@ def test_a_file_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "run.json").read_bytes() == b"second"
     assert (tmp_path / "run.json").stat().st_mode & 0o777 == 0o644
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_only_what_ends_is_read(tmp_path: Path) -> None:
+    """A named pipe without a writer would be waited for for ever."""
+    (tmp_path / "file").write_bytes(b"text")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_regular_file(tmp_path / "file") == b"text"
+    for other in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_regular_file(other)

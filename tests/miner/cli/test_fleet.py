@@ -47,6 +47,16 @@ PAGE: dict[str, Any] = {
             "validator": "v" if index == 0 else None,
             "job_id": 7 if index == 0 else None,
             "until": 3600.0 if index == 0 else None,
+            "claim": {
+                "job_id": None,
+                "model": "org/llama-8b",
+                "task_id": "reserved-task",
+                "kind": "offer",
+                "starts_at": 0.0,
+                "ends_at": 5400.0,
+            }
+            if index == 4
+            else None,
             "sample": {
                 "at": 0.0,
                 "utilization": 0.93,
@@ -58,7 +68,7 @@ PAGE: dict[str, Any] = {
             if index == 0
             else None,
         }
-        for index in range(4)
+        for index in range(5)
     ],
     "claims": [
         {
@@ -101,6 +111,7 @@ def test_gpus_holders_and_queue_are_shown_and_machines_get_the_page(monkeypatch:
     assert code == 0
     for words in ("runs running-task", "not empty yet", "out: it is lost", "free, and used a little"):
         assert words in shown
+    assert "reserved for offer reserved (org/llama-8b), 01-01 00:00 to 01-01 01:30" in shown
     for words in ("job, waiting, 1. in the queue", "no place yet", "not accepted"):
         assert words in shown
     code, shown = run("--json")
@@ -245,6 +256,9 @@ async def test_the_daemons_page_shows_who_has_what(running: DaemonInProcess) -> 
     assert len(page["gpus"]) == 64
     assert [claim["kind"] for claim in page["claims"]] == ["offer", "job"]
     held = page["claims"][0]
+    assert (held["job_id"], held["model"]) == (None, task(seed=1).model)
+    assert [gpu["claim"]["task_id"] for gpu in page["gpus"] if gpu["id"] in held["gpus"]] == [held["task_id"]]
+    assert (page["claims"][1]["job_id"], page["claims"][1]["model"]) == (1, task(seed=2).model)
     assert held["task_id"] == task(seed=1).task_id
     assert held["ends_at"] > held["starts_at"]
     assert (held["stage"], held["accepted"], held["queue"]) == ("reserved", True, None)

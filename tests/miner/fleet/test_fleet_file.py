@@ -112,12 +112,11 @@ async def test_an_edit_counts_at_the_next_scan_and_a_bad_one_is_ignored(file: Pa
     with pytest.raises(ConfigError):
         follow_fleet_file(file)
     problems: list[ConfigError] = []
-    source = FleetFileSource(
-        follow_fleet_file(write(file, "exclude: {0: x}"), problems.append),
-        FixedGpuSource(parse_gpus("2xH100"), "GPUS"),
-    )
+    followed = follow_fleet_file(write(file, "exclude: {0: x}"), problems.append)
+    source = FleetFileSource(followed, FixedGpuSource(parse_gpus("2xH100"), "GPUS"))
 
     async def excluded() -> list[str | None]:
+        followed.refresh()
         return [gpu.excluded for gpu in (await source.scan()).gpus]
 
     assert await excluded() == ["x", None]
@@ -145,11 +144,11 @@ async def test_an_edit_that_is_not_in_force_is_a_problem_until_it_is_mended(
     )
     assert inventory.file_problem() is None
     write(file, "exclude: nonsense")
-    await inventory.scan()
+    inventory.refresh_file()
     assert "exclude" in str(inventory.file_problem())
     assert alerts == [AlertKind.FLEET_FILE_PROBLEM]
     write(file, "exclude: {1: y}")
-    await inventory.scan()
+    inventory.refresh_file()
     assert inventory.file_problem() is None
 
 

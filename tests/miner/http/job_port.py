@@ -43,6 +43,7 @@ async def open_port(folder: Path) -> AsyncIterator[Port]:
             running_jobs=harness.jobs,
             live=harness.jobs.live,
             figures=harness.jobs.figures,
+            cancel_job=harness.jobs.cancel,
             store=harness.store,
             settings=SimpleNamespace(data_dir=harness.services.data_dir),
         )

@@ -24,14 +24,21 @@ from miner.http.limits import HttpLimits, protocol_class
 from tests.miner.http.raw_connection import PATIENCE
 
 #: A busy machine fails no test by being slow. Where time is what is tested, `be_hasty` limits it.
-PATIENT = HttpLimits(header_seconds=300, body_seconds=300, max_body_bytes=10_000, max_connections=50)
+PATIENT = HttpLimits(
+    header_seconds=300,
+    body_seconds=300,
+    max_body_bytes=10_000,
+    max_known_connections=25,
+    max_stranger_connections=25,
+)
 HASTY = replace(PATIENT, header_seconds=2.5, body_seconds=2.5)
 HASTY_KEEP_ALIVE = 2.5
+KNOWN = (b"authorization", b"known")
 
 
 class ProtocolServer:
     """`/now…` is answered at once, `/body…` when its body is there, `/wait…` when `let_go` names it;
-    `/big/1000` is a reply of a thousand bytes.
+    `/big/1000` is a reply of a thousand bytes. Known are those who send `KNOWN`, and networks in `known`.
     """
 
     def __init__(self) -> None:
@@ -39,6 +46,7 @@ class ProtocolServer:
         self.started: list[str] = []
         self.disconnected: list[str] = []
         self.refused: list[int] = []
+        self.known: set[str] = set()
         self.changed = threading.Condition()
         self.ready = threading.Event()
         self.loop: asyncio.AbstractEventLoop
@@ -84,7 +92,11 @@ class ProtocolServer:
 
     async def _serve(self, listening: socket.socket, limits: HttpLimits, keep_alive: float) -> None:
         self.loop = asyncio.get_running_loop()
-        self.protocol = protocol_class(limits, lambda status: self._record(self.refused, status))
+        self.protocol = protocol_class(
+            limits,
+            lambda status: self._record(self.refused, status),
+            lambda network, headers: network in self.known or KNOWN in headers,
+        )
         self.config = uvicorn.Config(
             self,
             http=self.protocol,

@@ -55,3 +55,14 @@ async def test_files_are_listed_and_a_missing_one_is_no_page(running: DaemonInPr
     assert (await running.operator.get("/config/profiles/nothing")).status_code == 404
     reply = await running.operator.get("/config", headers={"authorization": "Bearer x"})
     assert reply.status_code == 401
+
+
+async def test_a_check_shows_nothing_of_files_that_are_no_profiles(running: DaemonInProcess) -> None:
+    """Also the page asks for it, without the operator's token."""
+    secret = running.daemon.settings.data_dir / "secret.yaml"
+    secret.write_text("targets: {lora_r: SECRETVALUE}\n")
+    for path in (str(secret), "../secret.yaml"):
+        checked = await running.operator.post(f"{MINE}/check", json={"text": f"extends: {path}\n"})
+        assert not checked.json()["valid"]
+        assert "outside of" in checked.json()["problems"][0]["text"]
+        assert "SECRETVALUE" not in checked.text

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +17,7 @@ from core.runs.run_files import RunEnd
 from miner.http import jobs
 from miner.jobs.events import MAX_QUEUED_EVENTS
 from tests.doubles.each import each
-from tests.miner.http.job_port import Port, open_port
+from tests.miner.http.job_port import TOKEN, Port, open_port
 from tests.miner.jobs.harness import DATASET, Trainer
 
 
@@ -89,6 +91,38 @@ async def test_a_task_that_is_wrong_is_refused_with_its_problems(port: Port) -> 
     reply = await port.ask("POST", "/jobs", json={"model": "a/b"})
     assert (reply.status_code, reply.json()["error"]) == (422, "bad_config")
     assert "hours_to_complete" in reply.json()["message"]
+
+
+@each("data", ["x" * 300, "/" + "x/" * 3000, "~nobody-of-this-name/x", "a\0b"])
+async def test_a_task_whose_files_cannot_have_that_name_is_refused(port: Port, data: str) -> None:
+    task = {"model": "a/b", "hours_to_complete": 1, "dataset_type": DATASET}
+    for names in ({"dataset": data}, {"dataset_zip": data}, {"model_folder": data, "dataset": "http://x/y"}):
+        reply = await port.ask("POST", "/jobs", json={**task, **names})
+        assert (reply.status_code, reply.json()["error"]) == (422, "bad_config")
+
+
+async def test_a_client_that_hangs_up_while_it_sends_a_task_leaves_no_line_in_the_log(
+    port: Port, caplog: pytest.LogCaptureFixture
+) -> None:
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/jobs",
+        "raw_path": b"/jobs",
+        "query_string": b"",
+        "headers": [(b"authorization", f"Bearer {TOKEN}".encode())],
+        "client": ("127.0.0.1", 1),
+    }
+    coming = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive() -> Any:
+        return coming.pop(0)
+
+    async def send(_message: Any) -> None: ...
+
+    with caplog.at_level(logging.INFO):
+        await port.app(scope, receive, send)
+    assert caplog.records == []
 
 
 @each(

@@ -1,17 +1,15 @@
-"""Several requests on one connection: every reply whole, in order, and never one too many. And how many
-connections there may be."""
+"""Several requests on one connection: every reply whole, in order, and never one too many."""
 
 from __future__ import annotations
 
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 
 import pytest
 
 from miner.http import limits
-from miner.http.limits import MAX_QUEUED, HttpLimits
+from miner.http.limits import MAX_QUEUED
 from tests.doubles.http_bytes import chunk, request
 from tests.miner.http.protocol_server import (
     HASTY,
@@ -270,45 +268,3 @@ def test_a_reply_is_read_by_a_client_that_goes_on_sending_its_body(
     assert (reply.status, reply.closes) == (200, True)
     raw.end()
     assert eventually(lambda: not server.connections)
-
-
-# How many connections
-
-HERE, ELSEWHERE, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
-LAST = request("/now", {"connection": "close"})
-
-
-@pytest.fixture
-def narrow() -> Iterator[tuple[ProtocolServer, Callable[[str], RawConnection]]]:
-    """A server for six connections, three from one address, and a way to connect to it."""
-    few = HttpLimits(300, 300, max_body_bytes=1000, max_connections=6, max_connections_per_address=3)
-    with run_protocol_server(few) as server, ExitStack() as stack:
-        yield server, lambda address: stack.enter_context(RawConnection(server.port, address=address))
-
-
-def test_one_address_cannot_take_all_connections(narrow: tuple[ProtocolServer, Callable]) -> None:
-    _, connect = narrow
-    for _ in range(3):
-        connect(HERE)
-    assert connect(HERE).last_reply().error == "too_many_connections"
-    for _ in range(10):  # a closed connection makes room for its address
-        assert connect(ELSEWHERE).send(LAST).last_reply().status == 200
-
-
-def test_idle_connections_shut_nobody_out(narrow: tuple[ProtocolServer, Callable]) -> None:
-    _, connect = narrow
-    for address in (HERE, ELSEWHERE) * 3:
-        connect(address)
-    for _ in range(10):
-        assert connect(THIRD).send(LAST).last_reply().status == 200
-
-
-def test_a_connection_whose_request_is_being_answered_is_not_hung_up_on(
-    narrow: tuple[ProtocolServer, Callable],
-) -> None:
-    server, connect = narrow
-    busy = [connect(address).send(request("/wait")) for address in (HERE, ELSEWHERE) * 3]
-    server.wait_until(lambda: len(server.started) == len(busy))
-    assert connect(THIRD).last_reply().error == "busy"
-    server.release("/wait")
-    assert [raw.reply().status for raw in busy] == [200] * 6

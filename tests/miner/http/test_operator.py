@@ -67,12 +67,14 @@ async def test_wrong_tokens_are_limited_by_address(tmp_path: Path, address: str,
             assert reply.status_code == right
 
 
-async def test_jobs_are_read_without_an_engine(running: DaemonInProcess) -> None:
+async def test_jobs_are_read_and_cancelled_without_an_engine(running: DaemonInProcess) -> None:
     await running.start(task(seed=1))
     (job,) = (await running.operator.get("/jobs")).json()["jobs"]
     assert (job["task_id"], job["state"], job["live"]) == (task(seed=1).task_id, "queued", None)
     assert (await running.operator.get(f"/jobs/{job['id']}")).json()["attempts"] == []
     reply = await running.operator.post(f"/jobs/{job['id']}/cancel")
+    assert (reply.status_code, reply.json()["state"]) == (200, "cancelled")
+    reply = await running.operator.post(f"/jobs/{job['id']}/retry")
     assert (reply.status_code, reply.json()["error"]) == (503, "no_jobs_yet")
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from miner.support.background import PeriodicTask, PeriodicTasks, run_in_thread
+from miner.support.background import OneBlockingCall, PeriodicTask, PeriodicTasks, run_in_thread
 
 
 async def test_the_result_and_the_error_come_back() -> None:
@@ -36,6 +36,26 @@ async def test_nobody_waits_for_a_call_that_hangs() -> None:
     over.set()
     thread.join(60)
     await asyncio.sleep(0)
+
+
+async def test_while_one_call_hangs_no_other_begins() -> None:
+    hangs, over = OneBlockingCall("look", 0.05), threading.Event()
+    with pytest.raises(TimeoutError, match=r"look: no answer after 0\.05 s"):
+        await hangs.run(over.wait)
+    with pytest.raises(TimeoutError, match="look: no answer yet"):
+        await hangs.run(lambda: pytest.fail("it began"))
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "look"]
+    over.set()
+    thread.join(60)
+    calls = OneBlockingCall("look", 60)
+    assert await asyncio.gather(*(calls.run(lambda number=number: number) for number in range(3))) == [
+        0,
+        1,
+        2,
+    ]
+    with pytest.raises(ZeroDivisionError):
+        await calls.run(lambda: 1 // 0)
+    assert await calls.run(lambda: "goes on") == "goes on"
 
 
 def test_a_loop_that_is_closed_meanwhile_does_not_break_the_thread() -> None:

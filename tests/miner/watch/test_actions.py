@@ -306,6 +306,7 @@ def with_power(stage: Stage) -> PowerStub:
     gpu = PowerStub()
     file = stage.folder / "alerts.yaml"
     file.write_text(file.read_text().replace("over: 5s}, act: {settle", "over: 5s}, act: {by: power, settle"))
+    stage.rules.refresh()
     stage.power = PowerLimits(gpu, stage.folder / "power-limits.json")
     stage.service = stage.restarted()
     return gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,18 @@ def test_a_mistake_is_answered_with_its_line_and_the_way_out(
     assert problem in str(error.value)
 
 
+def test_a_named_pipe_in_the_place_of_the_rules_is_a_problem_and_not_waited_for(tmp_path: Path) -> None:
+    alerts: list[str] = []
+    file = tmp_path / "alerts.yaml"
+    live = LiveAlertRules(file, tmp_path / "kept.json", lambda _kind, text: alerts.append(text))
+    os.mkfifo(file)
+    live.refresh()
+    assert "gpu-hot" in live.current().rules
+    assert "not a regular file" in alerts[0]
+    LiveAlertRules(file, tmp_path / "kept.json", lambda _kind, text: alerts.append(text))
+    assert "not a regular file" in alerts[-1]
+
+
 def test_a_bad_edit_keeps_the_last_good_rules_also_over_a_restart(tmp_path: Path) -> None:
     alerts: list[tuple[AlertKind, str]] = []
     file, kept = tmp_path / "alerts.yaml", tmp_path / "last-good" / "alerts.json"
@@ -93,8 +106,10 @@ def test_a_bad_edit_keeps_the_last_good_rules_also_over_a_restart(tmp_path: Path
     live = start()
     assert "gpu-hot" in live.current().rules  # there is no file yet
     file.write_text("rules: {gpu-hot: {off: true}}")
+    live.refresh()
     assert "gpu-hot" not in live.current().rules
     file.write_text("rules: {gpu-hot: {of: true}}  # a slip")
+    live.refresh()
     assert "gpu-hot" not in live.current().rules
     assert "nearest is off" in (live.problem or "")
     assert [kind for kind, _ in alerts] == [AlertKind.ALERTS_PROBLEM]
@@ -102,5 +117,6 @@ def test_a_bad_edit_keeps_the_last_good_rules_also_over_a_restart(tmp_path: Path
     assert "gpu-hot" not in again.current().rules
     assert "what was last good of it" in alerts[-1][1]
     file.write_text("rules: {gpu-hot: {off: false}}  # mended")
+    again.refresh()
     assert "gpu-hot" in again.current().rules
     assert again.problem is None

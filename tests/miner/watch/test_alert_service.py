@@ -187,10 +187,12 @@ async def test_a_validator_whose_requests_change_is_reported(store: Store, tmp_p
 async def test_a_file_that_is_mended_resolves_the_alert_about_it(store: Store, tmp_path: Path) -> None:
     bench = AlertBench(store, tmp_path)
     (tmp_path / "alerts.yaml").write_text("rules: {gpu-hot: {of: true}}")
+    bench.service.rules.refresh()
     await bench.play(70.0, 1)
     await bench.settled()
     assert [(row.rule, row.resolved_at) for row in bench.rows()] == [("alerts_problem", None)]
     (tmp_path / "alerts.yaml").write_text("rules: {gpu-hot: {off: true}}  # mended")
+    bench.service.rules.refresh()
     await bench.play(91.0, 1)
     await bench.settled()
     assert bench.rows()[0].text == "resolved: its file can be used again"

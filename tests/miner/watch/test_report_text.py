@@ -7,6 +7,7 @@ import sqlite3
 from html.parser import HTMLParser
 from typing import Any
 
+import markdown
 import pytest
 
 from miner.observe.redact import Redactor
@@ -88,3 +89,13 @@ def test_markdown_keeps_hostile_names_in_their_cells(report: dict[str, Any]) -> 
     assert not re.search(r"(?<!\\)\]\(", text)
     assert "@everyone" not in text
     assert "\x1b" not in text
+
+
+def test_what_apprise_makes_of_the_markdown_for_mail_has_no_element_of_a_hostile_name(
+    report: dict[str, Any],
+) -> None:
+    report["alerts"][0]["example"] = "<img src=x onerror=alert(1)> [c](javascript:alert(2)) &#60;b>"
+    page, tags = markdown.markdown(as_markdown(report), extensions=["tables"]), _Tags()
+    tags.feed(page)
+    assert not tags.tags & {"script", "img", "a", "b"}
+    assert "&lt;img src=x onerror=alert(1)&gt; [c](javascript:alert(2)) &amp;#60;b&gt;" in page

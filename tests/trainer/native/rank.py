@@ -51,7 +51,7 @@ def one(folder: Path, case: str) -> None:
 
     reported: list[Callable[[], None]] = [lambda: None]
     with distributed.join_process_group(cpu=True, heartbeat=lambda: reported[-1](), hang_s=LONG_S) as group:
-        parts = 2 if trouble == "control" and how != "fsdp" else 1
+        parts = 2 if trouble in ("control", "parts") else 1
         shape = {"micro": 8 // group.world // parts, "accumulation": parts, "world": group.world}
         plan = tiny.plan(full=method == "full", steps=8, **shape)
         if how == "fsdp":
@@ -60,7 +60,8 @@ def one(folder: Path, case: str) -> None:
             plan = plan.model_copy(update=FINISH)
             judge_every_other_step()
         kl, held = 20.0 if trouble == "kl" else 0.0, 72 if trouble == "finish" else 8
-        trainer = tiny.training(folder, plan, group, name=name, kl=kl, held_rows=held)
+        pairs = trouble == "dpo"
+        trainer = tiny.training(folder, plan, group, name=name, kl=kl, held_rows=held, pairs=pairs)
         group.require_same("rows", *trainer.setup.train.tokens.fingerprint())
         if trouble == "other-rows":
             rows = tiny.rows(folder / f"own-{group.rank}", seed=group.rank)

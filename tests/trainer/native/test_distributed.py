@@ -95,6 +95,16 @@ def test_tied_to_its_base_a_model_learns_the_same_on_two_processes(runs: Runs, h
     assert tied.losses[-1] > runs.reported(f"single:{method}:1").losses[7]
 
 
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_split_and_with_its_base_before_it_a_model_prefers_the_same(runs: Runs, method: str) -> None:
+    """DPO's first passes are made before there is an optimizer."""
+    same_curve(runs.reported(f"single:{method}:1:dpo"), runs.reported(f"fsdp:{method}:2:dpo"))
+
+
+def test_gradients_of_a_split_model_are_summed_over_passes(runs: Runs) -> None:
+    same_curve(runs.reported("single:full:1"), runs.reported("fsdp:full:2:parts"))
+
+
 @pytest.mark.parametrize("case", ["ddp:lora:2", "fsdp:full:2"])
 def test_asked_by_the_control_file_all_ranks_change_their_passes_at_once_and_learn_the_same(
     runs: Runs, case: str

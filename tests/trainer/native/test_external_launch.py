@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
+from core.domain.choices import Parallelism
+from core.domain.hardware import parse_gpus
 from core.domain.tasks import TaskType
+from core.planning.plan import FsdpPlan, TrainingPlan
 from core.runs.progress import EvalEvent, StepEvent, parse_events
 from core.runs.run_files import RunEnd, RunResult, RunSpec, TrainerExitCode
 from tests.trainer.tasks import task
 from tests.trainer.tiny import WORDS
 from trainer.handoff import LAUNCH_SPEC_VARIABLE, TrainingFailure, write_record
 from trainer.native.external_launch import finish_run, main, prepare_launch
+from trainer.runner.processes import free_port
 
 PROFILE = """
 extends: cpu-demo
@@ -67,6 +71,45 @@ def test_text_is_trained_on_by_a_bare_launcher_and_the_end_is_written_down(run: 
     assert Path(run.work_dir, "corpus/meta.json").stat().st_mtime_ns == built
     assert not again.outcome_path.exists()
     assert not Path(run.result_path).exists()
+
+
+def as_two_ranks(plan: TrainingPlan) -> TrainingPlan:
+    """Each has half of the model, in bf16 and without masters."""
+    batch = plan.batch.model_copy(update={"world_size": 2})
+    changes: dict[str, Any] = {
+        "gpus": parse_gpus("2xcpu"),
+        "parallelism": Parallelism.FSDP,
+        "fsdp": FsdpPlan(),
+        "batch": batch,
+        "launch": plan.launch.model_copy(update={"processes": 2}),
+        "precision": plan.precision.model_copy(update={"bf16": True}),
+        "optimizer": plan.optimizer.model_copy(update={"fp32_master": False}),
+    }
+    return plan.model_copy(update=changes)
+
+
+def test_two_ranks_that_share_a_model_train_it_to_a_submission(run: RunSpec) -> None:
+    spec = prepare_launch(run)
+    Path(spec.plan_path).write_text(as_two_ranks(spec.plan).to_json())
+    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    group |= {"MASTER_PORT": str(free_port()), LAUNCH_SPEC_VARIABLE: str(spec.write())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "trainer.native"],
+            env={**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    said = [rank.communicate(timeout=800)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert finish_run(run) == TrainerExitCode.OK
+    result = RunResult.model_validate_json(Path(run.result_path).read_bytes())
+    assert result.base is not None
+    assert result.best is not None
+    assert result.best.value < result.base.value
 
 
 def test_what_ended_the_ranks_is_the_runs_end(run: RunSpec, tmp_path: Path) -> None:

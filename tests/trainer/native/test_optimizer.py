@@ -19,7 +19,8 @@ from trainer.native import model as nets
 from trainer.native import optimizer
 from trainer.native.batches import IGNORED, BatchLayout, SampleOrder, TokenRows
 from trainer.native.loader import BatchLoader
-from trainer.native.optimizer import MasterWeights, NoOptimizer, Stepper
+from trainer.native.master_weights import MasterWeights
+from trainer.native.optimizer import NoOptimizer, Stepper
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -81,7 +82,7 @@ def test_a_change_too_small_for_bf16_is_not_lost(monkeypatch: pytest.MonkeyPatch
 def test_norms_are_not_decayed_and_loras_b_learns_faster_where_asked() -> None:
     net = model()
     plan = tiny.plan(full=True, optimizer=named(Optimizer.ADAMW_TORCH_FUSED, weight_decay=0.1))
-    groups = optimizer.build_optimizer(net, plan, tiny.CPU).optimizer.param_groups
+    groups = optimizer.build_optimizer(net, plan, tiny.CPU).param_groups
     assert {(group["weight_decay"], weight.ndim) for group in groups for weight in group["params"]} == {
         (0.1, 2),
         (0.0, 1),
@@ -95,7 +96,7 @@ def test_norms_are_not_decayed_and_loras_b_learns_faster_where_asked() -> None:
     adapter = AdapterPlan(rank=2, alpha=4, dropout=0, params=1, loraplus_lr_ratio=16.0)
     masters = optimizer.build_optimizer(Dressed(), tiny.plan(adapter=adapter), tiny.CPU)
     masters.set_rate(1e-3)
-    assert sorted(group["lr"] for group in masters.optimizer.param_groups) == pytest.approx([1e-3, 1.6e-2])
+    assert sorted(group["lr"] for group in masters.param_groups) == pytest.approx([1e-3, 1.6e-2])
 
 
 def test_an_optimizer_of_the_image_engines_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.domain.choices import Attention, LrSchedule, Optimizer
-from core.planning.plan import LrSearchPlan, PrecisionPlan
+from core.planning.plan import LrSearchPlan, PrecisionPlan, TrainingPlan
 from tests.trainer.native import tiny
 from trainer.native.prober import NativeProber
 from trainer.native.train import Trainer, run_loop
@@ -34,21 +34,21 @@ def probed(prober: NativeProber, steps: int = 3) -> list[float]:
     return losses
 
 
-def with_optimizer(name: Optimizer) -> Any:
-    plan = tiny.plan(full=True, steps=6)
-    return plan.model_copy(update={"optimizer": plan.optimizer.model_copy(update={"name": name})})
+def with_optimizer(base: TrainingPlan, **changes: Any) -> TrainingPlan:
+    return base.model_copy(update={"optimizer": base.optimizer.model_copy(update=changes)})
+
+
+FULL = tiny.plan(full=True, steps=6)
+BF16 = tiny.plan(full=True, steps=6, precision=PrecisionPlan(bf16=True, tf32=False, attention=Attention.SDPA))
 
 
 PLANS = {
-    "full": tiny.plan(full=True, steps=6),
+    "full": FULL,
     "adapter": tiny.plan(steps=6),
     "accumulated": tiny.plan(micro=2, accumulation=2, steps=6),
-    "bf16 with fp32 copies": tiny.plan(
-        full=True,
-        steps=6,
-        precision=PrecisionPlan(bf16=True, tf32=False, attention=Attention.SDPA),
-    ),
-    "Muon": with_optimizer(Optimizer.MUON),
+    "bf16 with masters": with_optimizer(BF16, fp32_master=True),
+    "bf16 without": with_optimizer(BF16),
+    "Muon": with_optimizer(FULL, name=Optimizer.MUON),
 }
 
 

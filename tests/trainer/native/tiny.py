@@ -27,7 +27,7 @@ from tests.core import builders
 from trainer.native import model as nets
 from trainer.native.batches import BatchLayout, SampleOrder, TokenRows
 from trainer.native.checkpoints import Saver, TrainingPosition
-from trainer.native.distributed import NativeCommunicator
+from trainer.native.distributed import NativeCommunicator, shard, shard_mesh
 from trainer.native.evaluation import HeldOutLoss, with_base_preferences
 from trainer.native.optimizer import Stepper
 from trainer.native.token_file import TokenFile, write_rows
@@ -156,7 +156,8 @@ def training(
     if not path.exists():
         model_folder(path)
     torch.manual_seed(1)
-    model, attention = nets.load_model(path, planned, ranks.device)
+    mesh = shard_mesh(planned, ranks)
+    model, attention = nets.load_model(path, planned, ranks.device, mesh)
     layout = BatchLayout(
         packed=bool(order.get("packing")), by_row=not (order.get("packing") or pairs), pairs=pairs
     )
@@ -164,13 +165,14 @@ def training(
     held_out = rows(own / f"held{ranks.rank}", held_rows, seed=9, pairs=pairs)
     held = TokenRows(held_out, BatchLayout(by_row=not pairs, pairs=pairs))
     net = nets.DpoLossModel(model, attention, 0.1) if pairs else nets.LossModel(model, attention)
+    if kl:
+        base = nets.frozen_base(path, planned, ranks.device, mesh) if planned.adapter is None else None
+        net = nets.KlLossModel(model, attention, kl, base)
+    shard(net, planned, mesh, ranks.device)
     if isinstance(net, nets.DpoLossModel):
         trained, held = (
             with_base_preferences(net, each, ranks, 4, own, resumed=False) for each in (trained, held)
         )
-    if kl:
-        base = nets.frozen_base(path, planned, ranks.device) if planned.adapter is None else None
-        net = nets.KlLossModel(model, attention, kl, base)
     host = NativeHost(net, ranks, HeldOutLoss(net, held, ranks, 4))
     session = Session(
         plan=planned,
