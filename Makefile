@@ -3,38 +3,39 @@ PYTHON ?= python3
 VENV   ?= .venv
 TRAINING ?= .venv-training
 BIN    := $(VENV)/bin
+LOCKED := requirements
 # What `make training` made trains the demo as well; else it gets a small environment of its own.
 DEMO   := $(if $(wildcard $(TRAINING)/.installed),$(TRAINING),.venv-demo)
 
-.PHONY: help install training demo test test-fast test-all campaign lint format type walls check bench docs engine-tables lock lock-check clean
+.PHONY: help install training demo test test-fast test-all campaign lint format type walls check bench docs engine-tables lock upgrade lock-check sbom audit clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 install: $(VENV)/.installed ## the daemon, into .venv (0.2 GB)
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml $(LOCKED)/build.txt $(LOCKED)/image.txt $(LOCKED)/daemon.txt
 	@$(PYTHON) scripts/install.py daemon $(VENV)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
+$(VENV)/.dev: $(VENV)/.installed $(LOCKED)/dev.txt
 	@$(PYTHON) scripts/install.py dev $(VENV)
 	@touch $@
 
-$(VENV)/.bench: $(VENV)/.dev
+$(VENV)/.bench: $(VENV)/.dev $(LOCKED)/bench.txt
 	@$(PYTHON) scripts/install.py bench $(VENV)
 	@touch $@
 
 training: $(TRAINING)/.installed ## torch and Axolotl, into .venv-training (4 GB, 7 GB with CUDA)
 
-$(TRAINING)/.installed: constraints-training.txt
+$(TRAINING)/.installed: $(addprefix $(LOCKED)/,demo.txt games.txt training.txt triton.txt sources.txt torch-cpu.txt torch-cuda.txt)
 	@$(PYTHON) scripts/install.py training $(TRAINING)
 	@touch $@
 
 demo: $(VENV)/.installed $(DEMO)/.installed ## train and publish a small model: no GPU, Docker, wallet or chain
 	@TRAINER_PYTHON=$(abspath $(DEMO)/bin/python) $(BIN)/god-miner dev demo
 
-.venv-demo/.installed: constraints-training.txt
+.venv-demo/.installed: $(addprefix $(LOCKED)/,demo.txt torch-cpu.txt torch-cuda.txt)
 	@$(PYTHON) scripts/install.py demo .venv-demo
 	@touch $@
 
@@ -88,11 +89,20 @@ engine-tables: ## read the engines' keys again: Axolotl's, and sd-scripts' and a
 	$(if $(KOHYA),$(call TABLE,kohya,$(PYTHON),$(KOHYA)))
 	$(if $(AI_TOOLKIT),$(call TABLE,ai_toolkit,$(PYTHON),$(AI_TOOLKIT)))
 
-lock: ## resolve both constraint files again, for plain PyPI
+lock: ## write requirements/ from pyproject.toml, with hashes; versions that fit are kept
 	$(PYTHON) scripts/lock.py write
 
-lock-check: ## does everything that is installed resolve on plain PyPI?
+upgrade: ## the same with the newest versions that are at least seven days old
+	$(PYTHON) scripts/lock.py upgrade
+
+lock-check: ## does plain PyPI serve what requirements/ says, and is nothing younger than seven days?
 	$(PYTHON) scripts/lock.py check
+
+sbom: ## what is installed, as CycloneDX, into dist/
+	$(PYTHON) scripts/sbom.py dist
+
+audit: ## known vulnerabilities of what requirements/ names
+	$(PYTHON) scripts/audit.py
 
 clean: ## remove the environments and the caches
 	rm -rf $(VENV) $(TRAINING) .venv-demo .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,20 +1,20 @@
 # The daemon alone: no training stack, no GPU. From the repository's root:
 #   docker build -f dockerfiles/miner.dockerfile -t god-miner .
-ARG BASE=python:3.12.12-slim-bookworm
+ARG BASE=python:3.12.12-slim-bookworm@sha256:593bd06efe90efa80dc4eee3948be7c0fde4134606dd40d8dd8dbcade98e669c
 
 FROM ${BASE} AS build
 WORKDIR /src
 RUN python3 -m venv /opt/god-miner
 # What it needs first, in a layer of its own: it changes seldom, the code often.
-COPY pyproject.toml constraints.txt ./
-RUN python3 -c "import tomllib; print('\n'.join(tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))" > needed.txt \
-    && /opt/god-miner/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt -r needed.txt
-COPY README.md LICENSE ./
+COPY requirements ./requirements
+RUN /opt/god-miner/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes --no-deps \
+        --only-binary :all: -r requirements/build.txt -r requirements/image.txt -r requirements/daemon.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY configs ./configs
 COPY core ./core
 COPY miner ./miner
 COPY trainer ./trainer
-RUN /opt/god-miner/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps .
+RUN /opt/god-miner/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation .
 
 FROM ${BASE}
 # A fixed number, so that mounted directories can be given to it: chown -R 10001 data

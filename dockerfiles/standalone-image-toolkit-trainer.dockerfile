@@ -2,7 +2,7 @@
 # does. From the repository's root:
 #   docker build -f dockerfiles/standalone-image-toolkit-trainer.dockerfile -t god-miner/toolkit-trainer .
 ARG BASE_IMAGE=diagonalge/ai-toolkit:latest@sha256:c24f8bb95bf1dc8da7cd6158a763f2c9782783ad7648dc4047c5757ef3447db8
-ARG UV_IMAGE=ghcr.io/astral-sh/uv:0.9.7
+ARG UV_IMAGE=ghcr.io/astral-sh/uv:0.9.7@sha256:ba4857bf2a068e9bc0e64eed8563b065908a4cd6bfb66b531a9c424c8e25e142
 
 FROM ${UV_IMAGE} AS uv
 FROM ${BASE_IMAGE}
@@ -10,11 +10,11 @@ FROM ${BASE_IMAGE}
 ARG PYTHON_VERSION=">=3.11,<3.13"
 
 COPY --from=uv /uv /usr/local/bin/uv
-COPY constraints.txt /app/god-miner/constraints.txt
+COPY requirements /app/god-miner/requirements
 # A Python of our own: the engine's may be too old, and its packages are its own affair.
 RUN UV_PYTHON_INSTALL_DIR=/opt/god-miner/python uv venv --python "${PYTHON_VERSION}" /opt/god-miner/venv \
-    && uv pip install --python /opt/god-miner/venv/bin/python -c /app/god-miner/constraints.txt \
-        pydantic pyyaml nvidia-ml-py \
+    && uv pip install --python /opt/god-miner/venv/bin/python --require-hashes --no-deps --only-binary :all: \
+        -r /app/god-miner/requirements/image.txt \
     && rm -rf /root/.cache/uv \
     # The engine goes on with the Python it came with, whatever comes first on the path from here on.
     && printf '#!/bin/sh\nPATH=%s exec %s "$@"\n' "$PATH" "$(command -v python3)" > /opt/god-miner/engine-python \
@@ -40,6 +40,8 @@ RUN chmod a+rx /root \
     && test -f /app/ai-toolkit/run.py \
     && PYTHONPATH= /opt/god-miner/engine-python -c "import torch"
 
+# No USER: validators mount volumes that belong to root on /app/checkpoints and give no capabilities, so another
+# user could save nothing. The daemon starts it as a user of its own.
 WORKDIR /app
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["python", "-m", "trainer.image"]

@@ -4,7 +4,7 @@
 # sd-scripts with the packages it was written against, and Flux's text encoders and VAE in /app/flux: its Python is
 # too old for ours, which therefore comes along and only starts the engine.
 ARG BASE_IMAGE=diagonalge/kohya_latest:latest@sha256:d34dd5750e1018455e111f63c03bb2a4e16204607e00ba5af870dd7c71beb84e
-ARG UV_IMAGE=ghcr.io/astral-sh/uv:0.9.7
+ARG UV_IMAGE=ghcr.io/astral-sh/uv:0.9.7@sha256:ba4857bf2a068e9bc0e64eed8563b065908a4cd6bfb66b531a9c424c8e25e142
 
 FROM ${UV_IMAGE} AS uv
 FROM ${BASE_IMAGE}
@@ -12,11 +12,11 @@ FROM ${BASE_IMAGE}
 ARG PYTHON_VERSION=">=3.11,<3.13"
 
 COPY --from=uv /uv /usr/local/bin/uv
-COPY constraints.txt /app/god-miner/constraints.txt
+COPY requirements /app/god-miner/requirements
 # A Python that runs on any glibc, and the three packages that the wrapper needs.
 RUN UV_PYTHON_INSTALL_DIR=/opt/god-miner/python uv venv --python "${PYTHON_VERSION}" /opt/god-miner/venv \
-    && uv pip install --python /opt/god-miner/venv/bin/python -c /app/god-miner/constraints.txt \
-        pydantic pyyaml nvidia-ml-py \
+    && uv pip install --python /opt/god-miner/venv/bin/python --require-hashes --no-deps --only-binary :all: \
+        -r /app/god-miner/requirements/image.txt \
     && rm -rf /root/.cache/uv \
     # The engine goes on with the Python it came with, whatever comes first on the path from here on.
     && printf '#!/bin/sh\nPATH=%s exec %s "$@"\n' "$PATH" "$(command -v python)" > /opt/god-miner/engine-python \
@@ -43,6 +43,8 @@ RUN chmod a+rx /root \
     && test -f /app/sd-scripts/sdxl_train_network.py && test -f /app/sd-scripts/flux_train_network.py \
     && PYTHONPATH= /opt/god-miner/engine-python -c "import accelerate, torch"
 
+# No USER: validators mount volumes that belong to root on /app/checkpoints and give no capabilities, so another
+# user could save nothing. The daemon starts it as a user of its own.
 WORKDIR /app
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["python", "-m", "trainer.image"]

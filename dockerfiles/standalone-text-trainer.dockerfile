@@ -9,24 +9,29 @@
 ARG BASE_IMAGE=axolotlai/axolotl:0.19.0-py3.12-cu130-2.13.0@sha256:b38049f2454ceafc58c7a8269c7b400a75416e15b0f308a33850d48ae11e384d
 FROM ${BASE_IMAGE}
 
+COPY requirements /app/god-miner/requirements
+
 # What plays the games of environment tasks, beside the engine's packages as they are.
 RUN python -m pip list --format=freeze > /tmp/kept.txt \
-    && python -m pip install -q --no-cache-dir -c /tmp/kept.txt "open-spiel==2.0.2" "numba>=0.61" \
-    && rm /tmp/kept.txt
+    && python /app/god-miner/requirements/lacking.py /app/god-miner/requirements/games.txt > /tmp/lacking.txt \
+    && python -m pip install -q --no-cache-dir --require-hashes --only-binary :all: -c /tmp/kept.txt -r /tmp/lacking.txt \
+    && rm /tmp/kept.txt /tmp/lacking.txt
 
 # What validators' own reward functions import. The engine's packages keep their versions; without a network, or
 # where one of these wants others, the build goes on: rewards that import it then give zeros and say why.
 ARG REWARD_PACKAGES="textstat langcheck detoxify"
 RUN python -m pip list --format=freeze > /tmp/kept.txt \
+    && at=/app/god-miner/requirements \
     && for name in ${REWARD_PACKAGES}; do \
-        timeout 400 python -m pip install -q --no-cache-dir --retries 1 -c /tmp/kept.txt "$name" \
+        python $at/lacking.py "$at/reward-$name.txt" > /tmp/lacking.txt \
+        && timeout 400 python -m pip install -q --no-cache-dir --retries 1 --require-hashes --only-binary :all: \
+            -c /tmp/kept.txt -r /tmp/lacking.txt \
         || echo "$name is not installed"; \
     done \
     && if python -c "import nltk" 2> /dev/null; then \
-        timeout 100 python -m nltk.downloader -q -d /usr/share/nltk_data cmudict punkt_tab \
-        || echo "nltk's data are not there"; \
+        timeout 100 python $at/nltk_data.py /usr/share/nltk_data || echo "nltk's data are not there"; \
     fi \
-    && rm /tmp/kept.txt
+    && rm -f /tmp/kept.txt /tmp/lacking.txt
 
 COPY configs /app/god-miner/configs
 COPY core /app/god-miner/core
@@ -45,6 +50,8 @@ RUN chmod a+rx /root \
     && python -m compileall -q /app/god-miner \
     && python -c "import axolotl.cli.train, trainer.axolotl.plugin, trainer.axolotl.trainers, trainer.runner.prepare, trainer.runner.check_engines, trainer.text, pyspiel, numba"
 
+# No USER: validators mount volumes that belong to root on /app/checkpoints and give no capabilities, so another
+# user could save nothing. The daemon starts it as a user of its own.
 WORKDIR /app
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["python", "-m", "trainer.text"]

@@ -31,7 +31,7 @@ from pydantic import SecretStr
 from starlette.types import ASGIApp
 
 from core.domain.errors import ConfigError, GodMinerError
-from miner.chain.identity import IdentityError, address_without_password, load_identity, password_problem
+from miner.chain.identity import IdentityError, hotkey_address, password_problem
 from miner.daemon import Daemon
 from miner.daemon_client import RUN_FILE
 from miner.http.apps import operator_app, public_app
@@ -125,7 +125,7 @@ def run_daemon(settings: Settings) -> DaemonExitCode:
             lock.acquire()
             stack.callback(lock.release)
             # An encrypted hotkey takes seconds to open, and nothing that is answered needs it open.
-            hotkey = address_without_password(settings) or load_identity(settings).ss58_address
+            hotkey = hotkey_address(settings)
             daemon = Daemon(settings, hotkey)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_serve_until_stopped(daemon, public, private))

@@ -16,8 +16,14 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-DAEMON = {"daemon": ".", "dev": ".[dev]", "bench": ".[dev,bench]"}
-TRAINING = ("demo", "training")
+#: The files of requirements/ by part: all that it needs, with the hashes of what may be installed.
+DAEMON = {
+    "daemon": ("build", "image", "daemon"),
+    "dev": ("build", "image", "daemon", "dev"),
+    "bench": ("build", "image", "daemon", "dev", "bench"),
+}
+TRAINING = {"demo": ("demo",), "training": ("demo", "games", "training", "triton")}
+TORCH = {"CPU": ("torch-cpu",), "CUDA": ("torch-cuda", "triton")}
 #: Download and disk sizes by part and build of torch, measured with Python 3.11, November 2026.
 SIZES = {
     ("demo", "CPU"): "0.3 GB to fetch, 1.5 GB on disk",
@@ -40,7 +46,9 @@ def main() -> int:
         raise SystemExit(f"god-miner needs Python 3.11 or newer, {sys.executable} is {version}: set PYTHON=")
     note = make_environment(folder)
     if what in DAEMON:
-        code = install(folder, what, ["-c", "constraints.txt", "-e", DAEMON[what]])
+        code = install(folder, what, locked(*DAEMON[what])) or install(
+            folder, "god-miner", [*BUILT_HERE, "-e", "."]
+        )
     else:
         code = install_training(folder, what)
     if note:
@@ -73,29 +81,37 @@ def make_environment(folder: Path) -> str:
     return ""
 
 
-def install_training(folder: Path, what: str) -> int:
-    """Install torch first: once the right build is there, no other is downloaded."""
-    import tomllib
+def locked(*files: str) -> list[str]:
+    """What installs these files of requirements/: wheels with the hashes that they name, and nothing else."""
+    names = [name for file in dict.fromkeys(files) for name in ("-r", f"requirements/{file}.txt")]
+    return ["--require-hashes", "--no-deps", "--only-binary", ":all:", *names]
 
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    packages = extras[what]
-    [torch] = [package for package in packages if package.startswith("torch==")]
-    cpu = f"{torch}+cpu"
+
+#: What has no wheel is built with the packages that are installed, and fetches no others.
+BUILT_HERE = ["--no-deps", "--no-build-isolation", "--use-pep517"]
+
+
+def install_training(folder: Path, what: str) -> int:
+    """Install a training environment, with the build of torch that fits this machine."""
     if shutil.which("nvidia-smi"):
-        build, wanted = "CUDA", f"{torch},!={torch.removeprefix('torch==')}+cpu"
-    elif is_available(folder, cpu):
-        build, wanted = "CPU", cpu
+        build = "CUDA"
     else:
-        build, wanted = "CUDA", torch
-    print(f"{torch} for {'the CPU' if build == 'CPU' else 'CUDA'}: {SIZES[what, build]}", flush=True)
+        [cpu] = re.findall(
+            r"^torch==\S+", (ROOT / "requirements/torch-cpu.txt").read_text("utf-8"), re.MULTILINE
+        )
+        build = "CPU" if is_available(folder, cpu) else "CUDA"
+    print(f"torch for {'the CPU' if build == 'CPU' else 'CUDA'}: {SIZES[what, build]}", flush=True)
     if build == "CUDA" and not shutil.which("nvidia-smi"):
         print(
             "  There is no GPU here. The build for the CPU is much smaller:\n"
             f"  PIP_EXTRA_INDEX_URL=<PyTorch's index of CPU builds> make {what}",
             flush=True,
         )
-    pinned = ["-c", "constraints-training.txt"]
-    return install(folder, "torch", [*pinned, wanted]) or install(folder, what, [*pinned, *packages])
+    code = install(folder, what, locked(*TRAINING[what], *TORCH[build]))
+    if code or what == "demo":
+        return code
+    sources = ["--require-hashes", "--no-binary", ":all:", "-r", "requirements/sources.txt"]
+    return install(folder, "sources", [*BUILT_HERE, *sources])
 
 
 def is_available(folder: Path, requirement: str) -> bool:
@@ -165,6 +181,8 @@ def install(folder: Path, what: str, arguments: list[str]) -> int:
     finally:
         if child.poll() is None:
             child.terminate()
+        reader.join(5.0)
+        output.close()
         if sys.stdout.isatty():
             print("\r\033[K", end="")
     if code:

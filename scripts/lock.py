@@ -1,23 +1,23 @@
-"""Write the constraint files, or check that they can be installed: python scripts/lock.py write|check
+"""Write the files of requirements/, or check them: python scripts/lock.py write|upgrade|check
 
-`write` resolves both files again: `constraints.txt` for the daemon and its tools, `constraints-training.txt`
-for the training environment. `check` resolves what the Makefile and the Dockerfiles install against the
-current files. Both use plain PyPI for Linux on x86-64, install nothing, and ignore pip's and uv's settings.
+`write` keeps the versions that still fit and adds what pyproject.toml newly asks for; `upgrade` takes the
+newest that are at least seven days old. `check` compares the files with what plain PyPI serves. All resolve
+for Linux on x86-64, install nothing, and ignore pip's and uv's settings.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 try:
     import tomllib
@@ -26,219 +26,373 @@ except ModuleNotFoundError:
         f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: set PYTHON="
     ) from None
 
-ROOT = Path(__file__).resolve().parents[1]
-DAEMON, TRAINING = "constraints.txt", "constraints-training.txt"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, from anywhere
+from scripts import pins
+from scripts.pins import FOLDER, ROOT, Pin, normalized
+from scripts.tools import program
+
 PYTHONS = ("3.11", "3.12", "3.13")
 #: The platform to resolve for. uv repeats it after every line; the files leave it out.
-PLATFORM = ("implementation_name == 'cpython'", "platform_machine == 'x86_64'", "sys_platform == 'linux'")
-IMPLIED = {*PLATFORM, "platform_python_implementation != 'PyPy'"}
-HEADER = "# Exact versions for reproducible installs (pip install -c {name}). Rewritten by: make lock\n"
+PLATFORM = (
+    "python_full_version < '3.14'",
+    "implementation_name == 'cpython'",
+    "platform_python_implementation == 'CPython'",
+    "platform_machine == 'x86_64'",
+    "sys_platform == 'linux'",
+)
 UNREACHABLE = re.compile(r"Failed to fetch|Request failed after|error sending request|Could not connect")
+UNDATED = re.compile(r"missing an upload date|no upload (?:date|time)", re.IGNORECASE)
+
+#: A release is trusted when it is this old: the attacks of 2026 were found within hours or days.
+COOLDOWN = timedelta(days=7)
+#: Packages that may be younger, such as the mending of a hole: name -> (uploaded before, reason).
+YOUNG: dict[str, tuple[str, str]] = {}
+#: Packages without wheels, by the first Python that has none; they are built here, from a hashed source.
+SOURCES = {
+    "axolotl-contribs-lgpl": "3.11",
+    "axolotl-contribs-mit": "3.11",
+    "langdetect": "3.11",
+    "rouge-score": "3.11",
+    "sqlitedict": "3.11",
+    "word2number": "3.11",
+    "zstandard": "3.13",
+}
+#: Files that are divided off from the others of their set.
+DERIVED = ("sources", "torch-cuda")
+#: What torch's build for CUDA needs, and its build for the CPU does not.
+CUDA = re.compile(r"nvidia-|cuda-|triton$")
 
 
-@dataclass(frozen=True)
-class Install:
-    """One install command: its requirements and its constraint file."""
-
-    name: str
-    requirements: tuple[str, ...]
-    constraints: str | None
-    #: Whether the build goes on if it fails.
-    optional: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    install: Install
-    python: str
-    #: Why it cannot be installed, None if it can.
-    error: str | None = None
-    unreachable: bool = False
-
-
-def project() -> tuple[list[str], dict[str, list[str]]]:
-    """The daemon's requirements, and the extras."""
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    return table["dependencies"], table["optional-dependencies"]
-
-
-def installs() -> list[Install]:
-    """Everything that the Makefile and the Dockerfiles install."""
-    daemon, extras = project()
-    dockerfiles = sorted((ROOT / "dockerfiles").glob("*.dockerfile"))
-    return [
-        Install("the daemon", tuple(daemon), DAEMON),
-        Install("dev", (*daemon, *extras["dev"]), DAEMON),
-        Install("bench", (*daemon, *extras["dev"], *extras["bench"]), DAEMON),
-        Install("demo", tuple(extras["demo"]), TRAINING),
-        Install("training", tuple(extras["training"]), TRAINING),
-        *(install for path in dockerfiles for install in of_dockerfile(path)),
-    ]
+def sets() -> list[dict[str, tuple[str, ...]]]:
+    """What is resolved together: the files in order, and what each adds."""
+    text = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    extras = {name: tuple(needed) for name, needed in text["project"]["optional-dependencies"].items()}
+    daemon = {
+        # `editables` is what hatchling asks for to install a checkout.
+        "build": (*text["build-system"]["requires"], "editables"),
+        # What starts the engines inside of the images for pictures.
+        "image": ("nvidia-ml-py", "pydantic", "pyyaml"),
+        "daemon": tuple(text["project"]["dependencies"]),
+        "dev": extras["dev"],
+        "bench": extras["bench"],
+    }
+    games = tuple(name for name in extras["training"] if re.match(r"open-spiel|numba", name))
+    trainer = {
+        "demo": extras["demo"],
+        # Needed by torch's build for CUDA, and by Axolotl with any.
+        "triton": ("triton",),
+        "games": games,
+        # setuptools builds what comes as source.
+        "training": (*extras["training"], "setuptools"),
+        # What validators' reward functions import.
+        **{f"reward-{name}": (name,) for name in ("textstat", "langcheck", "detoxify")},
+    }
+    # What the trainer's tests need beside a training environment.
+    test = tuple(name for name in extras["dev"] if re.match(r"pytest|hypothesis", name))
+    return [daemon, trainer, {"test": test}, {"uv": ("uv",)}, {"audit": ("pip-audit",)}]
 
 
-def of_dockerfile(path: Path) -> Iterator[Install]:
-    """The packages of its `pip install` commands, read from its text."""
-    text = re.sub(r"\\\n(\s*#[^\n]*\n)*", " ", path.read_text("utf-8"))
-    values = {name: value.strip('"') for name, value in re.findall(r"^ARG (\w+)=(.*)$", text, re.MULTILINE)}
-    for line in re.findall(r"^RUN (.*)$", text, re.MULTILINE):
-        loops = {name: values[items] for name, items in re.findall(r"for (\w+) in \$\{(\w+)\}", line)}
-        for command in re.findall(r"\bpip install\s+([^&|;]*)", line):
-            requirements, constraints = _arguments(shlex.split(command))
-            if not requirements:  # our own code, without its dependencies
-                continue
-            variable = next((f"${name}" for name in loops if f"${name}" in requirements), "")
-            for value in loops[variable[1:]].split() if variable else [""]:
-                replaced = tuple(value if word == variable else word for word in requirements)
-                yield Install(path.name, replaced, constraints, optional=bool(variable))
-
-
-#: Options of pip and uv that are followed by a value.
-_VALUED = {"-c", "-r", "--constraint", "--requirement", "--python", "--retries", "--target", "--index-url"}
-
-
-def _arguments(words: list[str]) -> tuple[list[str], str | None]:
-    """The requirements of a `pip install`, and which of our constraint files it names."""
-    requirements, constraints, rest = [], None, iter(words)
-    for word in rest:
-        value = next(rest) if word in _VALUED else ""
-        if word in ("-c", "--constraint"):
-            constraints = Path(value).name if (ROOT / Path(value).name).exists() else None
-        elif word in ("-r", "--requirement"):  # written by the build, from pyproject.toml
-            requirements += project()[0]
-        elif not word.startswith("-") and word != ".":
-            requirements.append(word)
-    return requirements, constraints
-
-
-def uv() -> str:
-    """The path of a working uv, installed in .cache if there is none."""
-    installed = ROOT / ".cache" / "uv"
-    for name in ("uv", str(installed / "bin" / "uv")):
-        path = shutil.which(name)
-        if path and subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0:
-            return path
-    pip = [installed / "bin" / "pip", "--disable-pip-version-check", "install", "-q", "uv"]
-    for command in ([sys.executable, "-m", "venv", installed], pip):
-        if subprocess.run(command, check=False).returncode:
-            print("uv is not here and cannot be installed, nothing was checked: see above", file=sys.stderr)
-            raise SystemExit(2)
-    return str(installed / "bin" / "uv")
-
-
-def resolve(program: str, requirements: tuple[str, ...], *options: str) -> subprocess.CompletedProcess[str]:
-    """Run `uv pip compile` on a project of its own, without anybody's settings."""
+def compiled(uv: str, requirements: Iterable[str], output: Path, *options: str) -> str:
+    """Run `uv pip compile` on a project of its own, without anybody's settings; return what it writes."""
     needed = ", ".join(f"'''{requirement}'''" for requirement in requirements)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "pyproject.toml").write_text(
-            f'[project]\nname = "god-miner-lock"\nversion = "0"\nrequires-python = ">={PYTHONS[0]}"\n'
-            f'dependencies = [{needed}]\n[tool.uv]\nenvironments = ["{" and ".join(PLATFORM)}"]\n'
-        )
-        return subprocess.run(
-            [program, "pip", "compile", "-q", "--no-annotate", "--no-header", "pyproject.toml", *options],
-            cwd=folder,
-            env=_environment(folder),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    (output.parent / "pyproject.toml").write_text(
+        f'[project]\nname = "god-miner-lock"\nversion = "0"\nrequires-python = ">={PYTHONS[0]}"\n'
+        f'dependencies = [{needed}]\n[tool.uv]\nenvironments = ["{" and ".join(PLATFORM)}"]\n'
+    )
+    command = [uv, "pip", "compile", "-q", "--no-header", "--universal", "--python-version", PYTHONS[0]]
+    done = subprocess.run(
+        [*command, "pyproject.toml", "-o", output.name, *options],
+        cwd=output.parent,
+        env=_environment(output.parent),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise Failed(done.stderr.strip())
+    return output.read_text("utf-8")
 
 
-def _environment(home: str) -> dict[str, str]:
+class Failed(Exception):
+    """What uv said."""
+
+    @property
+    def code(self) -> int:
+        return 2 if UNREACHABLE.search(str(self)) or UNDATED.search(str(self)) else 1
+
+    def explained(self) -> str:
+        if UNREACHABLE.search(str(self)):
+            return f"PyPI cannot be reached, nothing was done:\n{self}"
+        if UNDATED.search(str(self)):
+            return (
+                "the index does not say when its files were uploaded, so the cooldown of "
+                f"{COOLDOWN.days} days cannot be kept, and nothing was done:\n{self}"
+            )
+        return str(self)
+
+
+def _environment(home: Path) -> dict[str, str]:
     """Our PATH, proxies and certificates; no index and no configuration file."""
     kept = re.compile(r"PATH|SSL_CERT_FILE|SSL_CERT_DIR|TMPDIR|\w+_proxy", re.IGNORECASE)
-    cache = os.environ.get("UV_CACHE_DIR") or str(Path.home() / ".cache" / "uv")
     return {
         **{name: value for name, value in os.environ.items() if kept.fullmatch(name)},
-        "HOME": home,
-        "UV_CACHE_DIR": cache,
+        "HOME": str(home),
+        "UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR") or str(Path.home() / ".cache" / "uv"),
         "UV_NO_SYSTEM_CONFIG": "1",
-        # The certificates that the system trusts: its name in this uv, and in older ones.
         "UV_SYSTEM_CERTS": "1",
-        "UV_NATIVE_TLS": "1",
     }
 
 
-def write(program: str) -> int:
-    daemon, extras = project()
-    for name, requirements in (
-        (DAEMON, (*daemon, *extras["dev"], *extras["bench"])),
-        (TRAINING, (*extras["demo"], *extras["training"])),
-    ):
-        done = resolve(program, requirements, "--universal", "--python-version", PYTHONS[0])
-        if done.returncode:
-            print(f"{name} is left as it is:\n{done.stderr.strip()}", file=sys.stderr)
-            return 2 if UNREACHABLE.search(done.stderr) else 1
-        lines = [_short(line) for line in done.stdout.splitlines()]
-        (ROOT / name).write_text(HEADER.format(name=name) + "\n".join(lines) + "\n")
-        print(f"{name}: {len(lines)} packages")
+@dataclass(frozen=True)
+class Resolved:
+    """One set as it would be written."""
+
+    files: dict[str, list[Pin]]
+    #: By name and version: when the newest of its files was uploaded, None if the index does not say.
+    uploaded: dict[tuple[str, str], datetime | None]
+
+
+def resolved(uv: str, files: dict[str, tuple[str, ...]], *options: str) -> Resolved:
+    """Resolve a set of files together, starting from the versions that they have."""
+    requirements = [name for needed in files.values() for name in needed]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        chosen = folder / "chosen.txt"
+        chosen.write_text("".join(f"{pin}\n" for pin in current(files)))
+        annotated = compiled(uv, requirements, chosen, *options)
+        locked = compiled(
+            uv, requirements, folder / "pylock.toml", "-c", "chosen.txt", "--format", "pylock.toml"
+        )
+    packages = tomllib.loads(locked)["packages"]
+    uploaded = {(package["name"], package["version"]): _uploaded(package) for package in packages}
+    return Resolved(divided(files, needs(annotated), packages), uploaded)
+
+
+def current(files: Iterable[str]) -> list[Pin]:
+    """The versions in these files, as PyPI names them."""
+    names = [*files, *(DERIVED if "training" in files else ())]
+    found = [pin for name in names for pin in pins.read(FOLDER / f"{name}.txt")]
+    return [replace(pin, operator="==", hashes=()) for pin in found]
+
+
+def needs(annotated: str) -> dict[str, set[str]]:
+    """Which packages each one needs, from uv's `# via` notes."""
+    graph: dict[str, set[str]] = {}
+    child = ""
+    for line in annotated.splitlines():
+        if match := re.match(r"([\w.-]+)==", line):
+            child = match[1]
+        elif match := re.match(r"    #(?: via)? +([\w.-]+)", line):
+            graph.setdefault(match[1], set()).add(child)
+    return graph
+
+
+def divided(
+    files: dict[str, tuple[str, ...]], graph: dict[str, set[str]], packages: list[dict[str, Any]]
+) -> dict[str, list[Pin]]:
+    """Put each package into the first file that needs it."""
+    divided: dict[str, list[Pin]] = {name: [] for name in files}
+    home = {package["name"]: "torch-cuda" for package in packages}
+    for file, requirements in reversed(files.items()):
+        home.update(dict.fromkeys(_closure(graph, requirements), file))
+    for package in packages:
+        name = package["name"]
+        for pin, is_source in pins_of(package):
+            if name == "torch":
+                divided.setdefault("torch-cuda", []).append(replace(pin, operator="==="))
+            else:
+                divided.setdefault("sources" if is_source else home[name], []).append(pin)
+    return divided
+
+
+def _closure(graph: dict[str, set[str]], requirements: Iterable[str]) -> set[str]:
+    """All that these need, but for what only torch's build for CUDA needs."""
+    waiting = [normalized(re.split(r"[^\w.-]", requirement)[0]) for requirement in requirements]
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            needed = graph.get(name, set())
+            waiting += [other for other in needed if not (name == "torch" and CUDA.match(other))]
+    return found
+
+
+def pins_of(package: dict[str, Any]) -> Iterator[tuple[Pin, bool]]:
+    """What can be installed of it: its wheels, and its source where there are none. True is for a source."""
+    name, version = package["name"], package["version"]
+    marker = shortened(package.get("marker", ""))
+    wheels = [wheel for wheel in package.get("wheels", []) if any(fits(_file(wheel), one) for one in PYTHONS)]
+    without = [one for one in PYTHONS if not any(fits(_file(wheel), one) for wheel in wheels)]
+    without = [one for one in without if applies(marker, one)]
+    first = SOURCES.get(name, "")
+    if without != [one for one in PYTHONS if first and _number(one) >= _number(first)]:
+        raise Failed(
+            f"{name} {version} has no wheel for Python {', '.join(without) or 'some (SOURCES says)'}: take "
+            "another version, or name it correctly in SOURCES of scripts/lock.py"
+        )
+    # The source and the wheels share Pythons between them.
+    older, newer = f"python_full_version < '{first}'", f"python_full_version >= '{first}'"
+    if wheels:
+        hashes = sorted(wheel["hashes"]["sha256"] for wheel in wheels)
+        yield Pin(name, version, older if first else marker, tuple(hashes)), False
+    if first:
+        yield Pin(name, version, newer if wheels else marker, (package["sdist"]["hashes"]["sha256"],)), True
+
+
+def shortened(marker: str) -> str:
+    """A marker without what is so for all of PYTHONS on our platform."""
+    marker = re.sub(
+        r"== '3\.(\d+)\.\*'",
+        lambda match: f">= '3.{match[1]}' and python_full_version < '3.{int(match[1]) + 1}'",
+        marker,
+    )
+    parts = [part for part in marker.split(" and ") if part not in ("", *PLATFORM)]
+    bounds = {part: re.fullmatch(r"python_full_version >= '3\.(\d+)'", part) for part in parts}
+    return " and ".join(
+        part for part, bound in bounds.items() if not (bound and int(bound[1]) <= _number(PYTHONS[0]))
+    )
+
+
+def _file(wheel: dict[str, Any]) -> str:
+    return str(wheel.get("name") or wheel["url"].rpartition("/")[2])
+
+
+def fits(wheel: str, python: str) -> bool:
+    """Whether a wheel's name says that it is for this Python on Linux, x86-64."""
+    tags, abi, platforms = wheel.removesuffix(".whl").split("-")[-3:]
+    if not re.search(r"^any$|(^|\.)(manylinux|linux)\w*_x86_64(\.|$)", platforms):
+        return False
+    for tag in tags.split("."):
+        if tag == "cp" + python.replace(".", "") and abi in ("abi3", "none", tag):
+            return True
+        match = re.fullmatch(r"(cp|py)3(\d*)", tag)
+        if match and (match[1] == "py" or abi == "abi3") and int(match[2] or 0) <= _number(python):
+            return True
+    return False
+
+
+def _number(python: str) -> int:
+    return int(python.partition(".")[2])
+
+
+def applies(marker: str, python: str) -> bool:
+    """Whether a marker of ours admits this Python."""
+    for sign, other in re.findall(r"python_full_version (<|>=) '3\.(\d+)'", marker):
+        if (_number(python) >= int(other)) != (sign == ">="):
+            return False
+    return True
+
+
+def _uploaded(package: dict[str, Any]) -> datetime | None:
+    """When the newest of its files was uploaded, None if the index does not say."""
+    files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+    times = [file.get("upload-time") for file in files]
+    return max(times) if times and None not in times else None
+
+
+def torch_for_cpu(version: str) -> list[Pin]:
+    """PyTorch's own builds for the CPU, which PyPI does not have: found with pip's configuration.
+
+    What is not found there keeps its hashes while the version stays.
+    """
+    kept = [pin for pin in pins.read(FOLDER / "torch-cpu.txt") if pin.version == f"{version}+cpu"]
+    found: dict[str, str] = {}
+    for python in PYTHONS:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "--disable-pip-version-check",
+                "install",
+                "-q",
+                "--no-deps",
+            ]
+            command += ["--dry-run", "--report", "-", "--ignore-installed", "--target", folder]
+            command += ["--only-binary", ":all:", "--platform", "manylinux_2_28_x86_64"]
+            command += ["--python-version", python, f"torch=={version}+cpu"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            archive = json.loads(done.stdout)["install"][0]["download_info"]["archive_info"]
+            found[python] = archive["hashes"]["sha256"]
+    missing = [python for python in PYTHONS if python not in found]
+    if missing and not kept:
+        print(
+            f"torch {version}+cpu for Python {', '.join(missing)} was not found, so its hash is not known: "
+            "run this again with PIP_EXTRA_INDEX_URL=<PyTorch's index of CPU builds>",
+            file=sys.stderr,
+        )
+    hashes = {*found.values(), *(value for pin in kept if missing for value in pin.hashes)}
+    return [Pin("torch", f"{version}+cpu", "", tuple(sorted(hashes)))] if hashes else []
+
+
+def write(uv: str, upgrade: bool) -> int:
+    options = ["--upgrade"] if upgrade else []
+    options += ["--exclude-newer", (datetime.now(UTC) - COOLDOWN).isoformat()]
+    for name, (before, _reason) in YOUNG.items():
+        options += ["--exclude-newer-package", f"{name}={before}"]
+    for files in sets():
+        done = resolved(uv, files, *options).files
+        for pin in done.get("torch-cuda", []):
+            if pin.name == "torch":
+                done["torch-cpu"] = torch_for_cpu(pin.version)
+        for name, found in done.items():
+            pins.write(FOLDER / f"{name}.txt", found)
+            print(f"requirements/{name}.txt: {len(found)} packages", flush=True)
     return 0
 
 
-def _short(line: str) -> str:
-    name, _, marker = line.partition(" ; ")
-    kept = [part for part in marker.split(" and ") if part and part not in IMPLIED]
-    return f"{name} ; {' and '.join(kept)}" if kept else name
+def check(uv: str) -> int:
+    """0 when PyPI serves just what the files say and nothing is too young, 1 if not."""
+    problems: list[str] = []
+    now = datetime.now(UTC)
+    count = 0
+    for files in sets():
+        served = resolved(uv, files)
+        for name, found in served.files.items():
+            count += len(found)
+            problems += differences(name, pins.read(FOLDER / f"{name}.txt"), found)
+        problems += too_young(served.uploaded, now)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print(f"{count} packages of requirements/ compared with PyPI: {len(problems) or 'no'} problems")
+    return int(bool(problems))
 
 
-def check(program: str) -> int:
-    """0 when all can be installed, 1 on a conflict, 2 when the index cannot be reached."""
-    by_file: dict[tuple[str | None, bool], list[Install]] = {}
-    for install in installs():
-        by_file.setdefault((install.constraints, install.optional), []).append(install)
-    groups = [(together, python) for together in by_file.values() for python in PYTHONS]
-    with ThreadPoolExecutor(9) as pool:
-        results = pool.map(lambda group: _group(program, *group), groups)
-        outcomes = [outcome for group in results for outcome in group]
-    unreachable = [outcome for outcome in outcomes if outcome.unreachable]
-    if unreachable:
-        print(f"PyPI cannot be reached, nothing was checked:\n{unreachable[0].error}", file=sys.stderr)
-        return 2
-    failed = [outcome for outcome in outcomes if outcome.error is not None]
-    for outcome in failed:
-        install = outcome.install
-        kind = "note, its build goes on without it" if install.optional else "CONFLICT"
-        where = f"{install.name} on Python {outcome.python}"
-        command = f"pip install {' '.join(install.requirements)}"
-        print(f"{kind}: {where}: {command}\n{outcome.error}", file=sys.stderr)
-    resolved = len(outcomes) - len(failed)
-    print(f"{resolved} of {len(outcomes)} installs resolve on plain PyPI (Python {', '.join(PYTHONS)})")
-    return int(any(not outcome.install.optional for outcome in failed))
+def differences(file: str, ours: list[Pin], served: list[Pin]) -> Iterator[str]:
+    """What differs between a file and the index, but for wheels that came later to a release."""
+    hashes = {str(pin): set(pin.hashes) for pin in served}
+    for pin in ours:
+        if str(pin) not in hashes:
+            yield f"requirements/{file}.txt: {pin} is not what PyPI and pyproject.toml give, run make lock"
+        elif not pin.hashes or not set(pin.hashes) <= hashes[str(pin)]:
+            yield f"requirements/{file}.txt: {pin} has hashes that PyPI does not serve: find out why"
+    for missing in sorted(hashes.keys() - {str(pin) for pin in ours}):
+        yield f"requirements/{file}.txt: {missing} is missing, run make lock"
 
 
-def _group(program: str, installs: list[Install], python: str) -> list[Outcome]:
-    """Resolve all together first: with every version pinned by one file, what can be installed together can
-    be installed alone. Only if that fails is each resolved alone."""
-    requirements = tuple(dict.fromkeys(name for install in installs for name in install.requirements))
-    first = installs[0]
-    together = _checked(program, Install(first.name, requirements, first.constraints, first.optional), python)
-    if together.error is None or together.unreachable or len(installs) == 1:
-        return [Outcome(install, python, together.error, together.unreachable) for install in installs]
-    return [_checked(program, install, python) for install in installs]
+def too_young(uploaded: dict[tuple[str, str], datetime | None], now: datetime) -> Iterator[str]:
+    for (name, version), time in sorted(uploaded.items()):
+        if time is None:
+            yield f"{name} {version}: the index does not say when it was uploaded"
+        elif now - time < COOLDOWN and not (name in YOUNG and time < datetime.fromisoformat(YOUNG[name][0])):
+            yield (
+                f"{name} {version} was uploaded {time:%Y-%m-%d}, less than {COOLDOWN.days} days ago: take an "
+                "older version, or name it with a reason in YOUNG of scripts/lock.py"
+            )
 
 
-def _checked(program: str, install: Install, python: str) -> Outcome:
-    options = ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
-    if install.constraints:
-        options += ["-c", str(ROOT / install.constraints)]
-    done = resolve(program, install.requirements, *options)
-    if done.returncode:
-        return Outcome(install, python, done.stderr.strip(), bool(UNREACHABLE.search(done.stderr)))
-    return Outcome(install, python, _unpinned(done.stdout, install.constraints))
-
-
-def _unpinned(resolved: str, constraints: str | None) -> str | None:
-    if constraints is None:
-        return None
-    pinned = _names((ROOT / constraints).read_text("utf-8"))
-    missing = sorted(_names(resolved) - pinned)
-    return f"not in {constraints}, run make lock: {', '.join(missing)}" if missing else None
-
-
-def _names(text: str) -> set[str]:
-    return {re.sub(r"[-_.]+", "-", name).lower() for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
+def main(arguments: list[str]) -> int:
+    if arguments not in (["write"], ["upgrade"], ["check"]):
+        raise SystemExit(__doc__)
+    try:
+        path = str(program("uv", "uv"))
+        return check(path) if arguments == ["check"] else write(path, arguments == ["upgrade"])
+    except Failed as failed:
+        print(failed.explained(), file=sys.stderr)
+        return failed.code
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in (["write"], ["check"]):
-        raise SystemExit(__doc__)
-    raise SystemExit((write if sys.argv[1] == "write" else check)(uv()))
+    raise SystemExit(main(sys.argv[1:]))

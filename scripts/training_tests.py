@@ -12,14 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, from anywhere
+from scripts.install import locked
+
 ROOT = Path(__file__).resolve().parents[1]
-#: By the name that is imported.
-NEEDED = {
-    "pytest": "pytest",
-    "pytest_asyncio": "pytest-asyncio",
-    "xdist": "pytest-xdist",
-    "hypothesis": "hypothesis",
-}
+#: By the name that is imported: what requirements/test.txt is for.
+NEEDED = ("pytest", "pytest_asyncio", "xdist", "hypothesis")
 #: Warnings of the training stack are ignored; the project's own setting makes each an error.
 OPTIONS = ["-W", "ignore", "-p", "no:cacheprovider"]
 
@@ -27,23 +25,20 @@ OPTIONS = ["-W", "ignore", "-p", "no:cacheprovider"]
 LIMIT_S = "3000"
 
 
-def missing() -> list[str]:
-    names = []
-    for module, name in NEEDED.items():
-        try:
-            importlib.import_module(module)
-        except ImportError:
-            names.append(name)
-    return names
+def is_there(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
 
 
 def main(folder: Path, arguments: list[str]) -> int:
-    sys.path.insert(0, str(ROOT))
     sys.path.append(str(folder))
-    if wanted := missing():
+    if not all(map(is_there, NEEDED)):
         install = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        target = ["--target", str(folder), "-c", str(ROOT / "constraints.txt")]
-        done = subprocess.run([*install, *target, *wanted], capture_output=True, text=True, check=False)
+        target = ["--target", str(folder), *locked("test")]
+        done = subprocess.run([*install, *target], cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"the tests' own packages cannot be installed into {folder}:\n{done.stderr}")
         importlib.invalidate_caches()

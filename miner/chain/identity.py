@@ -1,55 +1,38 @@
-"""The miner's hotkey: read from a Bittensor wallet, opened once, and never shown.
+"""The miner's hotkey: read from a Bittensor wallet by a process of its own, and never shown.
 
-Only `bittensor_core` is used: importing the SDK for this would cost half a second and 45 MB.
+That process is `miner.chain.hotkey_worker`; no other one of the daemon or its commands has the private key.
+Only `bittensor_core` is used here: importing the SDK would cost half a second and 45 MB.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import secrets
+import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from bittensor_core import (
-    KeyfileError,
-    Keypair,
-    deserialize_keypair_from_keyfile_data,
-    encrypt_keyfile_data,
-    keyfile_data_encryption_method,
-    keyfile_data_is_encrypted,
-    serialized_keypair_to_keyfile_data,
-)
+import bittensor_core
+from bittensor_core import Keypair, encrypt_keyfile_data, serialized_keypair_to_keyfile_data
 from pydantic import SecretStr
 
 from core.domain.errors import GodMinerError
+from miner.chain import hotkey_worker
+from miner.chain.hotkey import SIGN_SECONDS, Hotkey, ask_line
+from miner.chain.hotkey_worker import HotkeyProblem
 from miner.settings import Settings
 
 log = logging.getLogger(__name__)
 
 #: Opening an encrypted key was measured at 3 to 14 seconds of one core.
 UNLOCK_SECONDS = 180.0
-
-#: Runs in a process of its own, see `_decrypted`. Reads a line with the password's length, the password and
-#: the keyfile; writes the plain keyfile.
-_UNLOCKER = """
-import sys
-from bittensor_core import KeyfileError, WrongPasswordError, decrypt_keyfile_data
-size = int(sys.stdin.buffer.readline())
-password, data = sys.stdin.buffer.read(size).decode(), sys.stdin.buffer.read()
-try:
-    sys.stdout.buffer.write(bytes(decrypt_keyfile_data(data, password)))
-except WrongPasswordError:
-    sys.exit(3)
-except KeyfileError as error:
-    sys.stderr.write(str(error))
-    sys.exit(4)
-"""
-_WRONG_PASSWORD, _UNREADABLE = 3, 4
 
 
 class IdentityError(GodMinerError):
@@ -71,7 +54,8 @@ class WrongPassword(IdentityError):
 
 
 class Identity:
-    """A hotkey that can sign. Its text forms show the address only, and it cannot be pickled or copied."""
+    """A key in this process, for stand-ins and trials. Its text forms show the address only, and it cannot be
+    pickled or copied."""
 
     __slots__ = ("_keypair", "public_key", "ss58_address")
 
@@ -79,10 +63,6 @@ class Identity:
         self._keypair = keypair
         self.public_key: bytes = bytes(keypair.public_key)
         self.ss58_address: str = keypair.ss58_address
-
-    def keyfile(self) -> str:
-        """The private key as a plain keyfile, for the process that submits extrinsics. Never log this."""
-        return bytes(serialized_keypair_to_keyfile_data(self._keypair)).decode()
 
     def sign(self, message: bytes, /) -> bytes:
         return bytes(self._keypair.sign(message))
@@ -94,12 +74,65 @@ class Identity:
         raise TypeError("an Identity holds a private key and cannot be pickled or copied")
 
 
-def load_identity(settings: Settings) -> Identity:
-    """Open the hotkey that the settings name. Blocks: an encrypted one takes seconds. Never prompts."""
-    return open_hotkey(
-        hotkey_file(settings.wallet_path, settings.wallet_name, settings.hotkey_name),
-        settings.wallet_password,
-    )
+@contextlib.contextmanager
+def opened_hotkey(settings: Settings, *, with_password: bool = True) -> Iterator[Hotkey]:
+    """The hotkey that the settings name, in a process of its own. Blocks: an encrypted one takes seconds."""
+    path = hotkey_file(settings.wallet_path, settings.wallet_name, settings.hotkey_name)
+    _warn_if_others_can_read(path)
+    password = settings.wallet_password if with_password else None
+    ours, theirs = socket.socketpair()
+    site = str(Path(bittensor_core.__file__).parents[1])
+    # -I and -S: no variable, no folder of the user and no .pth file has a say in what it imports.
+    command = [sys.executable, "-I", "-S", "-B", hotkey_worker.__file__, site]
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                env=_library_path(),
+            )
+        try:
+            yield _opened(path, password, ours)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _library_path() -> dict[str, str]:
+    """What a Python may need to find its own library."""
+    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+
+
+def _opened(path: Path, password: SecretStr | None, channel: socket.socket) -> Hotkey:
+    secret = password.get_secret_value() if password is not None else None
+    channel.settimeout(UNLOCK_SECONDS)
+    try:
+        # Through a socket, where no list of processes shows the password.
+        answer = json.loads(ask_line(channel, json.dumps({"path": str(path), "password": secret})))
+    except TimeoutError:
+        raise IdentityError(
+            f"the hotkey at {path} is not open after {UNLOCK_SECONDS:.0f} s: "
+            "this machine is too busy, try again"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise IdentityError(
+            f"opening the hotkey at {path} ended without an answer ({error}): try again"
+        ) from None
+    if "problem" in answer:
+        raise _explained(path, HotkeyProblem(answer["problem"], answer["detail"]))
+    channel.settimeout(SIGN_SECONDS)
+    return Hotkey(answer, channel)
+
+
+def hotkey_address(settings: Settings) -> str:
+    """The hotkey's address: from its public half if that is there, else by opening it."""
+    address = address_without_password(settings)
+    if address is None:
+        with opened_hotkey(settings) as hotkey:
+            address = hotkey.ss58_address
+    return address
 
 
 def hotkey_file(wallet_path: Path, wallet_name: str, hotkey_name: str) -> Path:
@@ -111,45 +144,40 @@ def hotkey_file(wallet_path: Path, wallet_name: str, hotkey_name: str) -> Path:
 
 
 def open_hotkey(path: Path, password: SecretStr | None = None) -> Identity:
-    """The identity in a keyfile, plain or encrypted."""
-    data = _read(path)
+    """A key in this process: for stand-ins, never for the miner's own."""
     _warn_if_others_can_read(path)
-    if keyfile_data_is_encrypted(data):
-        data = _decrypted(path, data, password)
     try:
-        keypair = deserialize_keypair_from_keyfile_data(data)
-    except (KeyfileError, ValueError):
-        # The cause is dropped on purpose: a parser's message may quote what it could not parse.
-        raise _unusable_hotkey(path, "it is not a Bittensor keyfile") from None
-    if not _can_sign(keypair):
-        raise _unusable_hotkey(path, "it holds a public key only, and signing needs the private one")
+        keypair = hotkey_worker.opened(path, password.get_secret_value() if password is not None else None)
+    except HotkeyProblem as problem:
+        raise _explained(path, problem) from None
     return Identity(keypair)
 
 
 def address_without_password(settings: Settings) -> str | None:
-    """The hotkey's address without opening it, None when that needs the password.
+    """The hotkey's address, None when that needs the password.
 
     Bittensor's tools write the public half beside the key, as `<hotkey>pub.txt`.
     """
     path = hotkey_file(settings.wallet_path, settings.wallet_name, settings.hotkey_name)
     public = path.with_name(f"{path.name}pub.txt")
     try:
-        address = json.loads(public.read_bytes())["ss58Address"]
+        return str(json.loads(public.read_bytes())["ss58Address"])
     except (OSError, ValueError, KeyError, TypeError):
-        data = _read(path)
-        return None if keyfile_data_is_encrypted(data) else open_hotkey(path).ss58_address
-    return str(address)
+        pass
+    try:
+        with opened_hotkey(settings, with_password=False) as hotkey:
+            return hotkey.ss58_address
+    except PasswordNeeded:
+        return None
 
 
 def password_problem(settings: Settings) -> str | None:
-    """Why an encrypted hotkey cannot be opened; None if it can, or is not encrypted. Blocks for seconds."""
+    """Why the hotkey cannot be opened; None if it can. Blocks for seconds."""
     try:
-        path = hotkey_file(settings.wallet_path, settings.wallet_name, settings.hotkey_name)
-        if keyfile_data_is_encrypted(_read(path)):
-            open_hotkey(path, settings.wallet_password)
+        with opened_hotkey(settings):
+            return None
     except IdentityError as error:
         return str(error)
-    return None
 
 
 def create_temporary_hotkey(
@@ -180,18 +208,26 @@ def _create(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise HotkeyMissing(
+def _explained(path: Path, problem: HotkeyProblem) -> IdentityError:
+    if problem.kind == "missing":
+        return HotkeyMissing(
             f"there is no hotkey at {path}: make one with `btcli wallet new-hotkey`, or set "
             f"WALLET_PATH, WALLET_NAME and HOTKEY_NAME to one that exists{_existing_names(path)}"
-        ) from None
-    except OSError as error:
-        raise IdentityError(
-            f"the hotkey at {path} cannot be read ({error.strerror}): give the daemon's user access to it"
-        ) from None
+        )
+    if problem.kind == "unreadable":
+        return IdentityError(
+            f"the hotkey at {path} cannot be read ({problem.detail}): give the daemon's user access to it"
+        )
+    if problem.kind == "locked":
+        return PasswordNeeded(f"the hotkey at {path} is encrypted: set WALLET_PASSWORD")
+    if problem.kind == "wrong_password":
+        return WrongPassword(
+            f"WALLET_PASSWORD does not open the hotkey at {path} ({problem.detail} encryption)"
+        )
+    return IdentityError(
+        f"the hotkey at {path} cannot be used: {problem.detail}. Restore it from its seed words with "
+        "`btcli wallet regen-hotkey`"
+    )
 
 
 def _existing_names(path: Path) -> str:
@@ -203,58 +239,13 @@ def _existing_names(path: Path) -> str:
     return ""
 
 
-def _decrypted(path: Path, data: bytes, password: SecretStr | None) -> bytes:
-    """The plain content of an encrypted keyfile.
-
-    Done in a process of its own: bittensor_core keeps the interpreter lock for the whole 3 to 14 seconds, so
-    a thread would stop the daemon's event loop just as surely as doing it there. The password goes through a
-    pipe, where no process list shows it.
-    """
-    if password is None or not password.get_secret_value():
-        raise PasswordNeeded(f"the hotkey at {path} is encrypted: set WALLET_PASSWORD")
-    method = keyfile_data_encryption_method(data)
-    secret = password.get_secret_value().encode()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", _UNLOCKER],
-            input=f"{len(secret)}\n".encode() + secret + data,
-            capture_output=True,
-            timeout=UNLOCK_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise IdentityError(
-            f"the hotkey at {path} is not open after {UNLOCK_SECONDS:.0f} s: "
-            "this machine is too busy, try again"
-        ) from None
-    if done.returncode == 0:
-        return done.stdout
-    if done.returncode == _WRONG_PASSWORD:
-        raise WrongPassword(f"WALLET_PASSWORD does not open the hotkey at {path} ({method} encryption)")
-    if done.returncode == _UNREADABLE:
-        raise _unusable_hotkey(
-            path, f"its {method} encryption cannot be undone: {done.stderr.decode(errors='replace')}"
-        )
-    raise IdentityError(f"opening the hotkey at {path} ended with status {done.returncode}: try again")
-
-
-def _unusable_hotkey(path: Path, why: str) -> IdentityError:
-    return IdentityError(
-        f"the hotkey at {path} cannot be used: {why}. Restore it from its seed words with "
-        "`btcli wallet regen-hotkey`"
-    )
-
-
-def _can_sign(keypair: Keypair) -> bool:
-    try:
-        keypair.sign(b"")
-    except (KeyfileError, ValueError, RuntimeError):
-        return False
-    return True
-
-
 def _warn_if_others_can_read(path: Path) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode)
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _explained(path, HotkeyProblem("missing")) from None
+    except OSError:
+        return  # what opens it says why
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning(
             "the hotkey at %s can be read by other users (mode %o): run chmod 600 %s", path, mode, path

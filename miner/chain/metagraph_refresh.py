@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from core.domain.errors import GodMinerError
 from core.system.files import write_atomically
-from miner.chain.identity import Identity
+from miner.chain.hotkey import Hotkey
 from miner.chain.metagraph import (
     ChainSource,
     ChainUnavailable,
@@ -275,7 +275,7 @@ class MetagraphRefresher:
         self._saved = state
 
 
-def build_source(settings: Settings, identity: Identity | None) -> ChainSource:
+def build_source(settings: Settings, identity: Hotkey | None) -> ChainSource:
     """The source that `CHAIN` names. Connects to nothing; without an identity it can read but not publish."""
     if settings.chain is ChainKind.FILE:
         return NodesFileSource(

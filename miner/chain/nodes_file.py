@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from core.domain.errors import Problem
 from core.system.files import write_atomically
+from miner.chain.hotkey import Hotkey
 from miner.chain.identity import Identity
 from miner.chain.metagraph import (
     IdentityMissing,
@@ -55,7 +56,7 @@ class NodesFileSource:
         path: Path,
         netuid: int,
         *,
-        identity: Identity | None = None,
+        identity: Hotkey | Identity | None = None,
         allow_private: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:

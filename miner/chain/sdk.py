@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-from miner.chain.identity import Identity
+from miner.chain.hotkey import Hotkey
 from miner.chain.metagraph import (
     ChainUnavailable,
     IdentityMissing,
@@ -69,7 +69,7 @@ class SdkSource:
         network: str = "finney",
         *,
         address: str | None = None,
-        identity: Identity | None = None,
+        identity: Hotkey | None = None,
         timeout: float = 30.0,
         fallbacks: Sequence[str] | None = None,
         allow_private: bool = False,
@@ -135,9 +135,14 @@ class SdkSource:
         except ValueError as error:
             raise ChainUnavailable(f"{self.name} sent a metagraph that makes no sense: {error}") from None
 
-    async def _submit(self, identity: Identity, ip: str, port: int) -> PublishResult:
+    async def _submit(self, identity: Hotkey, ip: str, port: int) -> PublishResult:
         request = {
-            "keyfile": identity.keyfile(),
+            "hotkey": {
+                "address": identity.ss58_address,
+                "public_key": identity.public_key.hex(),
+                "crypto_type": identity.crypto_type,
+            },
+            "channel": identity.channel.fileno(),
             "ip": ip,
             "port": port,
             "submit_timeout": self._submit_timeout,
@@ -154,7 +159,7 @@ class SdkSource:
         text = f"the chain refused: {result['message']} {result['help']}"
         return PublishResult(PublishOutcome.REFUSED, text)
 
-    async def _check_published(self, identity: Identity, ip: str, port: int, doubt: str) -> PublishResult:
+    async def _check_published(self, identity: Hotkey, ip: str, port: int, doubt: str) -> PublishResult:
         """Whether a call landed whose submission was cut off: to send it again blindly could do it twice."""
         log.warning("publishing the axon was cut off (%s); checking whether it landed", doubt)
         for wait in self._read_back:
@@ -185,7 +190,8 @@ class SdkSource:
             "genesis": self._expected_genesis,
         }
         limit = self._start_timeout + 3 * self._timeout + extra_seconds
-        response = await self._run_worker(json.dumps(request).encode(), limit)
+        passed = [request["channel"]] if "channel" in request else []
+        response = await self._run_worker(json.dumps(request).encode(), limit, passed)
         if "wrong_chain" in response:
             raise WrongChain(
                 f"{self.name}: {response['wrong_chain']}: check SUBTENSOR_NETWORK and SUBTENSOR_ADDRESS"
@@ -195,7 +201,7 @@ class SdkSource:
         answer: dict[str, Any] = response["answer"]
         return answer
 
-    async def _run_worker(self, request: bytes, limit: float) -> dict[str, Any]:
+    async def _run_worker(self, request: bytes, limit: float, passed: Sequence[int]) -> dict[str, Any]:
         lines: list[bytes] = []
         try:
             async with asyncio.timeout(limit):
@@ -205,6 +211,7 @@ class SdkSource:
                     lines.append,
                     environment=self._environment,
                     max_line=_MAX_ANSWER,
+                    passed=passed,
                 )
         except TimeoutError:
             raise ChainUnavailable(f"the chain worker was stuck and was killed after {limit:g} s") from None

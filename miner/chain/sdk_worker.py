@@ -15,6 +15,7 @@ import asyncio
 import ipaddress
 import json
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Awaitable, Coroutine
@@ -22,8 +23,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import bittensor
-from bittensor_core import deserialize_keypair_from_keyfile_data
 
+from miner.chain.hotkey import SIGN_SECONDS, Hotkey
 from miner.chain.metagraph import Node
 
 T = TypeVar("T")
@@ -39,8 +40,10 @@ class ChainRequest:
     fallbacks: list[str] | None = None
     #: The genesis hash that the chain must have, if known.
     genesis: str | None = None
-    #: To publish an axon instead of reading the metagraph: the plain keyfile, and the address.
-    keyfile: str | None = None
+    #: To publish an axon instead of reading the metagraph: the public half of the hotkey, the socket of the
+    #: process that signs with it, and the address.
+    hotkey: dict[str, Any] | None = None
+    channel: int = -1
     ip: str = ""
     port: int = 0
     submit_timeout: float = 0.0
@@ -61,7 +64,7 @@ async def run_request(request: ChainRequest) -> dict[str, Any]:
     genesis = str(await _with_timeout(request.timeout, "reading the genesis hash", substrate.block_hash(0)))
     if request.genesis not in (None, genesis):
         raise WrongGenesis(f"it serves the chain with genesis {genesis}, not {request.genesis}")
-    if request.keyfile is None:
+    if request.hotkey is None:
         graph = await _with_timeout(
             request.timeout, "reading the metagraph", _metagraph(client, request.netuid)
         )
@@ -75,12 +78,14 @@ async def _metagraph(client: Any, netuid: int) -> dict[str, Any] | None:
 
 
 async def _publish(client: Any, request: ChainRequest) -> dict[str, Any]:
-    assert request.keyfile is not None
-    # The keypair and not a wallet: given a wallet, the SDK unlocks an encrypted key once more, and prompts.
-    keypair = deserialize_keypair_from_keyfile_data(request.keyfile.encode())
+    assert request.hotkey is not None
+    # The SDK takes whatever can sign. Neither it nor one of its 30 packages gets the key.
+    channel = socket.socket(fileno=request.channel)
+    channel.settimeout(SIGN_SECONDS)
+    hotkey = Hotkey(request.hotkey, channel)
     intent = bittensor.ServeAxon(netuid=request.netuid, ip=request.ip, port=request.port)
     # In a block is enough: finality would be another half minute of waiting.
-    result = await client.execute(intent, keypair, wait_for_inclusion=True, wait_for_finalization=False)
+    result = await client.execute(intent, hotkey, wait_for_inclusion=True, wait_for_finalization=False)
     return {
         "success": result.success,
         "message": result.message,

@@ -110,11 +110,11 @@ def exit_code(error: GodMinerError) -> int:
 
 
 def _view_chain(settings: Settings) -> _ChainView:
-    from miner.chain.identity import IdentityError, address_without_password, load_identity
+    from miner.chain.identity import IdentityError, hotkey_address
 
     hotkey, problem = None, None
     try:
-        hotkey = address_without_password(settings) or load_identity(settings).ss58_address
+        hotkey = hotkey_address(settings)
     except IdentityError as missing:
         problem = str(missing)
     graph, error = asyncio.run(_read_chain(settings))
@@ -134,10 +134,11 @@ async def _read_chain(settings: Settings) -> tuple[Metagraph | None, GodMinerErr
 
 
 def _publish(settings: Settings, ip: str, port: int) -> PublishResult:
-    from miner.chain.identity import load_identity
+    from miner.chain.identity import opened_hotkey
     from miner.chain.metagraph_refresh import build_source
 
-    return asyncio.run(build_source(settings, load_identity(settings)).publish_axon(ip, port))
+    with opened_hotkey(settings) as hotkey:
+        return asyncio.run(build_source(settings, hotkey).publish_axon(ip, port))
 
 
 def _publish_code(result: PublishResult) -> int:

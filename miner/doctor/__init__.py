@@ -1,11 +1,12 @@
 """Find what would keep this miner from working, and say how to fix it."""
 
-from miner.doctor.checks import cluster, links, machine, notifications, subnet, training
+from miner.doctor.checks import cluster, links, machine, notifications, packages, subnet, training
 from miner.doctor.examine import CheckContext, DoctorCheck, Finding, FindingStatus, examine, is_healthy
 
 ALL_CHECKS: tuple[DoctorCheck, ...] = (
     machine.SETTINGS_CHECK,
     machine.HOST_CHECK,
+    packages.PACKAGES_CHECK,
     machine.DATA_DIR_CHECK,
     machine.STORE_CHECK,
     subnet.WALLET_CHECK,

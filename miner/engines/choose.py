@@ -206,16 +206,18 @@ def sandbox_of(settings: Settings, interpreter: Interpreter, copy: Path | None =
     return detect_sandbox(interpreter, hosts, visible, uid, settings.trainer_processes, init)
 
 
-def training_interpreter(settings: Settings) -> Interpreter:
-    """TRAINER_PYTHON; else the environment that `make training` made; else our own if torch is there."""
+def training_python(settings: Settings) -> Path | None:
+    """TRAINER_PYTHON; else that of the environment that `make training` made, if it was made."""
     made = SOURCE_ROOT / ".venv-training" / "bin" / "python"
-    if settings.trainer_python is not None:
-        path = settings.trainer_python
-    elif made.exists():
-        path = made
-    elif importlib.util.find_spec("torch") is not None:
+    return settings.trainer_python or (made if made.exists() else None)
+
+
+def training_interpreter(settings: Settings) -> Interpreter:
+    """The training environment's; our own if there is none and torch is here."""
+    path = training_python(settings)
+    if path is None and importlib.util.find_spec("torch") is not None:
         path = Path(sys.executable)
-    else:
+    if path is None:
         raise NoEngine(
             "local processes need a python with the training stack: "
             "run `make training` (4 GB, 7 GB with CUDA), or set TRAINER_PYTHON"

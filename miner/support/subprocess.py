@@ -106,8 +106,9 @@ async def run_child(
     environment: Mapping[str, str],
     max_line: int,
     silence: float | None = None,
+    passed: Sequence[int] = (),
 ) -> ChildResult:
-    """Start a child, write its order and pass on its lines.
+    """Start a child, write its order and pass on its lines. `passed` are open files that it gets besides.
 
     The child is gone when this returns, raises or is cancelled. `OSError` when it cannot be started,
     `ChildSilent` after `silence` seconds without a line. It is ended with SIGKILL: whatever such a process
@@ -122,6 +123,7 @@ async def run_child(
         env=dict(environment),
         limit=max_line,
         start_new_session=True,
+        pass_fds=passed,
     )
     assert process.stdin is not None
     assert process.stderr is not None

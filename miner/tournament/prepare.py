@@ -31,7 +31,7 @@ from miner.tournament.checkout import (
 from miner.tournament.rules import TASKS, UPSTREAM
 
 #: What every image is built from and what its trainer reads, besides Dockerfiles and profiles.
-INGREDIENTS = ("core/", "trainer/", "configs/base/", "constraints.txt")
+INGREDIENTS = ("core/", "trainer/", "configs/base/", "requirements/")
 PROFILES = "configs/profiles"
 #: What a training uses if no profile is named: on GPUs, and on the CPU of a rehearsal (`trainer/runner`).
 USUAL_PROFILE, CPU_PROFILE = "steady", "cpu-demo"

@@ -88,7 +88,6 @@ def make_entry(folder: Path) -> Path:
     """This working tree as a repository, whatever of it is committed."""
     for name in INGREDIENTS:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "constraints.txt", folder)
     commit_all(folder)
     return folder
 

@@ -31,7 +31,7 @@ __all__ = ["engine", "training"]
 pytestmark = pytest.mark.integration
 
 #: What the image is built from.
-INGREDIENTS = ("configs", "core", "dockerfiles", "trainer")
+INGREDIENTS = ("configs", "core", "dockerfiles", "requirements", "trainer")
 TEXT_BASE = {"BASE_IMAGE": BASE, "REWARD_PACKAGES": ""}
 IMAGE_BASE = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1"}
 SHELL_BASE = "shell-base:1"
@@ -120,7 +120,6 @@ def entry(tmp_path: Path) -> Path:
     folder = tmp_path / "entry"
     for name in INGREDIENTS:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "constraints.txt", folder)
     commit_all(folder)
     return folder
 

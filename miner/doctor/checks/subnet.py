@@ -43,11 +43,12 @@ def _open_hotkey(settings: Settings) -> Finding:
         IdentityError,
         PasswordNeeded,
         WrongPassword,
-        load_identity,
+        opened_hotkey,
     )
 
     try:
-        identity = load_identity(settings)
+        with opened_hotkey(settings) as hotkey:
+            address = hotkey.ss58_address
     except HotkeyMissing as error:
         return fail("hotkey", str(error), _how_to_make_a_hotkey(settings))
     except PasswordNeeded as error:
@@ -56,7 +57,7 @@ def _open_hotkey(settings: Settings) -> Finding:
         return fail("hotkey", str(error), "correct WALLET_PASSWORD")
     except IdentityError as error:
         return fail("hotkey", str(error), "correct or restore that file; see `btcli wallet --help`")
-    return ok("hotkey", f"{settings.wallet_name}/{settings.hotkey_name} is {identity.ss58_address}")
+    return ok("hotkey", f"{settings.wallet_name}/{settings.hotkey_name} is {address}")
 
 
 def _how_to_make_a_hotkey(settings: Settings) -> str:

@@ -108,7 +108,7 @@ class TrainerImages:
 BUILD_SILENCE_S = 1800.0
 DOCKERFILES_FOLDER = "dockerfiles"
 #: What goes into the images, besides the dockerfile itself.
-_INGREDIENTS = ("core", "trainer", "configs", "constraints.txt", "constraints-training.txt")
+_INGREDIENTS = ("core", "trainer", "configs", "requirements")
 _SKIPPED = frozenset({"__pycache__", ".mypy_cache", ".ruff_cache"})
 
 

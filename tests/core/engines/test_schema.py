@@ -11,6 +11,7 @@ import pytest
 
 from core.domain.choices import Engine
 from core.engines.schema import EngineTable, check_keys, engine_table, nearest_key, shown_value
+from scripts import install, pins
 from tests.core.engines.axolotl.engine import TORCH
 from tests.doubles.each import each
 
@@ -127,9 +128,8 @@ def test_every_place_that_names_axolotls_version_agrees() -> None:
     """The places are listed in scripts/engine_tables/README.md."""
     table = engine_table(Engine.AXOLOTL)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    locked = dict(
-        re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints-training.txt").read_text("utf-8"), re.M)
-    )
+    files = [*install.TRAINING["training"], *install.TORCH["CUDA"]]
+    locked = {pin.name: pin.version for file in files for pin in pins.read(pins.FOLDER / f"{file}.txt")}
     dockerfile = (ROOT / "dockerfiles" / "standalone-text-trainer.dockerfile").read_text("utf-8")
     tag = re.search(r"BASE_IMAGE=axolotlai/axolotl:(?P<axolotl>[\d.]+)-.*-(?P<torch>[\d.]+)@", dockerfile)
     assert f"axolotl=={table.version}" in extras["training"]

@@ -7,14 +7,15 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bittensor_core import Keypair, serialized_keypair_to_keyfile_data
 
-from miner.chain.identity import Identity
+from miner.chain.hotkey import Hotkey
+from miner.chain.identity import hotkey_file, opened_hotkey
 from miner.chain.metagraph import (
     AxonAddressError,
     ChainUnavailable,
@@ -27,6 +28,7 @@ from miner.chain.sdk import GENESIS_HASHES, SdkSource
 from tests.doubles.chain import Subtensor, neurons
 from tests.doubles.chain_fixtures import NETUID, chain_spec, node, subtensor
 from tests.doubles.chain_node import WATCH, ChainDouble, Fault
+from tests.miner.chain.test_identity import Wallets
 
 __all__ = ["chain_spec", "node", "subtensor"]
 pytestmark = pytest.mark.integration
@@ -40,8 +42,20 @@ def source(node: ChainDouble, **options: Any) -> SdkSource:
     return SdkSource(NETUID, address=node.url, **options)
 
 
-def miner(uid: int = 20) -> Identity:
-    return Identity(Keypair.create_from_uri(f"//hot{uid}"))
+@pytest.fixture
+def hotkey(tmp_path: Path) -> Iterator[Hotkey]:
+    """The key of the miner with UID 20, in a process of its own as always."""
+    wallet = Wallets(tmp_path)
+    path = hotkey_file(tmp_path, wallet.wallet_name, wallet.hotkey_name)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(serialized_keypair_to_keyfile_data(key())))
+    path.chmod(0o600)
+    with opened_hotkey(wallet) as hotkey:
+        yield hotkey
+
+
+def key(uid: int = 20) -> Keypair:
+    return Keypair.create_from_uri(f"//hot{uid}")
 
 
 async def test_reads_a_full_subnet_of_256_nodes(subtensor: Subtensor, node: ChainDouble) -> None:
@@ -58,9 +72,9 @@ async def test_reads_a_full_subnet_of_256_nodes(subtensor: Subtensor, node: Chai
     assert (member.ip, member.port, member.stake) == ("198.51.100.20", 7020, 0.5)
     assert (member.last_update, member.emission) == (20, 5.0)
     assert member.incentive == pytest.approx(236 / 256, abs=1e-4)
-    assert graph.nodes_by_key.get(miner().public_key) == member
+    assert graph.nodes_by_key.get(bytes(key().public_key)) == member
     # The chain sends no ranks: they come from the incentive.
-    assert [graph.rank(miner(uid).public_key) for uid in (16, 0)] == [1, 241]
+    assert [graph.rank(bytes(key(uid).public_key)) for uid in (16, 0)] == [1, 241]
 
 
 async def test_a_subnet_that_does_not_exist_is_named(node: ChainDouble) -> None:
@@ -81,43 +95,46 @@ async def test_a_node_of_another_chain_is_not_taken_for_finney(
         await SdkSource(NETUID, node.url).metagraph()
 
 
-async def test_publishes_the_axon_and_the_chain_shows_it(subtensor: Subtensor, node: ChainDouble) -> None:
-    me = miner()
-    result = await source(node, identity=me).publish_axon(PUBLIC_IP, 7999)
+async def test_publishes_the_axon_and_the_chain_shows_it(
+    subtensor: Subtensor, node: ChainDouble, hotkey: Hotkey
+) -> None:
+    result = await source(node, identity=hotkey).publish_axon(PUBLIC_IP, 7999)
     assert result.outcome is PublishOutcome.PUBLISHED
     assert result.block_hash == subtensor.block_hash(101)
     graph = await source(node).metagraph()
-    own = graph.nodes_by_key.get(me.public_key)
+    own = graph.nodes_by_key.get(hotkey.public_key)
     assert own is not None
     assert own.address == f"{PUBLIC_IP}:7999"
     # What the reference miner's fiber posts, too: validators look at these fields.
     args = subtensor.submitted[0].args
     assert (args["protocol"], args["ip_type"], args["netuid"]) == (4, 4, NETUID)
-    again = await source(node, identity=me).publish_axon(PUBLIC_IP, 7999)
+    again = await source(node, identity=hotkey).publish_axon(PUBLIC_IP, 7999)
     assert (again.outcome, len(subtensor.submitted)) == (PublishOutcome.UNCHANGED, 1)
 
 
 async def test_a_hotkey_that_is_deregistered_meanwhile_is_refused_by_the_chain(
-    subtensor: Subtensor, node: ChainDouble
+    subtensor: Subtensor, node: ChainDouble, hotkey: Hotkey
 ) -> None:
     subtensor.before_submit = lambda: subtensor.subnets.update({NETUID: neurons(8)})
-    result = await source(node, identity=miner()).publish_axon(PUBLIC_IP, 7999)
+    result = await source(node, identity=hotkey).publish_axon(PUBLIC_IP, 7999)
     assert result.outcome is PublishOutcome.REFUSED
     assert "not registered" in result.message
     assert not subtensor.submitted
 
 
-async def test_the_node_checks_the_signature_for_real(subtensor: Subtensor, node: ChainDouble) -> None:
+async def test_the_node_checks_the_signature_for_real(
+    subtensor: Subtensor, node: ChainDouble, hotkey: Hotkey
+) -> None:
     subtensor.before_submit = lambda: setattr(subtensor, "name", "another chain")
-    result = await source(node, identity=miner()).publish_axon(PUBLIC_IP, 7999)
+    result = await source(node, identity=hotkey).publish_axon(PUBLIC_IP, 7999)
     assert result.outcome is PublishOutcome.REFUSED
     assert "signature" in result.message
     assert not subtensor.submitted
 
 
-async def test_what_cannot_be_published_never_gets_to_the_chain(node: ChainDouble) -> None:
+async def test_what_cannot_be_published_never_gets_to_the_chain(node: ChainDouble, hotkey: Hotkey) -> None:
     with pytest.raises(AxonAddressError):
-        await source(node, identity=miner()).publish_axon("10.0.0.4", 7999)
+        await source(node, identity=hotkey).publish_axon("10.0.0.4", 7999)
     with pytest.raises(IdentityMissing, match="WALLET_NAME"):
         await source(node).publish_axon(PUBLIC_IP, 7999)
     assert node.calls == []
@@ -129,10 +146,10 @@ async def test_what_cannot_be_published_never_gets_to_the_chain(node: ChainDoubl
     [(Fault.DROP_AFTER_INCLUSION, 60.0), (Fault.SILENT_AFTER_READY, 25.0)],
 )
 async def test_a_submission_that_is_cut_off_is_looked_up_and_not_sent_again(
-    subtensor: Subtensor, node: ChainDouble, fault: Fault, timeout: float
+    subtensor: Subtensor, node: ChainDouble, fault: Fault, timeout: float, hotkey: Hotkey
 ) -> None:
     node.faults[WATCH] = fault
-    mine = source(node, identity=miner())
+    mine = source(node, identity=hotkey)
     mine._submit_timeout = timeout
     result = await mine.publish_axon(PUBLIC_IP, 7999)
     assert result.outcome is PublishOutcome.PUBLISHED
@@ -141,14 +158,16 @@ async def test_a_submission_that_is_cut_off_is_looked_up_and_not_sent_again(
 
 
 @pytest.mark.parametrize("fault", [Fault.SILENT, Fault.CLOSE_1000])
-async def test_a_submission_whose_fate_is_unknown_says_so(node: ChainDouble, fault: Fault) -> None:
+async def test_a_submission_whose_fate_is_unknown_says_so(
+    node: ChainDouble, fault: Fault, hotkey: Hotkey
+) -> None:
     node.faults[WATCH] = fault
     pauses: list[float] = []
 
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
 
-    mine = source(node, identity=miner(), read_back=(0.0, 13.0), pause=pause)
+    mine = source(node, identity=hotkey, read_back=(0.0, 13.0), pause=pause)
     mine._submit_timeout = 2.0  # nothing is heard, however long one waits
     result = await mine.publish_axon(PUBLIC_IP, 7999)
     assert result.outcome is PublishOutcome.UNKNOWN
@@ -236,12 +255,11 @@ def children() -> list[str]:
 
 
 async def test_neither_the_private_key_nor_a_token_in_the_address_is_logged(
-    node: ChainDouble, caplog: pytest.LogCaptureFixture
+    node: ChainDouble, caplog: pytest.LogCaptureFixture, hotkey: Hotkey
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    me = miner()
-    secret = Keypair.create_from_uri("//hot20")
-    mine = SdkSource(NETUID, address=f"{node.url}/t0ken-in-a-path?key=s3cret", identity=me, timeout=60.0)
+    secret = key()
+    mine = SdkSource(NETUID, address=f"{node.url}/t0ken-in-a-path?key=s3cret", identity=hotkey, timeout=60.0)
     node.faults[METAGRAPH] = Fault.WRONG_TYPE
     with pytest.raises(ChainUnavailable) as caught:
         await mine.metagraph()
@@ -253,6 +271,26 @@ async def test_neither_the_private_key_nor_a_token_in_the_address_is_logged(
     assert "t0ken" not in shown
     assert "s3cret" not in shown
     assert private_forms(secret, caplog.text) == []
+
+
+async def test_the_private_key_stays_in_its_process(
+    node: ChainDouble, hotkey: Hotkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK's process, with all that the SDK imports, gets the public half and has it sign."""
+    mine = source(node, identity=hotkey)
+    orders: list[bytes] = []
+    run_worker = mine._run_worker
+
+    async def record(order: bytes, *more: Any) -> dict[str, Any]:
+        orders.append(order)
+        return await run_worker(order, *more)
+
+    monkeypatch.setattr(mine, "_run_worker", record)
+    result = await mine.publish_axon(PUBLIC_IP, 7999)
+    assert result.outcome is PublishOutcome.PUBLISHED
+    sent = b"".join(orders).decode()
+    assert hotkey.ss58_address in sent
+    assert private_forms(key(), sent) == []
 
 
 def private_forms(keypair: Any, text: str) -> Sequence[str]:

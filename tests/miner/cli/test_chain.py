@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from miner.chain.identity import Identity, create_temporary_hotkey
+from miner.chain.hotkey import Hotkey
+from miner.chain.identity import create_temporary_hotkey
 from miner.chain.metagraph_refresh import METAGRAPH_FILE, save_metagraph
 from miner.chain.nodes_file import read_nodes
 from miner.chain.sdk import SdkSource
@@ -204,7 +205,7 @@ def test_a_chain_that_is_down_has_an_exit_code_of_its_own(
 def test_a_submission_of_unknown_fate_has_an_exit_code_of_its_own(
     cli: Cli, on_chain: dict[str, str], node: ChainDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def impatient(settings: Settings, identity: Identity | None) -> SdkSource:
+    def impatient(settings: Settings, identity: Hotkey | None) -> SdkSource:
         return SdkSource(NETUID, address=node.url, identity=identity, submit_timeout=1.0, read_back=(0.0,))
 
     monkeypatch.setattr("miner.chain.metagraph_refresh.build_source", impatient)

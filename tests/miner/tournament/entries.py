@@ -24,7 +24,7 @@ SMALL = {
     "configs/profiles/base.yaml": "description: Base\n",
     "configs/profiles/steady.yaml": "extends: base\ntargets: {lora_r: 64}\n",
     "configs/profiles/cpu-demo.yaml": "extends: base\n",
-    "constraints.txt": "",
+    "requirements/image.txt": "",
     "dockerfiles/standalone-text-trainer.dockerfile": 'FROM a\nENTRYPOINT ["python"]\n',
 }
 

@@ -65,7 +65,7 @@ def test_it_is_one_clean_commit_with_only_what_a_training_needs(entry: PreparedE
     assert git_output(entry.directory, "status", "--porcelain") == ""
     assert {path.name for path in entry.directory.iterdir()} == {
         *(".git", ".gitignore", ".dockerignore", "README.md", "LICENSE.md", "NOTICE", OWN_LICENSE),
-        *("core", "trainer", "configs", "dockerfiles", "constraints.txt"),
+        *("core", "trainer", "configs", "dockerfiles", "requirements"),
     }
     assert {path.name for path in (entry.directory / "configs").iterdir()} == {"base", "profiles"}
     assert len(list((entry.directory / "dockerfiles").iterdir())) == 3

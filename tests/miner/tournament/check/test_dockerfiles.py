@@ -163,7 +163,6 @@ def test_the_first_directory_that_has_it_counts(tmp_path: Path) -> None:
 def test_our_own_have_no_problem() -> None:
     root = source_root()
     context = context_files(root, [str(path.relative_to(root)) for path in root.glob("[a-z]*/*")])
-    context += ["constraints.txt"]
     for path in root.glob("dockerfiles/standalone-*.dockerfile"):
         assert read_dockerfile(path.read_text("utf-8"), context).problems == []
 

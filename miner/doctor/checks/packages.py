@@ -1,0 +1,152 @@
+"""Check the installed packages of the daemon and of the trainer: start-up code, and files changed since.
+
+The environments are read and never run: a start of their Python would run what is looked for. Changes are
+found by comparing with each package's RECORD, which a wheel brings along and pip completes. Its wheel was the
+right one by its hash when it was installed.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import sys
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from miner.doctor.examine import CheckContext, DoctorCheck, Finding, ok, skip, warn
+from miner.engines.choose import training_python
+
+WHAT = "packages"
+#: Packages' `.pth` files with code for every start of Python. Who else has one is named: in 2026 wallets were
+#: taken that way.
+KNOWN_START_CODE = frozenset({"distutils-precedence.pth", "coloredlogs.pth"})
+#: Imported by every start of Python, and part of no package of ours.
+START_MODULES = ("sitecustomize.py", "usercustomize.py")
+#: For reading files again whose times are later than the installation. A copied environment has only such.
+READ_SECONDS = 5.0
+#: pip writes RECORD last, but the files of one package may share its second.
+SLACK_NS = 1_000_000_000
+LIMIT_SECONDS = 60.0
+SHOWN = 5
+
+
+class Recorded(NamedTuple):
+    """What one package's RECORD says of a file."""
+
+    digest: str
+    size: str
+    #: When RECORD was written, by the clock of the file system, which no program can set.
+    installed: int
+
+
+@dataclass
+class Environment:
+    """One folder of installed packages as it is found."""
+
+    folder: Path
+    packages: int = 0
+    #: By file: careless packages share some, and any of their versions is right.
+    recorded: dict[str, list[Recorded]] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+    #: Files that would have been read again, had there been time.
+    unread: int = 0
+
+
+def check_packages(context: CheckContext) -> Iterator[Finding]:
+    yield from findings_of(sys.prefix, "the daemon's")
+    trainer = training_python(context.settings)
+    if trainer is not None and str(trainer.parent.parent) != sys.prefix:
+        yield from findings_of(str(trainer.parent.parent), "the trainer's")
+
+
+def findings_of(prefix: str, whose: str) -> Iterator[Finding]:
+    folders = sorted(Path(prefix).glob("lib/python3.*/site-packages"))
+    if not folders:
+        yield skip(WHAT, f"{whose}: no site-packages below {prefix}")
+    for folder in folders:
+        found = examine_environment(folder)
+        problems = [*_start_code(found), *(f"{name} was changed" for name in found.changed)]
+        if problems:
+            more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+            yield warn(
+                WHAT,
+                f"{whose} in {folder}: {', '.join(problems[:SHOWN])}{more}",
+                "find out who did that; if nobody of yours, take the hotkey for stolen. Then remove the "
+                "environment and make install (or make training) again",
+            )
+        else:
+            yield ok(
+                WHAT,
+                f"{whose} {found.packages} in {folder}: {len(found.recorded)} files of code as installed",
+            )
+        if found.unread:
+            yield skip(
+                WHAT, f"{whose}: {found.unread} files newer than their installation, too many to read all"
+            )
+
+
+def examine_environment(folder: Path, seconds: float = READ_SECONDS) -> Environment:
+    found = Environment(folder)
+    for record in sorted(folder.glob("*.dist-info/RECORD")):
+        found.packages += 1
+        installed = record.stat().st_ctime_ns
+        with record.open(encoding="utf-8", newline="") as lines:
+            for row in csv.reader(lines):
+                if len(row) == 3 and _is_code(row[0]) and row[1].startswith("sha256="):
+                    digest = row[1].removeprefix("sha256=")
+                    found.recorded.setdefault(row[0], []).append(Recorded(digest, row[2], installed))
+    deadline = time.monotonic() + seconds
+    for name, versions in found.recorded.items():
+        same = _is_as_recorded(os.path.join(folder, name), versions, time.monotonic() < deadline)
+        if same is None:
+            found.unread += 1
+        elif not same:
+            found.changed.append(name)
+    return found
+
+
+def _is_code(name: str) -> bool:
+    return name.endswith((".py", ".pth")) or ".so" in name or name.startswith("../../../bin/")
+
+
+def _is_as_recorded(path: str, versions: list[Recorded], may_read: bool) -> bool | None:
+    """None if it would have to be read and there is no time; it is if touched after its installation."""
+    try:
+        now = os.stat(path)
+        if all(one.size and now.st_size != int(one.size) for one in versions):
+            return False
+        if now.st_ctime_ns <= max(one.installed for one in versions) + SLACK_NS:
+            return True
+        return _digest(path) in {one.digest for one in versions} if may_read else None
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return urlsafe_b64encode(hashlib.file_digest(file, "sha256").digest()).rstrip(b"=").decode()
+
+
+def _start_code(found: Environment) -> Iterator[str]:
+    """What runs at each start of this Python, and is not known to."""
+    for path in sorted(found.folder.glob("*.pth")):
+        if path.name not in found.recorded:
+            yield f"{path.name} belongs to no package"
+        elif path.name not in KNOWN_START_CODE and _has_code(path):
+            yield f"{path.name} runs code at each start of Python"
+    for name in START_MODULES:
+        if (found.folder / name).exists():
+            yield f"{name} runs at each start of Python"
+
+
+def _has_code(path: Path) -> bool:
+    lines = path.read_text("utf-8", errors="replace").splitlines()
+    return any(line.startswith(("import ", "import\t")) for line in lines)
+
+
+PACKAGES_CHECK = DoctorCheck(WHAT, check_packages, LIMIT_SECONDS)

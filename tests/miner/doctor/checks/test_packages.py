@@ -1,0 +1,120 @@
+"""Start-up code and changed files in installed packages."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from miner.doctor.checks import packages
+from miner.doctor.examine import FindingStatus
+
+
+def install(prefix: Path, name: str, files: dict[str, str]) -> Path:
+    """A package as pip leaves it: its files, then their RECORD."""
+    folder = prefix / "lib" / "python3.11" / "site-packages"
+    lines = []
+    for file, text in files.items():
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        lines.append(f"{file},sha256={digest},{len(text)}\n")
+    record = folder / f"{name}-1.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("".join([*lines, f"{name}-1.dist-info/RECORD,,\n"]))
+    return folder
+
+
+@pytest.fixture
+def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(packages, "SLACK_NS", 0)
+    install(tmp_path, "sesame", {"sesame/__init__.py": "seeds = 1\n", "sesame/oil.so": "machine code"})
+    install(
+        tmp_path, "setuptools", {"distutils-precedence.pth": "import os; 1\n", "paths.pth": "/elsewhere\n"}
+    )
+    return tmp_path
+
+
+def site(prefix: Path) -> Path:
+    return prefix / "lib" / "python3.11" / "site-packages"
+
+
+def found(prefix: Path) -> tuple[FindingStatus, str]:
+    [finding] = packages.findings_of(str(prefix), "the daemon's")
+    return finding.status, finding.detail
+
+
+def test_an_environment_as_it_was_installed_is_well(prefix: Path) -> None:
+    status, detail = found(prefix)
+    assert status is FindingStatus.OK
+    assert "2 in" in detail
+    assert "4 files of code as installed" in detail
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("litellm_init.pth", "import base64\n", "litellm_init.pth belongs to no package"),
+        ("sitecustomize.py", "", "sitecustomize.py runs at each start of Python"),
+        ("sesame/__init__.py", "seeds = 2\n", "sesame/__init__.py was changed"),
+        ("sesame/oil.so", "more machine code", "sesame/oil.so was changed"),
+    ],
+)
+def test_what_came_or_changed_after_the_installation_is_named(
+    name: str, text: str, expected: str, prefix: Path
+) -> None:
+    path = site(prefix) / name
+    before = path.stat() if path.exists() else None
+    installed = max(record.stat().st_ctime_ns for record in site(prefix).glob("*/RECORD"))
+
+    def written_later() -> bool:
+        path.write_text(text)
+        return path.stat().st_ctime_ns > installed
+
+    while not written_later():  # the file system's clock ticks every few milliseconds
+        pass
+    if before is not None:  # as one would who hides it
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    status, detail = found(prefix)
+    assert status is FindingStatus.WARN
+    assert expected in detail
+
+
+def test_start_up_code_that_a_package_brings_along_is_named_too(prefix: Path) -> None:
+    install(prefix, "litellm", {"litellm_init.pth": "import subprocess\n"})
+    status, detail = found(prefix)
+    assert status is FindingStatus.WARN
+    assert "litellm_init.pth runs code at each start of Python" in detail
+
+
+def test_a_missing_file_is_named(prefix: Path) -> None:
+    (site(prefix) / "sesame/__init__.py").unlink()
+    assert "sesame/__init__.py was changed" in found(prefix)[1]
+
+
+def test_a_file_that_two_packages_bring_may_be_either_ones(prefix: Path) -> None:
+    install(prefix, "tahini", {"docs/conf.py": "one = 1\n"})
+    install(prefix, "halva", {"docs/conf.py": "two = 2\n"})
+    assert found(prefix)[0] is FindingStatus.OK
+
+
+def test_what_there_is_no_time_to_read_is_said(prefix: Path) -> None:
+    module, record = site(prefix) / "sesame/__init__.py", site(prefix) / "sesame-1.dist-info/RECORD"
+    while module.stat().st_ctime_ns <= record.stat().st_ctime_ns:
+        os.utime(module)  # as a copy would
+    environment = packages.examine_environment(site(prefix), seconds=0.0)
+    assert (environment.unread, environment.changed) == (1, [])
+    assert packages.examine_environment(site(prefix)).unread == 0
+
+
+def test_a_large_environment_takes_seconds_at_most(prefix: Path) -> None:
+    files = {f"large/{number // 500}/m{number}.py": f"x = {number}\n" for number in range(5_000)}
+    install(prefix, "large", files)
+    began = time.process_time()
+    assert found(prefix)[0] is FindingStatus.OK
+    assert time.process_time() - began < 5
