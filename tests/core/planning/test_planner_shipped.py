@@ -90,7 +90,7 @@ def test_no_gpu_is_left_idle_by_small_grpo_steps_where_the_batch_is_ours_to_choo
 
 @pytest.mark.parametrize("task", [TaskType.INSTRUCT, TaskType.CHAT])
 def test_the_profile_named_fast_is_the_fastest_by_its_own_estimate(task: TaskType) -> None:
-    """Per GPU and second, padding left out, wherever the run is long enough to be compiled; else nearly. Pairs
+    """Per GPU and second, padding left out, where the run is long enough to be compiled; else nearly. Pairs
     are not packed, and GRPO is not for its engine."""
     compiled = 0
     machines = [gpus for gpus in MACHINES if "H100" in gpus]
