@@ -390,8 +390,8 @@ class Daemon:
         self.fleet.schedule()
 
     async def reload_files(self) -> None:
-        """Take up edits of policies, profiles, rules and FLEET_FILE. Where their file system hangs or fails, all
-        goes on with what was read last."""
+        """Take up edits of policies, profiles, rules and FLEET_FILE. Where their file system hangs or fails,
+        what was read last stays in force."""
 
         def look() -> None:
             self.inventory.refresh_file()

@@ -222,8 +222,8 @@ class PolicyRuntime:
         """Take up what was edited.
 
         `ConfigError` when at the start a policy or a profile that was chosen does not exist; one that cannot
-        be used is replaced, with an alert. `hardware` is all that is installed, also what is out for a while: None while
-        nobody knows, and then what is in force stays so.
+        be used is replaced, with an alert. `hardware` is all that is installed, also what is out for a while:
+        None while nobody knows, and then what is in force stays so.
         """
         if hardware is not None or not self._policies.chosen.name:
             chosen = active_policy_name(self._settings, hardware)
