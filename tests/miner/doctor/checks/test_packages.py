@@ -23,7 +23,7 @@ def install(prefix: Path, name: str, files: dict[str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        lines.append(f"{file},sha256={digest},{len(text)}\n")
+        lines.append(f"{file},sha256={digest},{len(text.encode())}\n")
     record = folder / f"{name}-1.dist-info" / "RECORD"
     record.parent.mkdir()
     record.write_text("".join([*lines, f"{name}-1.dist-info/RECORD,,\n"]))
@@ -60,7 +60,9 @@ def test_an_environment_as_it_was_installed_is_well(prefix: Path) -> None:
     ("name", "text", "expected"),
     [
         ("litellm_init.pth", "import base64\n", "litellm_init.pth belongs to no package"),
+        ("_virtualenv.pth", "import _virtualenv", "`uv venv` make one"),
         ("sitecustomize.py", "", "sitecustomize.py runs at each start of Python"),
+        ("sitecustomize.abi3.so", "", "sitecustomize.abi3.so runs at each start of Python"),
         ("sesame/__init__.py", "seeds = 2\n", "sesame/__init__.py was changed"),
         ("sesame/oil.so", "more machine code", "sesame/oil.so was changed"),
     ],
@@ -85,8 +87,9 @@ def test_what_came_or_changed_after_the_installation_is_named(
     assert expected in detail
 
 
-def test_start_up_code_that_a_package_brings_along_is_named_too(prefix: Path) -> None:
-    install(prefix, "litellm", {"litellm_init.pth": "import subprocess\n"})
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
+def test_start_up_code_that_a_package_brings_along_is_named_too(mark: str, prefix: Path) -> None:
+    install(prefix, "litellm", {"litellm_init.pth": f"{mark}import subprocess\n"})
     status, detail = found(prefix)
     assert status is FindingStatus.WARN
     assert "litellm_init.pth runs code at each start of Python" in detail
