@@ -56,11 +56,23 @@ def test_an_environment_as_it_was_installed_is_well(prefix: Path) -> None:
     assert "4 files of code as installed" in detail
 
 
+def made_by_uv(prefix: Path) -> None:
+    (site(prefix) / "_virtualenv.py").write_text("x = 1\n")
+    (site(prefix) / "_virtualenv.pth").write_text("import _virtualenv")
+    (prefix / "pyvenv.cfg").write_text("uv = 0.13.9\n")
+
+
+def test_an_environment_that_uv_made_is_well(prefix: Path) -> None:
+    made_by_uv(prefix)
+    assert found(prefix)[0] is FindingStatus.OK
+
+
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
         ("litellm_init.pth", "import base64\n", "litellm_init.pth belongs to no package"),
-        ("_virtualenv.pth", "import _virtualenv", "`uv venv` make one"),
+        ("_virtualenv.pth", "import _virtualenv", "_virtualenv.pth belongs to no package"),
+        ("_virtualenv.py", "x = 2\n", "_virtualenv.pth belongs to no package"),
         ("sitecustomize.py", "", "sitecustomize.py runs at each start of Python"),
         ("sitecustomize.abi3.so", "", "sitecustomize.abi3.so runs at each start of Python"),
         ("sesame/__init__.py", "seeds = 2\n", "sesame/__init__.py was changed"),
@@ -70,9 +82,12 @@ def test_an_environment_as_it_was_installed_is_well(prefix: Path) -> None:
 def test_what_came_or_changed_after_the_installation_is_named(
     name: str, text: str, expected: str, prefix: Path
 ) -> None:
+    if name == "_virtualenv.py":
+        made_by_uv(prefix)
     path = site(prefix) / name
     before = path.stat() if path.exists() else None
-    installed = max(record.stat().st_ctime_ns for record in site(prefix).glob("*/RECORD"))
+    records = [*site(prefix).glob("*/RECORD"), *prefix.glob("pyvenv.cfg")]
+    installed = max(record.stat().st_ctime_ns for record in records)
 
     def written_later() -> bool:
         path.write_text(text)
