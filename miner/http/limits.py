@@ -119,7 +119,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.transport = _LingeringTransport(transport, self)  # type: ignore[assignment]
         self._network = client_network(self.client[0]) if self.client else ""
-        self._take_place(self.known if self.is_known(self._network, ()) else self.strangers)
+        is_known = self.is_known(self._network, ())
+        # Where all places kept for those that are known are taken, there may be one among the others.
+        kept = is_known and (self.known.has_room or not self.strangers.has_room)
+        self._take_place(self.known if kept else self.strangers)
         if not self._is_ending:
             self._update_timer()
 
@@ -203,7 +206,11 @@ class BoundedProtocol(HttpToolsProtocol):
             text = f"{MAX_QUEUED} requests wait on this connection already; send more when they are answered"
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too_many_queued", text)
             raise _StopParsing
-        if self._places is self.strangers and self.is_known(self._network, self.headers):
+        if (
+            self._places is self.strangers
+            and self.known.has_room
+            and self.is_known(self._network, self.headers)
+        ):
             self.strangers.leave(self, self._network)
             self._take_place(self.known)
             if self._is_ending:

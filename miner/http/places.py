@@ -23,6 +23,10 @@ class Places(Generic[ConnectionT]):
         self._most_idle = 0
 
     @property
+    def has_room(self) -> bool:
+        return self._total < self._limit
+
+    @property
     def is_over(self) -> bool:
         return self._total > self._limit
 
