@@ -44,8 +44,8 @@ def prepare(spec: PrepareSpec) -> PreparedRows:
     if spec.run.dataset is None:
         return corpus.prepare_corpus(spec)
     asked = TrainingPlan.from_json(Path(spec.plan_path).read_bytes()) if spec.plan_path is not None else None
-    import_tokenizers()
     making = _start_making(spec.run, asked) if spec.run.task_type.makes_rows else None
+    import_tokenizers()
     with _trial(spec):
         tokenizer = load_tokenizer(spec.run.model_path)
     records, notes = making.rows() if making is not None else (read_rows(Path(spec.run.data_path)), ())
