@@ -163,8 +163,8 @@ class TextRunner:
         spec_path = folder / "ask.json"
         spec_path.write_text(spec.model_dump_json(indent=2), encoding="utf-8")
         command = (sys.executable, "-m", "trainer.runner.prepare", str(spec_path))
-        child = self.start(command, child_environment(self.work, NO_PROGRESS_BARS), self.work)
         spec.trial_path.unlink(missing_ok=True)  # of a launch in the same place that was ended in it
+        child = self.start(command, child_environment(self.work, NO_PROGRESS_BARS), self.work)
         limits = SupervisionLimits(hard_end=self.hard_end, more=TrialLimit(spec.trial_path))
         ended = supervise(child, limits, self.stop)
         prepared = read_record(PreparedRows, Path(spec.prepared_out))
