@@ -156,7 +156,7 @@ def test_the_more_others_ask_for_gpus_the_fewer_a_task_gets() -> None:
         _flagship(TrainingWorth(4.8, 0.3, (price,) * 4), rows=100_000).gpus.count for price in (0.0, 0.2, 0.5)
     ]
     assert counts == [4, 2, 1]
-    assert "nobody else asks" in _flagship().reasons["gpus"].text
+    assert "no other task waits" in _flagship().reasons["gpus"].text
     assert "up to 0.5 points" in _flagship(TrainingWorth(4.8, 0.3, (0.0, 0.5))).reasons["gpus"].text
 
 
