@@ -148,7 +148,7 @@ def plan(
 def _plans_on_fewer(
     found: TrainingPlan, target: PlanTarget, planned: Callable[[LoadedProfile, Hardware], TrainingPlan]
 ) -> Iterator[TrainingPlan]:
-    """Yield what fewer GPUs of one node would do, the most first."""
+    """Yield the plans for fewer GPUs of one node, the largest number first."""
     gpus, count = target.hardware.gpus, found.gpus.count
     while found.gpus.nodes == 1 and count > 1:
         fewer = target.hardware.model_copy(update={"gpus": gpus.take(count - 1)})

@@ -161,7 +161,7 @@ def test_an_unlocking_that_takes_too_long_is_given_up(
 ) -> None:
     monkeypatch.setattr(identity, "UNLOCK_SECONDS", 0.01)
     at, _ = encrypted
-    with pytest.raises(IdentityError, match="not open after 0 s"):
+    with pytest.raises(IdentityError, match="not be unlocked within 0 s"):
         unlock(Wallets(at.wallet_path, wallet_password=PASSWORD))
 
 
