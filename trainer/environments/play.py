@@ -368,11 +368,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _shown(text: str) -> str:
-    """What a server or a model says may hold whatever a terminal obeys."""
+    """Make a server's or a model's words safe to print: they may hold control sequences of terminals."""
     return printable(without_terminal_codes(text))
 
 
-#: What games need beside the training stack, as it is installed, by the name that is imported.
+#: Packages that games need beside the training stack, by imported name.
 _GAMES = {"pyspiel": "open-spiel", "numba": "numba"}
 
 

@@ -48,7 +48,7 @@ def _call_line(call: ToolCall) -> str:
 
 
 def _write(path: Path, text: str) -> Path:
-    """A model's answers may hold whatever a terminal obeys."""
+    """Make a model's answers safe to print: they may hold control sequences of terminals."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(printable(without_terminal_codes(text)), "utf-8", errors="replace")
     return path
