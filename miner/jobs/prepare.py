@@ -393,8 +393,8 @@ def _worth(job: JobContext) -> TrainingWorth:
     operator's task does not predict offers, so its GPUs cost nothing until another task waits."""
     now, fleet, row, task = job.now(), job.services.fleet, job.row, job.task
     others = fleet.snapshot(now, without=job.key)
-    somebody_waits = any(hold.starts_at > now or not hold.gpus for hold in others.reservations)
-    if row.validator == OPERATOR and not somebody_waits:
+    another_waits = any(hold.starts_at > now or not hold.gpus for hold in others.reservations)
+    if row.validator == OPERATOR and not another_waits:
         return IDLE_HOST
     offer = MinerTaskOffer(
         model=task.model, hours_to_complete=row.hours, task_id=row.task_id, task_type=task.task_type

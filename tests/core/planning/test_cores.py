@@ -22,7 +22,7 @@ H100 = GPU_KINDS["H100-SXM"]
 
 
 def machine(gpus: int, numbers: int, sockets: int = 1, threads: int = 1, **changes: object) -> Hardware:
-    """Numbered as Linux does: all first threads, socket after socket, then all second ones."""
+    """Number cores as Linux does: all first threads, socket by socket, then all second ones."""
     physical = tuple(tuple(range(core, numbers, numbers // threads)) for core in range(numbers // threads))
     per_socket = len(physical) // sockets
     near = [
@@ -39,7 +39,7 @@ def machine(gpus: int, numbers: int, sockets: int = 1, threads: int = 1, **chang
 
 
 def shares(hardware: Hardware, wanted: str | None = None) -> list[str | None]:
-    """Of jobs on one GPU each."""
+    """Return the cores of jobs on one GPU each."""
     each = hardware.gpus.take(1)
     hosts = hardware.gpus.count
     return [

@@ -26,7 +26,7 @@ def plan_of(
     batch: int | None = None,
     least_steps: int = 100,
 ) -> TrainingPlan:
-    """By `steady`; with `batch` of that size, whatever the time."""
+    """Plan by `steady`; with `batch` set, a batch of that size."""
     facts, hardware = facts_from_name(model), host(gpus)
     profile = resolve_profile(load_profile("steady"), TaskType.GRPO, facts)
     update: dict[str, object] = {"least_steps": least_steps}

@@ -1,4 +1,4 @@
-"""What pages say of a job in a few words."""
+"""Short texts about a job on pages."""
 
 from __future__ import annotations
 

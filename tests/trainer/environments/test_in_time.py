@@ -12,7 +12,7 @@ from trainer.errors import BadModel
 
 
 class Panic(BaseException):
-    """As the tokenizers' own."""
+    """Like the panic of the tokenizers library."""
 
 
 def test_what_is_over_in_time_is_answered() -> None:

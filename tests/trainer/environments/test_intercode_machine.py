@@ -119,7 +119,7 @@ CALLS = "for (@ARGV) { syscall($_, (-1) x 6); print $_, ' ', $!+0, qq(\\n) }"
 @pytest.mark.skipif(shutil.which("perl", path="/usr/bin:/bin") is None, reason="perl makes the calls")
 @pytest.mark.skipif(platform.machine() not in ARCHITECTURES, reason="its system calls are not known")
 def test_a_command_changes_nothing_of_the_whole_machine(machine: ShellMachine) -> None:
-    """Not its clock, name, swap, modules, mounts, accounting, and it does not restart it."""
+    """Clock, name, swap, modules, mounts and accounting stay as they are, and nothing restarts."""
     column = list(ARCHITECTURES).index(platform.machine())
     refused = {
         rule.name: rule.numbers[column]

@@ -15,7 +15,7 @@ from miner.doctor.examine import FindingStatus
 
 
 def install(prefix: Path, name: str, files: dict[str, str]) -> Path:
-    """A package as pip leaves it: its files, then their RECORD."""
+    """Write a package as pip does: its files, then their RECORD."""
     folder = prefix / "lib" / "python3.11" / "site-packages"
     lines = []
     for file, text in files.items():
@@ -78,7 +78,7 @@ def test_what_came_or_changed_after_the_installation_is_named(
 
     while not written_later():  # the file system's clock ticks every few milliseconds
         pass
-    if before is not None:  # as one would who hides it
+    if before is not None:  # as an attacker who hides it would
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     status, detail = found(prefix)
     assert status is FindingStatus.WARN
