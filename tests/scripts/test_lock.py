@@ -192,7 +192,7 @@ def test_the_index_is_asked_for_releases_before_the_cooldown(monkeypatch: pytest
     ],
     ids=["no network", "no times", "conflict"],
 )
-def test_what_uv_says_is_explained(
+def test_errors_of_uv_are_explained(
     said: str,
     code: int,
     expected: str,

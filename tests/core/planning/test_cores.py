@@ -91,7 +91,7 @@ def test_the_notation_is_dockers(text: str) -> None:
         (machine(4, 2), "0-1", ["0-1"] * 4),
     ],
 )
-def test_each_gpu_has_as_many_cores_near_to_it_as_far_as_they_go(
+def test_each_gpu_has_equally_many_cores_near_ones_first(
     hardware: Hardware, wanted: str | None, expected: list[str]
 ) -> None:
     assert shares(hardware, wanted) == expected

@@ -83,7 +83,7 @@ def test_half_a_billion_on_an_h100_answers_seven_times_the_prompts_of_32_complet
     assert plan.optimizer.learning_rate == small.optimizer.learning_rate
 
 
-def test_so_many_steps_remain() -> None:
+def test_at_least_the_profiles_least_steps_remain() -> None:
     few, many = plan_of(), plan_of(least_steps=300)
     assert few.steps.total < 300 <= many.steps.total
     assert many.batch.effective == 128

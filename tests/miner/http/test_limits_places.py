@@ -92,7 +92,7 @@ def test_strangers_take_no_places_of_those_that_are_known(narrow: tuple[Protocol
     assert connect(THIRD).send(LAST).last_reply().status == 200
 
 
-def test_who_shows_by_its_headers_that_it_is_known_makes_way_for_no_stranger(
+def test_a_client_known_by_its_headers_makes_way_for_no_stranger(
     narrow: tuple[ProtocolServer, Connect],
 ) -> None:
     server, connect = narrow

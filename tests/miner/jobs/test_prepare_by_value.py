@@ -75,7 +75,7 @@ async def gpus_of(harness: JobsHarness, job_id: int) -> tuple[str, ...]:
     return (await harness.attempts(job_id))[-1].gpus
 
 
-async def test_a_job_gets_the_gpus_that_its_offer_was_decided_to_get(harness: JobsHarness) -> None:
+async def test_a_job_gets_the_gpus_that_its_offer_reserved(harness: JobsHarness) -> None:
     """Even if others came later and raised the price of a GPU, it keeps its own, and they keep theirs."""
     decision, other = accept(harness, JOB), accept(harness, OTHER)
     assert decision.placement is not None

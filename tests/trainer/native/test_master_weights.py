@@ -181,7 +181,7 @@ class PlainBf16(MasterWeights):
 
 
 @pytest.mark.parametrize("name", [Optimizer.ADAMW_TORCH_FUSED, Optimizer.MUON])
-def test_rounded_at_random_small_steps_teach_what_masters_learn(
+def test_small_steps_rounded_at_random_learn_as_much_as_with_masters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Optimizer
 ) -> None:
     """The rate is so low that most updates are below half a last digit."""

@@ -144,7 +144,7 @@ def of_odd_sizes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [of_experts, of_cut_tensors, of_odd_sizes])
-def test_what_is_read_in_shards_is_the_model(
+def test_a_model_read_in_shards_equals_the_whole(
     forks: ForkServer, tmp_path: Path, make: Callable[[Path], Any]
 ) -> None:
     make(tmp_path / "model")
