@@ -181,22 +181,22 @@ class EventPrinter:
 
 
 def event_line(event: ProgressEvent) -> str:
-    match event.event:
-        case "step":
-            return _step_line(event) if isinstance(event, StepEvent) else ""
-        case "stage":
-            return f"{event.stage}: {event.text}" if isinstance(event, StageEvent) and event.text else ""
-        case "note":
-            return f"{event.kind}: {event.text}" if isinstance(event, NoteEvent) else ""
-        case "eval":
-            best = ", the best so far" if event.best else ""
-            return f"step {event.score.step:,}: {event.score.metric} {event.score.value:.4f}{best}"
-        case "checkpoint":
-            return f"step {event.step:,}: state saved"
-        case "oom":
-            return f"out of memory in {event.moment}: {event.text}"
-        case "control":
-            return f"control: {event.text}"
+    match event:
+        case StepEvent():
+            return _step_line(event)
+        case StageEvent(stage=stage, text=text) if text:
+            return f"{stage}: {text}"
+        case NoteEvent(kind=kind, text=text):
+            return f"{kind}: {text}"
+        case EvalEvent(score=score, best=best):
+            so_far = ", the best so far" if best else ""
+            return f"step {score.step:,}: {score.metric} {score.value:.4f}{so_far}"
+        case CheckpointEvent(step=step):
+            return f"step {step:,}: state saved"
+        case OomEvent(moment=moment, text=text):
+            return f"out of memory in {moment}: {text}"
+        case ControlEvent(text=text):
+            return f"control: {text}"
     return ""
 
 

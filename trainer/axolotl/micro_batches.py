@@ -19,6 +19,7 @@ from core.runs.control import even_micro
 from trainer.inputs.tables import PAIR_COLUMNS
 from trainer.inputs.tokens import IGNORED
 from trainer.session.control import MicroChange, release_memory
+from trainer.session.failures import is_oom
 from trainer.session.step_order import StepOrder
 
 #: TRL's losses of preferences that look at more than one pair at a time.
@@ -93,8 +94,8 @@ class MicroBatchSplitter:
         held, self._held = self._held, []
         try:
             return self._in_parts(model, held, num_items_in_batch)
-        except torch.OutOfMemoryError:
-            if self._trainer.args.world_size > 1:
+        except (RuntimeError, MemoryError) as error:
+            if self._trainer.args.world_size > 1 or not is_oom(error):
                 raise
         model.zero_grad()
         release_memory()
@@ -242,10 +243,13 @@ def _is_row(value: Any) -> bool:
 
 def _borders(inputs: Mapping[str, Any]) -> list[int]:
     """Return the places where a packed row's documents begin, except those whose first token is learned: a
-    cut would lose it. Padding at the end, without labels, goes with the document before it."""
-    positions, labels = inputs["position_ids"][0], inputs["labels"][0]
-    learned = labels != IGNORED
-    begins = (positions == 0) & ~learned & (learned.flip(0).cumsum(0).flip(0) > 0)
+    cut would lose it. Padding, which has no labels, goes with the document before it: a mean over it would be
+    NaN."""
+    import torch
+
+    begins, learned = inputs["position_ids"][0] == 0, inputs["labels"][0] != IGNORED
+    document = begins.cumsum(0)
+    begins = begins & ~learned & torch.isin(document, document[learned])
     return [int(place) for place in begins.nonzero().flatten().tolist() if place]
 
 

@@ -41,13 +41,18 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
 
 
+def import_tokenizers() -> Any:
+    """transformers' loader. Importing it and torch takes minutes from a cold disk."""
+    return importlib.import_module("transformers").AutoTokenizer
+
+
 def load_tokenizer(model_path: str) -> Tokenizer:
     """Load the base model's tokenizer as evaluation does: no remote code, padded with the end token if
     needed."""
-    transformers = importlib.import_module("transformers")
+    loader = import_tokenizers()
     forbid_remote_code()
     try:
-        tokenizer: Tokenizer = transformers.AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+        tokenizer: Tokenizer = loader.from_pretrained(model_path, local_files_only=True)
     except BaseException as error:  # with a foreign folder transformers may raise anything
         if not isinstance(error, Exception) and not _is_panic(error):
             raise

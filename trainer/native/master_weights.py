@@ -37,8 +37,7 @@ class WeightPart:
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return this part of a weight or its gradient. Not kept: FSDP2 moves weights."""
-        own: Tensor = own_part(tensor)
-        return own if self.rows == _ALL else own[self.rows]
+        return _rows(own_part(tensor), self.rows)
 
     def hold(self, values: Tensor) -> None:
         """Let the copy have these values, in their memory."""
@@ -124,7 +123,12 @@ class MasterWeights:
         weight.copy_(rounded(own_part(part.copy), weight.dtype, self._random))
         state = block.state_of(part.copy)
         for key, value in state.items():
-            if self._narrow and isinstance(value, Tensor) and value.shape == part.copy.shape:
+            if (
+                self._narrow
+                and key != "step"
+                and isinstance(value, Tensor)
+                and value.shape == part.copy.shape
+            ):
                 narrow = rounded(own_part(value), torch.bfloat16, self._random)
                 state[key] = _beside(narrow, part.copy)
         _let_go(part)
@@ -221,14 +225,19 @@ def _in_blocks(named: list[tuple[str, nn.Parameter]], by_rows: bool) -> Iterator
         own = own_part(weight)
         rows = _row_slices(own) if by_rows else [_ALL]
         for place, each in enumerate(rows, start=1):
-            values = own[each].float() if by_rows else weight.detach().float()
-            if block and size + values.numel() > UPDATE_BLOCK:
+            values = _rows(own, each).float() if by_rows else weight.detach().float()
+            numbers = own_part(values).numel()
+            if block and size + numbers > UPDATE_BLOCK:
                 yield block
                 block, size = [], 0
             block.append((name, WeightPart(weight, each, nn.Parameter(values), place == len(rows))))
-            size += own_part(values).numel()
+            size += numbers
     if block:
         yield block
+
+
+def _rows(own: Tensor, rows: slice) -> Tensor:
+    return own if rows == _ALL else own[rows]
 
 
 def _row_slices(own: Tensor) -> list[slice]:

@@ -385,12 +385,13 @@ def add_adapters(model: nn.Module, plan: TrainingPlan) -> nn.Module:
 
 @torch.no_grad()
 def _set_magnitudes(model: nn.Module) -> None:
-    """Compute DoRA's first magnitudes, the norms of the rows: PEFT cannot if each rank has some of them."""
+    """Compute DoRA's first magnitudes, norms over the inputs: PEFT cannot for a stand-in."""
     for layer in model.modules():
         for magnitude in getattr(layer, "lora_magnitude_vector", {}).values():
             shard = shard_of(layer.get_base_layer().weight)  # type: ignore[operator]
             if shard is not None:
-                magnitude.weight.copy_(torch.linalg.norm(shard, dim=1).full_tensor())
+                inputs = 0 if layer.fan_in_fan_out else 1
+                magnitude.weight.copy_(torch.linalg.norm(shard, dim=inputs).full_tensor())
 
 
 def compute_dtype(plan: TrainingPlan) -> torch.dtype:

@@ -20,7 +20,7 @@ from trainer.handoff import PreparedRows, PrepareSpec, write_record
 from trainer.inputs.files import read_rows
 from trainer.inputs.model_loading import block_imports
 from trainer.inputs.text import encode_task, try_rows, write_task
-from trainer.inputs.tokens import load_tokenizer, pad_token_for_engine
+from trainer.inputs.tokens import import_tokenizers, load_tokenizer, pad_token_for_engine
 from trainer.native import corpus
 from trainer.runner.planning import make_own_plan, model_facts
 from trainer.session.failures import failure_of
@@ -45,6 +45,7 @@ def prepare(spec: PrepareSpec) -> PreparedRows:
         return corpus.prepare_corpus(spec)
     asked = TrainingPlan.from_json(Path(spec.plan_path).read_bytes()) if spec.plan_path is not None else None
     making = _start_making(spec.run, asked) if spec.run.task_type.makes_rows else None
+    import_tokenizers()
     with _trial(spec):
         tokenizer = load_tokenizer(spec.run.model_path)
     records, notes = making.rows() if making is not None else (read_rows(Path(spec.run.data_path)), ())

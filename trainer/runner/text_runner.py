@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from core.domain.choices import Engine, EvalMetric
@@ -81,9 +80,9 @@ OVERRUN_S, OVERRUN_SHARE = 60.0, 0.4
 HANG_FACTOR, HANG_MIN_S = 30.0, 1200.0
 #: How many times the planned time to the first step may pass before our plugin must have been loaded.
 MARKER_FACTOR, MARKER_MIN_S = 3.0, 300.0
-#: Time limit for loading a tokenizer and encoding some rows, which takes seconds, or tens of them on a busy
-#: host.
-TRIAL_S = 120.0
+#: Time limit for loading a tokenizer and encoding some rows: seconds, or a minute or two for one that must be
+#: converted first on a busy host. Imports do not count.
+TRIAL_S = 300.0
 
 
 @dataclass
@@ -164,8 +163,9 @@ class TextRunner:
         spec_path = folder / "ask.json"
         spec_path.write_text(spec.model_dump_json(indent=2), encoding="utf-8")
         command = (sys.executable, "-m", "trainer.runner.prepare", str(spec_path))
+        spec.trial_path.unlink(missing_ok=True)  # of a launch in the same place that was ended in it
         child = self.start(command, child_environment(self.work, NO_PROGRESS_BARS), self.work)
-        limits = SupervisionLimits(hard_end=self.hard_end, more=partial(_endless_trial, spec.trial_path))
+        limits = SupervisionLimits(hard_end=self.hard_end, more=TrialLimit(spec.trial_path))
         ended = supervise(child, limits, self.stop)
         prepared = read_record(PreparedRows, Path(spec.prepared_out))
         if prepared is None or ended.termination is not None:
@@ -281,16 +281,28 @@ class TextRunner:
         return remedy_for(plan, failed, earlier)
 
 
-def _endless_trial(path: Path) -> Termination | None:
-    """End a trial that takes too long: it would use up the job's time, and hold its GPUs."""
-    try:
-        seconds = time.time() - path.stat().st_mtime
-    except OSError:
-        return None
-    if seconds <= TRIAL_S:
-        return None
-    late = f"did not encode the first rows in {show_seconds(TRIAL_S)}"
-    return Termination(RunEnd.BAD_MODEL, f"the base model's tokenizer or chat template {late}")
+@dataclass
+class TrialLimit:
+    """A time limit for a trial: a template or a tokenizer that never ends would use up the job's time, and
+    hold its GPUs. It uses our own clock, since a file system's may differ."""
+
+    path: Path
+    now: Callable[[], float] = time.monotonic
+    _trial: int | None = None
+    _seen_at: float = 0.0
+
+    def __call__(self) -> Termination | None:
+        try:
+            trial = self.path.stat().st_mtime_ns
+        except OSError:
+            trial = None
+        if trial is None or trial != self._trial:
+            self._trial, self._seen_at = trial, self.now()
+            return None
+        if self.now() - self._seen_at <= TRIAL_S:
+            return None
+        late = f"did not encode the first rows in {show_seconds(TRIAL_S)}"
+        return Termination(RunEnd.BAD_MODEL, f"the base model's tokenizer or chat template {late}")
 
 
 def _commands(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun) -> list[tuple[str, ...]]:

@@ -93,4 +93,6 @@ def rounded(values: Any, dtype: Any, random: Any = None) -> Any:
     bits = values.view(torch.int32)
     noise = torch.randint(1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=random)
     # Below the format's 16 bits: the carry rounds up as often as the rest is large.
-    return noise.add_(bits).bitwise_and_(-65536).view(torch.float32).to(torch.bfloat16)
+    near = noise.add_(bits).bitwise_and_(-65536).view(torch.float32).to(torch.bfloat16)
+    # The carry would turn CUDA's NaN, all of whose bits are set, into a zero.
+    return near.masked_fill_(values.isnan(), torch.nan)

@@ -177,6 +177,12 @@ def test_a_row_is_not_cut_where_the_first_token_of_a_document_is_learned() -> No
     assert _borders(inputs) == [16, 21]
 
 
+def test_padding_in_the_middle_of_joined_rows_is_no_part_by_itself() -> None:
+    """A mean over its labels, of which there are none, would be no number."""
+    rows = packed(9, 7), packed(5, 6)
+    assert _borders({key: torch.cat([row[key] for row in rows], 1) for key in rows[0]}) == [9, 21, 26]
+
+
 def step_of(trainer: Any, batches: list[dict[str, torch.Tensor]], count: Any) -> tuple[float, Any]:
     """An optimizer step on these micro-batches."""
     copies = [{key: value.clone() for key, value in batch.items()} for batch in batches]
@@ -190,9 +196,13 @@ def step_of(trainer: Any, batches: list[dict[str, torch.Tensor]], count: Any) ->
 
 
 @pytest.mark.parametrize("kind", ["rows", "packed", "packed, mean", "pairs"])
-@pytest.mark.parametrize("runs_out", [False, True])
+@pytest.mark.parametrize(
+    "runs_out",
+    [None, torch.OutOfMemoryError(), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")],
+    ids=lambda error: type(error).__name__,
+)
 def test_passes_larger_than_the_loaders_have_the_same_gradient_or_are_undone(
-    tmp_path: Path, kind: str, runs_out: bool
+    tmp_path: Path, kind: str, runs_out: Exception | None
 ) -> None:
     """Three micro-batches in two passes."""
     if kind == "pairs":
@@ -222,7 +232,7 @@ def test_passes_larger_than_the_loaders_have_the_same_gradient_or_are_undone(
     def seen(module: Any, given: Any, named: dict[str, Any]) -> None:
         passes.append(len(named["input_ids"]))
         if runs_out and len(passes) == 2:
-            raise torch.OutOfMemoryError
+            raise runs_out
 
     trainer.model.register_forward_pre_hook(seen, with_kwargs=True)
     other_loss, other = step_of(trainer, batches, count)

@@ -26,7 +26,7 @@ from trainer.native.distributed import NativeCommunicator
 from trainer.native.loader import BatchLoader
 from trainer.native.master_weights import MasterWeights
 from trainer.native.train import Trainer, resume, save
-from trainer.session.ema import own_part
+from trainer.session.ema import own_part, rounded
 
 BF16 = PrecisionPlan(bf16=True, tf32=False)
 #: Large enough that norms and step counts are next to nothing of it.
@@ -197,6 +197,31 @@ def test_small_steps_rounded_at_random_learn_as_much_as_with_masters(
     plain = last(False)
     assert without == pytest.approx(with_masters, rel=0.01)
     assert plain > without + 3 * abs(without - with_masters)
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000])
+def test_what_is_no_number_or_has_no_end_is_rounded_to_itself(bits: int) -> None:
+    """All bits are set in CUDA's NaN."""
+    no_number = torch.full((1000,), bits, dtype=torch.int32).view(torch.float32)
+    assert rounded(no_number, torch.bfloat16).isnan().all()
+    endless = torch.tensor([torch.inf, -torch.inf, 0.0, 1.0])
+    assert torch.equal(rounded(endless, torch.bfloat16).float(), endless)
+
+
+def test_a_weight_of_one_number_learns_and_counts_its_steps() -> None:
+    scale = torch.nn.Parameter(torch.tensor(1.0, dtype=torch.bfloat16))
+    masters = MasterWeights(
+        [("scale", scale)],
+        lambda named: torch.optim.AdamW([weight for _, weight in named], lr=1e-3),
+        kept=False,
+        narrow=True,
+    )
+    for _ in range(300):
+        scale.grad = torch.ones_like(scale)
+        masters.step()
+    assert float(scale) == pytest.approx(0.7, abs=0.03)
+    (moments,) = masters.state()["moments"]
+    assert float(moments["step"]) == 300
 
 
 def in_place(**changes: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from core.domain.choices import Parallelism
 from core.planning.plan import AdapterPlan, FsdpPlan, TrainingPlan
+from tests.trainer import odd_models
 from tests.trainer.forks import ForkServer
 from tests.trainer.native import tiny
 from tests.trainer.native.allocated import bytes_allocated
@@ -143,7 +144,11 @@ def of_odd_sizes(folder: Path) -> None:
     tiny.model_folder(folder, vocab_size=65, intermediate_size=37, tie_word_embeddings=True)
 
 
-@pytest.mark.parametrize("make", [of_experts, of_cut_tensors, of_odd_sizes])
+def of_transposed_matrices(folder: Path) -> None:
+    odd_models.save(folder, "gpt2")
+
+
+@pytest.mark.parametrize("make", [of_experts, of_cut_tensors, of_odd_sizes, of_transposed_matrices])
 def test_a_model_read_in_shards_equals_the_whole(
     forks: ForkServer, tmp_path: Path, make: Callable[[Path], Any]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from core.runs.run_files import RunEnd
 from trainer.runner import supervise as module
+from trainer.runner import text_runner
 from trainer.runner.processes import StopRequest
 from trainer.runner.supervise import STOP_S, ProcessEnd, SupervisionLimits, supervise
 
@@ -116,3 +117,27 @@ def test_a_training_without_a_sign_of_life_hangs(time: FakeTime, tmp_path: Path)
     assert ended.termination is not None
     assert ended.termination.end is RunEnd.HUNG
     assert time.now == pytest.approx(START + 450, abs=5)
+
+
+def test_a_trial_that_does_not_end_is_the_models_fault_by_our_clock_alone(
+    time: FakeTime, tmp_path: Path
+) -> None:
+    """The file's time is that of another clock, an hour behind, and a second trial has time of its own."""
+    trial = tmp_path / "trial"
+
+    def begin(modified: float) -> None:
+        trial.touch()
+        os.utime(trial, (modified, modified))
+
+    limit = text_runner.TrialLimit(trial, now=time)
+    begin(START - 3600)
+    time.events = [
+        (START + 200, trial.unlink),
+        (START + 400, lambda: begin(START - 3200)),
+        (START + 600, lambda: begin(START - 3000)),
+    ]
+    ended = watched(time, tmp_path, more=limit)
+    assert ended.termination is not None
+    assert ended.termination.end is RunEnd.BAD_MODEL
+    assert "did not encode the first rows in 5 min" in ended.termination.detail
+    assert time.now - START == pytest.approx(600 + text_runner.TRIAL_S, abs=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import random
 import threading
 import time
@@ -399,6 +400,18 @@ def test_rows_without_a_use_end_a_run_without_a_plan_with_their_reason(
     result = execute(task(tmp_path, TaskType.DPO, data=data), forks, retries=True)
     assert (result.end, result.submission, int(result.exit_code)) == (RunEnd.BAD_DATA, False, 20)
     assert "equal" in result.detail
+
+
+def test_a_trial_that_was_killed_with_its_run_is_no_reason_against_the_next(
+    forks: ForkServer, tmp_path: Path
+) -> None:
+    """A run that is requeued begins in the same place."""
+    run = task(tmp_path, TaskType.DPO, data=[{"prompt": "a", "chosen": "b", "rejected": "b"}] * 50)
+    trial = Path(run.work_dir) / "data-1" / "trial"
+    trial.parent.mkdir(parents=True)
+    trial.touch()
+    os.utime(trial, (0, 0))
+    assert execute(run, forks, retries=True).end is RunEnd.BAD_DATA
 
 
 def test_rewards_that_cannot_work_end_the_run_with_their_reason(forks: ForkServer, tmp_path: Path) -> None:
