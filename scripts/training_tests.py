@@ -1,6 +1,6 @@
 """Run the trainer's tests in the training environment: PYTHON scripts/training_tests.py FOLDER [arguments].
 
-That environment may be somebody else's and is not changed. What the tests need beside it is installed once
+That environment may be in use elsewhere and is not changed. What the tests need beside it is installed once
 into FOLDER, which comes last on the path.
 """
 
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, f
 from scripts.install import locked
 
 ROOT = Path(__file__).resolve().parents[1]
-#: By the name that is imported: what requirements/test.txt is for.
+#: Imported names of the packages in requirements/test.txt.
 NEEDED = ("pytest", "pytest_asyncio", "xdist", "hypothesis")
 #: Warnings of the training stack are ignored; the project's own setting makes each an error.
 OPTIONS = ["-W", "ignore", "-p", "no:cacheprovider"]

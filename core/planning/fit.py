@@ -69,7 +69,7 @@ class TimedCandidate(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The part of the training asked for that is done."""
+        """Share of the requested training that is done."""
         wanted = self.schedule.wanted or self.schedule.total
         return min(self.schedule.total / wanted, 1.0) if wanted else 0.0
 
@@ -142,8 +142,8 @@ class _Search:
         return self.by_time() if self.choice.by_time else self.by_strategy()
 
     def by_value(self) -> TimedCandidate | None:
-        """The count whose training is worth most once its GPU-hours are paid for. Something is given up only
-        where no count trains enough without."""
+        """Return the plan whose training is worth most after the price of its GPU-hours. A target is given up
+        only if no number of GPUs trains enough with it."""
         pool: list[TimedCandidate] = []
         for count in self.choice.counts:
             if not pool or self._could_be_worth_more(pool[-1], count):
@@ -155,8 +155,8 @@ class _Search:
         return self._with_more_gpus(self._preferred(pool), pool)
 
     def _could_be_worth_more(self, fewer: TimedCandidate, count: int) -> bool:
-        """Larger counts are left out once they are not worth their price even where each GPU becomes half as
-        fast again, more than a change of checkpointing brings."""
+        """Larger counts are skipped once they would not be worth their price even if each GPU were half as
+        fast again, which is more than a change of checkpointing brings."""
         worth, here = self.conditions.worth, fewer.candidate.world
         if not worth.prices or not trains_enough(fewer, self.needs.limits):
             return True
@@ -203,9 +203,9 @@ class _Search:
         return self._preferred([winner, *fitting])
 
     def _preferred(self, pool: list[TimedCandidate]) -> TimedCandidate | None:
-        """What trains most or is worth most. Ties go to the mildest, then to the first; by value texts go to
-        the earliest end, which leaves most time to try again. Of pictures and prompts a step of more GPUs has
-        more, and is another training: they go to the fewest."""
+        """Return the plan that trains most or is worth most. Ties go to the mildest, then to the first.
+        `by_value` breaks ties of text tasks by the earliest end, which leaves most time for another attempt;
+        those of images and GRPO by the fewest GPUs, since more of them take larger steps."""
         task = self.needs.task.task_type
         text = task.is_text and not task.generates
 
@@ -282,7 +282,7 @@ def with_time(
 
 
 def _compiles_anyway(candidate: RunCandidate) -> bool:
-    """Axolotl's fp8, which is several times slower than bf16 otherwise."""
+    """Return True for Axolotl's fp8, which without compilation is several times slower than bf16."""
     return candidate.engine is Engine.AXOLOTL and candidate.fp8
 
 

@@ -148,7 +148,7 @@ def plan(
 def _plans_on_fewer(
     found: TrainingPlan, target: PlanTarget, planned: Callable[[LoadedProfile, Hardware], TrainingPlan]
 ) -> Iterator[TrainingPlan]:
-    """Yield what fewer GPUs of one node would do, the most first."""
+    """Yield the plans for fewer GPUs of one node, the largest number first."""
     from core.planning.gpu_count import node_counts
 
     gpus = target.hardware.gpus

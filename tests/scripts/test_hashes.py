@@ -85,7 +85,7 @@ def test_a_base_may_hold_the_remains_of_a_package_that_was_removed(
     assert "pytest" in lacking.installed()
 
 
-def test_data_of_another_hash_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_with_another_hash_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "packages" / "corpora" / "words.zip"
     source.parent.mkdir(parents=True)
     with zipfile.ZipFile(source, "w") as archive:

@@ -80,8 +80,8 @@ OVERRUN_S, OVERRUN_SHARE = 60.0, 0.4
 HANG_FACTOR, HANG_MIN_S = 30.0, 1200.0
 #: How many times the planned time to the first step may pass before our plugin must have been loaded.
 MARKER_FACTOR, MARKER_MIN_S = 3.0, 300.0
-#: A tokenizer is loaded, and encodes some rows, in seconds; one that has to be converted first, on a busy
-#: host, in a minute or two. What it is imported with does not count.
+#: Time limit for loading a tokenizer and encoding some rows: seconds, or a minute or two for one that must be
+#: converted first on a busy host. Imports do not count.
 TRIAL_S = 300.0
 
 
@@ -283,8 +283,8 @@ class TextRunner:
 
 @dataclass
 class TrialLimit:
-    """Ends a trial that takes too long: a template or a tokenizer that never ends would use up the job's
-    time, and hold its GPUs. By our own clock, since a file system's may be another."""
+    """A time limit for a trial: a template or a tokenizer that never ends would use up the job's time, and
+    hold its GPUs. It uses our own clock, since a file system's may differ."""
 
     path: Path
     now: Callable[[], float] = time.monotonic
@@ -314,8 +314,8 @@ def _commands(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun) -> l
 
 def _for_engine(plan: TrainingPlan) -> TrainingPlan:
     """The plan as the engine sees it: where the session scores, the engine itself holds nothing out. The
-    native trainer has no other evaluation than the session's, and reads the held-out rows and the patience
-    from the plan."""
+    native trainer has only the session's evaluation, and reads the held-out rows and the patience from the
+    plan."""
     if plan.engine is Engine.NATIVE or plan.steps.eval_metric is EvalMetric.LOSS:
         return plan
     update = {"eval_rows": 0, "load_best": False, "early_stopping_patience": None}

@@ -1,4 +1,4 @@
-"""What a model is tried for before its rows are read."""
+"""The trial of a model before its rows are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.runner import prepare as module
 
 
 def test_the_imports_are_no_part_of_the_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a cold disk they take minutes, and the runner would blame the model."""
+    """Imports take minutes from a cold disk, and the runner would blame the model."""
     run = task(tmp_path, TaskType.INSTRUCT)
     spec = PrepareSpec(
         run=run, plan_path=None, plan_out="", folder=str(tmp_path), prepared_out="", failure_out=""
