@@ -156,9 +156,10 @@ class _Search:
 
     def _could_be_worth_more(self, fewer: TimedCandidate, count: int) -> bool:
         """Larger counts are left out once they are not worth their price even where each GPU becomes half as
-        fast again, more than a change of checkpointing brings."""
+        fast again, more than a change of checkpointing brings. GPUs that cost nothing are never left out:
+        the training ends earlier on them."""
         worth, here = self.conditions.worth, fewer.candidate.world
-        if not worth.prices or not trains_enough(fewer, self.needs.limits):
+        if not any(worth.prices[:count]) or not trains_enough(fewer, self.needs.limits):
             return True
         hours, most_share = fewer.total_s / 3600, fewer.share * 1.5 * count / here
         most = worth.net(min(most_share, 1.0), count, min(hours / most_share, hours))

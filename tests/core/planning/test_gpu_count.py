@@ -166,6 +166,13 @@ def test_of_complete_trainings_the_cheapest_is_taken_where_others_ask_for_gpus()
     assert (plan.gpus.count, plan.steps.share) == (2, 1.0)
 
 
+@each("rows", [2_000, 20_000])
+def test_gpus_that_cost_nothing_are_used_as_those_of_an_idle_host(rows: int) -> None:
+    """A job pays nothing for the GPUs that it holds: planned again on them, it leaves none of them idle."""
+    assert _flagship(TrainingWorth(4.8, 0.3, (0.0,) * 4), rows) == _flagship(rows=rows)
+    assert _flagship(TrainingWorth(4.8, 0.3, (0.0, 0.0, 2.0, 2.0)), rows).gpus.count == 2
+
+
 def test_a_price_is_no_reason_to_train_too_little() -> None:
     few = TrainingWorth(1.0, 0.3, (10.0,) * 4)
     plan = _flagship(few, rows=1_000_000)
