@@ -206,7 +206,8 @@ class _Search:
     def _preferred(self, pool: list[TimedCandidate]) -> TimedCandidate | None:
         """What trains most or is worth most. Ties go to the mildest, then to the first; by value texts go to
         the earliest end, which leaves most time to try again. Of pictures and prompts a step of more GPUs has
-        more, and is another training: they go to the fewest."""
+        more, and is another training: they go to the fewest. The value does not know what was given up, so
+        that is never given up for a price."""
         task = self.needs.task.task_type
         text = task.is_text and not task.generates
 
@@ -215,7 +216,8 @@ class _Search:
 
         def valued(timed: TimedCandidate) -> tuple[float, ...]:
             world, total_s = timed.candidate.world, timed.total_s
-            value = round(self.conditions.worth.net(timed.share, world, total_s / 3600), 3)
+            paid_s = 0.0 if timed.cost else total_s
+            value = round(self.conditions.worth.net(timed.share, world, paid_s / 3600), 3)
             last = total_s if text else world
             return trains_enough(timed, self.needs.limits), value, -timed.cost, -last
 

@@ -129,11 +129,11 @@ def test_no_gpu_is_left_out_because_more_would_fit_larger_passes(strategy: GpuSt
     assert plan.gpus.count == 8
 
 
-def _flagship(worth: TrainingWorth = IDLE_HOST, rows: int = 20_000, hours: float = 4) -> TrainingPlan:
-    """An 8B instruct task on the four GPUs that `h100x4` is for."""
+def _flagship(worth: TrainingWorth = IDLE_HOST, rows: int = 20_000, size: str = "8B") -> TrainingPlan:
+    """An instruct task on the four GPUs that `h100x4` is for."""
     return plan_task(
-        TaskSpec(task_type=TaskType.INSTRUCT, hours=hours),
-        facts_from_name("meta-llama/Llama-3.1-8B"),
+        TaskSpec(task_type=TaskType.INSTRUCT, hours=4),
+        facts_from_name(f"meta-llama/Llama-3.1-{size}"),
         assumed_facts(TaskType.INSTRUCT, rows),
         host(),
         load_profile("h100x4"),
@@ -178,6 +178,13 @@ def test_a_price_is_no_reason_to_train_too_little() -> None:
     plan = _flagship(few, rows=1_000_000)
     assert plan.verdict.feasible
     assert plan.gpus.count > 1
+
+
+def test_nothing_of_a_training_is_given_up_for_a_price() -> None:
+    """70B with all that the profile asks for fits on no count: four GPUs give up least, one its rank and more."""
+    idle, dear = _flagship(size="70B"), _flagship(TrainingWorth(8.0, 0.3, (2.0,) * 4), size="70B")
+    assert idle.concessions
+    assert (dear.gpus.count, dear.adapter) == (idle.gpus.count, idle.adapter)
 
 
 @each("price", [0.02, 0.3, 2.0])
