@@ -77,12 +77,12 @@ def loader_workers(needs: Requirements, hardware: Hardware, world: int) -> int:
     """Of one process."""
     by_memory = int(_process_memory(hardware, world) * WORKERS_SHARE / WORKER_BYTES)
     cores = _process_cores(needs, hardware, world)
-    return min(needs.targets.dataloader_num_workers, max(cores, 1), max(by_memory, 1))
+    return min(needs.targets.dataloader_num_workers, cores, max(by_memory, 1))
 
 
 def _process_cores(needs: Requirements, hardware: Hardware, world: int) -> int:
     share = cores_of_job(needs.profile.container.cpus, hardware, world)
-    return (len(cores_in(share)) if share else job_cores(hardware, world)) // world
+    return max((len(cores_in(share)) if share else job_cores(hardware, world)) // world, 1)
 
 
 def _process_memory(hardware: Hardware, world: int) -> float:
