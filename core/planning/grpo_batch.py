@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from core.domain.hardware import Device
 from core.planning.budget import conceded
-from core.planning.fit import SearchResult, TimedCandidate, best_fit
+from core.planning.fit import SearchResult, best_fit
 from core.planning.overheads import JobConditions
 from core.planning.requirements import Requirements
+from core.planning.timed_candidate import TimedCandidate
 
 #: Half of a step's gradient is noise at so many completions. Nobody has published it for rewards: this lies
 #: between the batches that are trained with, the text tournament winner's 160 and DeepSeekMath's 1,024.

@@ -181,7 +181,7 @@ def test_a_price_is_no_reason_to_train_too_little() -> None:
 
 
 def test_nothing_of_a_training_is_given_up_for_a_price() -> None:
-    """70B with all that the profile asks for fits on no count: four GPUs give up least, one its rank and more."""
+    """70B with all that the profile asks for fits on no count: four GPUs give up least, one the most."""
     idle, dear = _flagship(size="70B"), _flagship(TrainingWorth(8.0, 0.3, (2.0,) * 4), size="70B")
     assert idle.concessions
     assert (dear.gpus.count, dear.adapter) == (idle.gpus.count, idle.adapter)
