@@ -92,16 +92,16 @@ engine-tables: ## read the engines' keys again: Axolotl's, and sd-scripts' and a
 lock: ## write requirements/ from pyproject.toml, with hashes; versions that fit are kept
 	$(PYTHON) scripts/lock.py write
 
-upgrade: ## the same with the newest versions that are at least seven days old
+upgrade: ## as lock, with the newest versions that are at least seven days old
 	$(PYTHON) scripts/lock.py upgrade
 
-lock-check: ## does plain PyPI serve what requirements/ says, and is nothing younger than seven days?
+lock-check: ## does plain PyPI serve what requirements/ says, all at least seven days old?
 	$(PYTHON) scripts/lock.py check
 
-sbom: ## what is installed, as CycloneDX, into dist/
+sbom: ## list what is installed, as CycloneDX, in dist/
 	$(PYTHON) scripts/sbom.py dist
 
-audit: ## known vulnerabilities of what requirements/ names
+audit: ## look for known vulnerabilities in requirements/
 	$(PYTHON) scripts/audit.py
 
 clean: ## remove the environments and the caches

@@ -36,7 +36,7 @@ from miner.offers.policies.load import load_policy
 
 SEEDS = (1, 2, 3, 4, 5)
 DAYS = 7.0
-#: Offers a day: the rate that the bar is for, a quiet and a busy one, and nearly none.
+#: Offers a day: the rate that the bar is for, a low and a high one, and almost none.
 RATES = (60.0, 20.0, 120.0, 5.0)
 #: (GPUs, tuning profile, policies): each fleet is planned by one profile, the reference rule too.
 FLEETS = (
@@ -48,7 +48,7 @@ FLEETS = (
     ("8xH100", "h100x8", ("h100x8", "everything-feasible")),
     ("8xH100", "h100x4-strategy", ("h100x4",)),
 )
-#: What a second word changes: the strategies that `by_value` is compared with.
+#: The strategies that `by_value` is compared with, by the second word of a subject.
 STRATEGIES = {
     "auto": "{gpu_strategy: auto}",
     "by_size": "{gpu_strategy: by_size, gpus_by_size: [{above: 70B, gpus: 4}, {above: 35B, gpus: 2}]}",

@@ -66,7 +66,7 @@ FIRST_METAGRAPH_SECONDS = 0.5
 #: How often jobs that have ended are learned from, and old offers and events forgotten.
 LEARN_SECONDS = 60.0
 PRUNE_SECONDS = 600.0
-#: For a look at the operator's files.
+#: Time limit of one check of the operator's files for edits.
 FILES_SECONDS = 10.0
 #: How often it is tried whether the hub can be reached.
 HUB_SECONDS = 300.0
@@ -91,7 +91,7 @@ class Daemon:
         self.jobs: JobManager | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._file_looks = OneBlockingCall("policies, profiles, alert rules and FLEET_FILE", FILES_SECONDS)
-        #: Why files were not looked at; empty while they answer.
+        #: Why the files were not checked; empty while they can be.
         self._files_hang = ""
 
         self.metrics = Metrics()
@@ -204,7 +204,8 @@ class Daemon:
         self.metrics.registry.register(self.collector)
 
     def note_hotkey(self, problem: str | None) -> None:
-        """Alert of a hotkey that cannot be opened; if it can, the alert ends, also an earlier process's."""
+        """Raise an alert if the hotkey cannot be opened; if it can, end the alert, also an earlier
+        process's."""
         self._hotkey_problem[AlertKind.HOTKEY_LOCKED] = problem
         if problem is not None:
             self.alerts(AlertKind.HOTKEY_LOCKED, problem)
@@ -275,7 +276,7 @@ class Daemon:
         return self.jobs
 
     async def cancel_job(self, job_id: int) -> JobRow:
-        """End a job, also one that waits where there is no engine."""
+        """Cancel a job, also without an engine."""
         if self.jobs is not None:
             return await self.jobs.cancel(job_id)
         row = await cancel_in_store(self.store, job_id, self.clock)
@@ -390,8 +391,8 @@ class Daemon:
         self.fleet.schedule()
 
     async def reload_files(self) -> None:
-        """Take up edits of policies, profiles, rules and FLEET_FILE. Where their file system hangs, all goes
-        on with what was read last."""
+        """Load edits of policies, profiles, rules and FLEET_FILE. If their file system hangs, what was read
+        last stays in force."""
 
         def look() -> None:
             self.inventory.refresh_file()

@@ -51,9 +51,9 @@ from miner.store.database import (
 log = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 2048
-#: One of so many of the public port's connections is kept for validators that were let in before.
+#: One in this many of the public port's connections is kept for validators that were let in before.
 KNOWN_SHARE = 4
-#: Connections to the operator's port that have not shown its token, and how long they may take to.
+#: Most connections to the operator's port that have not shown its token, and their time to do so.
 MAX_WITHOUT_TOKEN = 32
 OPERATOR_HEADER_SECONDS = 2.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -82,9 +82,9 @@ class _UvicornServer(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take the connections that wait to be accepted before the sockets are closed, which resets them. One
-        that comes between the last look and the close, some microseconds, is still reset."""
-        # The event loop closes its own a while after it was told to.
+        """Accept waiting connections before the sockets are closed, which would reset them. One that comes in
+        the microseconds before the close is still reset."""
+        # The event loop closes its own sockets a little later than asked.
         copies = [listening.dup() for listening in sockets or ()]
         for server in self.servers:
             server.close()
@@ -99,12 +99,12 @@ class _UvicornServer(uvicorn.Server):
                     waiting.append(copy.accept()[0])
         for connection in waiting:
             connection.setblocking(False)
-            with contextlib.suppress(OSError):  # gone again
+            with contextlib.suppress(OSError):  # it has hung up
                 await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
         await super().shutdown()
 
     def _protocol(self) -> asyncio.Protocol:
-        """As uvicorn makes one for a connection that it accepts itself."""
+        """Make a protocol as uvicorn does for a connection that it accepts itself."""
         make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
@@ -214,7 +214,7 @@ def _public_server(daemon: Daemon) -> _UvicornServer:
 
 
 def _operator_server(daemon: Daemon) -> _UvicornServer:
-    """Other users of this machine have the operator's address, but not its token."""
+    """Make the operator's server: other users of this machine have its address, but not its token."""
     settings, app = daemon.settings, operator_app(daemon)
     token: SecretStr = app.state.operator_token
     limits = HttpLimits(

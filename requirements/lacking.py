@@ -1,6 +1,6 @@
-"""Print what a base lacks of a file of requirements/: python lacking.py FILE
+"""Print the packages of a requirements/ file that a base image lacks: python lacking.py FILE
 
-What the base has keeps its version.
+Packages that the base has keep their versions.
 """
 
 import re
@@ -14,7 +14,7 @@ def normalized(name: str) -> str:
 
 
 def lacking(text: str, installed: set[str]) -> str:
-    """The entries whose package is not among the installed ones."""
+    """Return the entries of packages that are not installed."""
     entries = re.findall(r"^([\w.-]+)(=(?:.*\\\n)*.*\n)", text, re.MULTILINE)
     return "".join(name + rest for name, rest in entries if normalized(name) not in installed)
 

@@ -1,4 +1,4 @@
-"""Fetch NLTK's data for the rewards of validators, by hash: python nltk_data.py FOLDER [ADDRESS]"""
+"""Fetch NLTK's data for validators' rewards, and check the hashes: python nltk_data.py FOLDER [ADDRESS]"""
 
 import hashlib
 import io

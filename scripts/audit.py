@@ -17,16 +17,16 @@ from scripts import pins
 from scripts.pins import FOLDER
 from scripts.tools import program
 
-#: What we know of and why it does not concern us: identifier -> reason and date.
+#: Known vulnerabilities that do not affect us: identifier -> reason and date.
 EXCEPTIONS: dict[str, str] = {}
 
 
 def pinned() -> list[list[str]]:
-    """`name==version` of all packages, in lists that name no package twice."""
+    """Return `name==version` of all packages, in lists that name no package twice."""
     versions: dict[str, list[str]] = {}
     for path in sorted(FOLDER.glob("*.txt")):
         for pin in pins.read(path):
-            # A build's suffix is no version of its own.
+            # A build's suffix is not part of the release's version.
             version = pin.version.partition("+")[0]
             known = versions.setdefault(pin.name, [])
             if version not in known:
@@ -39,7 +39,7 @@ def pinned() -> list[list[str]]:
 
 
 def ask(pip_audit: Path, lines: list[str]) -> list[dict[str, Any]]:
-    """What PyPI knows of these versions; raises `NoAnswer`."""
+    """Ask PyPI about these versions; raise `NoAnswer` if there is no answer."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pinned.txt"
         file.write_text("\n".join(lines) + "\n")
@@ -54,7 +54,7 @@ def ask(pip_audit: Path, lines: list[str]) -> list[dict[str, Any]]:
 
 
 class NoAnswer(Exception):
-    """What pip-audit said instead."""
+    """The error of pip-audit."""
 
 
 def verdict(answers: list[dict[str, Any]]) -> int:

@@ -82,12 +82,12 @@ def make_environment(folder: Path) -> str:
 
 
 def locked(*files: str) -> list[str]:
-    """What installs these files of requirements/: wheels with the hashes that they name, and nothing else."""
+    """Return pip's arguments to install these files of requirements/: only wheels with the named hashes."""
     names = [name for file in dict.fromkeys(files) for name in ("-r", f"requirements/{file}.txt")]
     return ["--require-hashes", "--no-deps", "--only-binary", ":all:", *names]
 
 
-#: What has no wheel is built with the packages that are installed, and fetches no others.
+#: Packages without wheels are built with installed packages; the build fetches no others.
 BUILT_HERE = ["--no-deps", "--no-build-isolation", "--use-pep517"]
 
 

@@ -45,9 +45,9 @@ UNDATED = re.compile(r"missing an upload date|no upload (?:date|time)", re.IGNOR
 
 #: A release is trusted when it is this old: the attacks of 2026 were found within hours or days.
 COOLDOWN = timedelta(days=7)
-#: Packages that may be younger, such as the mending of a hole: name -> (uploaded before, reason).
+#: Packages that may be younger, such as security fixes: name -> (uploaded before, reason).
 YOUNG: dict[str, tuple[str, str]] = {}
-#: Packages without wheels, by the first Python that has none; they are built here, from a hashed source.
+#: Packages without wheels, with the first Python that has none; they are built from a hashed source.
 SOURCES = {
     "axolotl-contribs-lgpl": "3.11",
     "axolotl-contribs-mit": "3.11",
@@ -57,20 +57,20 @@ SOURCES = {
     "word2number": "3.11",
     "zstandard": "3.13",
 }
-#: Files that are divided off from the others of their set.
+#: Files split off from the others of their set.
 DERIVED = ("sources", "torch-cuda")
-#: What torch's build for CUDA needs, and its build for the CPU does not.
+#: Packages that only torch's CUDA build needs.
 CUDA = re.compile(r"nvidia-|cuda-|triton$")
 
 
 def sets() -> list[dict[str, tuple[str, ...]]]:
-    """What is resolved together: the files in order, and what each adds."""
+    """Return the sets that are resolved together: the files in order, with the packages that each adds."""
     text = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     extras = {name: tuple(needed) for name, needed in text["project"]["optional-dependencies"].items()}
     daemon = {
-        # `editables` is what hatchling asks for to install a checkout.
+        # hatchling needs `editables` to install a checkout.
         "build": (*text["build-system"]["requires"], "editables"),
-        # What starts the engines inside of the images for pictures.
+        # Needed to start the engines in the image trainers' containers.
         "image": ("nvidia-ml-py", "pydantic", "pyyaml"),
         "daemon": tuple(text["project"]["dependencies"]),
         "dev": extras["dev"],
@@ -82,18 +82,18 @@ def sets() -> list[dict[str, tuple[str, ...]]]:
         # Needed by torch's build for CUDA, and by Axolotl with any.
         "triton": ("triton",),
         "games": games,
-        # setuptools builds what comes as source.
+        # setuptools builds the packages without wheels.
         "training": (*extras["training"], "setuptools"),
-        # What validators' reward functions import.
+        # Imported by validators' reward functions.
         **{f"reward-{name}": (name,) for name in ("textstat", "langcheck", "detoxify")},
     }
-    # What the trainer's tests need beside a training environment.
+    # Needed by the trainer's tests beside a training environment.
     test = tuple(name for name in extras["dev"] if re.match(r"pytest|hypothesis", name))
     return [daemon, trainer, {"test": test}, {"uv": ("uv",)}, {"audit": ("pip-audit",)}]
 
 
 def compiled(uv: str, requirements: Iterable[str], output: Path, *options: str) -> str:
-    """Run `uv pip compile` on a project of its own, without anybody's settings; return what it writes."""
+    """Run `uv pip compile` on a project of its own, without the user's settings; return its output."""
     needed = ", ".join(f"'''{requirement}'''" for requirement in requirements)
     (output.parent / "pyproject.toml").write_text(
         f'[project]\nname = "god-miner-lock"\nversion = "0"\nrequires-python = ">={PYTHONS[0]}"\n'
@@ -114,7 +114,7 @@ def compiled(uv: str, requirements: Iterable[str], output: Path, *options: str) 
 
 
 class Failed(Exception):
-    """What uv said."""
+    """The error of uv."""
 
     @property
     def code(self) -> int:
@@ -145,15 +145,15 @@ def _environment(home: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Resolved:
-    """One set as it would be written."""
+    """One resolved set."""
 
     files: dict[str, list[Pin]]
-    #: By name and version: when the newest of its files was uploaded, None if the index does not say.
+    #: By name and version: upload time of the newest file, None if the index does not say.
     uploaded: dict[tuple[str, str], datetime | None]
 
 
 def resolved(uv: str, files: dict[str, tuple[str, ...]], *options: str) -> Resolved:
-    """Resolve a set of files together, starting from the versions that they have."""
+    """Resolve a set of files together, starting from their current versions."""
     requirements = [name for needed in files.values() for name in needed]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -169,14 +169,14 @@ def resolved(uv: str, files: dict[str, tuple[str, ...]], *options: str) -> Resol
 
 
 def current(files: Iterable[str]) -> list[Pin]:
-    """The versions in these files, as PyPI names them."""
+    """Return the versions in these files, as PyPI names them."""
     names = [*files, *(DERIVED if "training" in files else ())]
     found = [pin for name in names for pin in pins.read(FOLDER / f"{name}.txt")]
     return [replace(pin, operator="==", hashes=()) for pin in found]
 
 
 def needs(annotated: str) -> dict[str, set[str]]:
-    """Which packages each one needs, from uv's `# via` notes."""
+    """Return the packages that each one needs, from uv's `# via` notes."""
     graph: dict[str, set[str]] = {}
     child = ""
     for line in annotated.splitlines():
@@ -206,7 +206,7 @@ def divided(
 
 
 def _closure(graph: dict[str, set[str]], requirements: Iterable[str]) -> set[str]:
-    """All that these need, but for what only torch's build for CUDA needs."""
+    """Return all that these need, except what only torch's CUDA build needs."""
     waiting = [normalized(re.split(r"[^\w.-]", requirement)[0]) for requirement in requirements]
     found: set[str] = set()
     while waiting:
@@ -219,7 +219,8 @@ def _closure(graph: dict[str, set[str]], requirements: Iterable[str]) -> set[str
 
 
 def pins_of(package: dict[str, Any]) -> Iterator[tuple[Pin, bool]]:
-    """What can be installed of it: its wheels, and its source where there are none. True is for a source."""
+    """Yield the installable pins of a package: its wheels, and its source if it lacks some. True marks a
+    source."""
     name, version = package["name"], package["version"]
     marker = shortened(package.get("marker", ""))
     wheels = [wheel for wheel in package.get("wheels", []) if any(fits(_file(wheel), one) for one in PYTHONS)]
@@ -241,7 +242,7 @@ def pins_of(package: dict[str, Any]) -> Iterator[tuple[Pin, bool]]:
 
 
 def shortened(marker: str) -> str:
-    """A marker without what is so for all of PYTHONS on our platform."""
+    """Return a marker without the conditions that hold for all of PYTHONS on our platform."""
     marker = re.sub(
         r"== '3\.(\d+)\.\*'",
         lambda match: f">= '3.{match[1]}' and python_full_version < '3.{int(match[1]) + 1}'",
@@ -259,7 +260,7 @@ def _file(wheel: dict[str, Any]) -> str:
 
 
 def fits(wheel: str, python: str) -> bool:
-    """Whether a wheel's name says that it is for this Python on Linux, x86-64."""
+    """Return True if a wheel's name says that it is for this Python on Linux, x86-64."""
     tags, abi, platforms = wheel.removesuffix(".whl").split("-")[-3:]
     if not re.search(r"^any$|(^|\.)(manylinux|linux)\w*_x86_64(\.|$)", platforms):
         return False
@@ -277,7 +278,7 @@ def _number(python: str) -> int:
 
 
 def applies(marker: str, python: str) -> bool:
-    """Whether a marker of ours admits this Python."""
+    """Return True if a marker of ours admits this Python."""
     for sign, other in re.findall(r"python_full_version (<|>=) '3\.(\d+)'", marker):
         if (_number(python) >= int(other)) != (sign == ">="):
             return False
@@ -285,16 +286,16 @@ def applies(marker: str, python: str) -> bool:
 
 
 def _uploaded(package: dict[str, Any]) -> datetime | None:
-    """When the newest of its files was uploaded, None if the index does not say."""
+    """Return the upload time of its newest file, None if the index does not say."""
     files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
     times = [file.get("upload-time") for file in files]
     return max(times) if times and None not in times else None
 
 
 def torch_for_cpu(version: str) -> list[Pin]:
-    """PyTorch's own builds for the CPU, which PyPI does not have: found with pip's configuration.
+    """Return PyTorch's own CPU builds, which PyPI does not have: found with pip's configuration.
 
-    What is not found there keeps its hashes while the version stays.
+    Builds that are not found there keep their hashes as long as the version stays.
     """
     kept = [pin for pin in pins.read(FOLDER / "torch-cpu.txt") if pin.version == f"{version}+cpu"]
     found: dict[str, str] = {}
@@ -344,7 +345,7 @@ def write(uv: str, upgrade: bool) -> int:
 
 
 def check(uv: str) -> int:
-    """0 when PyPI serves just what the files say and nothing is too young, 1 if not."""
+    """Return 0 if PyPI serves exactly what the files say and nothing is too young, else 1."""
     problems: list[str] = []
     now = datetime.now(UTC)
     count = 0
@@ -361,7 +362,7 @@ def check(uv: str) -> int:
 
 
 def differences(file: str, ours: list[Pin], served: list[Pin]) -> Iterator[str]:
-    """What differs between a file and the index, but for wheels that came later to a release."""
+    """Yield differences between a file and the index, except wheels that were added to a release later."""
     hashes = {str(pin): set(pin.hashes) for pin in served}
     for pin in ours:
         if str(pin) not in hashes:

@@ -1,6 +1,6 @@
 """Read and write `requirements/`: exact versions with the hashes of every file that may be installed.
 
-Each package is in the first file that needs it, so what a part installs is several files together.
+Each package is in the first file that needs it, so a part installs several files together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def normalized(name: str) -> str:
 
 
 def read(path: Path) -> list[Pin]:
-    """The pins of one file; none if it does not exist."""
+    """Return the pins of one file; none if it does not exist."""
     text = path.read_text("utf-8") if path.exists() else ""
     return [
         Pin(name, version, marker, tuple(re.findall(r"sha256:(\w+)", hashes)), operator)

@@ -1,4 +1,4 @@
-"""Write what our environments consist of, as CycloneDX: python scripts/sbom.py FOLDER
+"""Write the packages of our environments as CycloneDX: python scripts/sbom.py FOLDER
 
 One file for the daemon, one for training with CUDA; the same requirements give the same bytes.
 """

@@ -11,7 +11,8 @@ from scripts.pins import FOLDER, ROOT
 
 
 def program(name: str, files: str) -> Path:
-    """The path of a program, installed by the hashes of a file of requirements/ unless that was done."""
+    """Return the path of a program; install it first, by the hashes of a file of requirements/, if that was
+    not done."""
     wanted = FOLDER / f"{files}.txt"
     folder = ROOT / ".cache" / files
     done = folder / "installed.txt"

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, f
 from scripts.install import locked
 
 ROOT = Path(__file__).resolve().parents[1]
-#: By the name that is imported: what requirements/test.txt is for.
+#: Imported names of the packages in requirements/test.txt.
 NEEDED = ("pytest", "pytest_asyncio", "xdist", "hypothesis")
 #: Warnings of the training stack are ignored; the project's own setting makes each an error.
 OPTIONS = ["-W", "ignore", "-p", "no:cacheprovider"]

@@ -104,7 +104,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "miner/tournament/check/test_arguments.py",
         "miner/tournament/check/test_confinement.py",
         "miner/tournament/check/test_copies.py",
-        "miner/tournament/check/test_dockerfiles.py::test_a_dockerfile_that_nobody",
+        "miner/tournament/check/test_dockerfiles.py::test_a_dockerfile_too_large",
         "miner/tournament/check/test_entering.py",
         "miner/tournament/check/test_entry.py",
         "miner/tournament/check/test_licence.py",

@@ -61,7 +61,8 @@ class PrepareSpec(Record):
 
     @property
     def trial_path(self) -> Path:
-        """It exists while the tokenizer is loaded and encodes the first rows: seconds, or for ever."""
+        """A file that exists while the tokenizer is loaded and encodes the first rows, which may never
+        end."""
         return Path(self.folder) / "trial"
 
 

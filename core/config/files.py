@@ -169,7 +169,7 @@ class ConfigKind(Generic[T]):
         return self._with_parents(ConfigLayer(self, file, read_text(file)), directories, [])
 
     def layers_of_text(self, text: str, file: Path, directories: Sequence[Path] = ()) -> list[ConfigLayer[T]]:
-        """Load what `file` would be with this text, and what it extends: a file of the known folders."""
+        """Load `file` as if it held this text, and what it extends, which must be in a known folder."""
         layer = ConfigLayer(self, file, text)
         self._check_folder(layer, directories)
         return self._with_parents(layer, directories, [])
@@ -229,8 +229,8 @@ class ConfigKind(Generic[T]):
         raise self._not_found(name_or_path, directories, child)
 
     def _check_folder(self, layer: ConfigLayer[T], directories: Sequence[Path]) -> None:
-        """Refuse a path that leads out of the known folders: it would show what other files hold to people
-        who may have a text checked, and no more."""
+        """Refuse a path out of the known folders: a check would show other files to people who may only have
+        a text checked."""
         name = layer.content.extends or ""
         if not _is_path(name):
             return
@@ -238,7 +238,7 @@ class ConfigKind(Generic[T]):
         file = (layer.file.parent / name).resolve()
         if not any(file.is_relative_to(directory.resolve()) for directory in known):
             folders = ", ".join(map(str, dict.fromkeys(known)))
-            rule = f"reads no file outside of {folders}; copy it there"
+            rule = f"must name a file in {folders}; copy it there"
             raise ConfigError(layer.file.name, [Problem(layer.located.location(("extends",)), name, rule)])
 
     def _not_found(self, name: str, directories: Sequence[Path], child: ConfigLayer[T] | None) -> ConfigError:
@@ -282,7 +282,7 @@ def _is_path(name_or_path: str) -> bool:
 
 
 def read_text(file: Path) -> str:
-    """`ConfigError` where it cannot be read."""
+    """Read a configuration file; raise `ConfigError` if that fails."""
     try:
         return read_regular_file(file).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -54,7 +54,7 @@ class LiveConfig(Generic[L]):
         self._on_problem = on_problem
         is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
         self._directories = (Path(name_or_path).parent,) if is_path else tuple(directories)
-        #: Why the files as they are now cannot be used; None when they are what `current` holds.
+        #: Why the files cannot be used as they are now; None if they are in force.
         self.problem: ConfigError | None = None
         try:
             self.current = self._load()
@@ -66,7 +66,7 @@ class LiveConfig(Generic[L]):
         self._stamps = self._current_stamps()
 
     def refresh(self) -> L:
-        """Take up what was edited, and return what is in force."""
+        """Load files that were edited; return the configuration in force."""
         stamps = self._current_stamps()
         if stamps != self._stamps:
             self._stamps, before = stamps, self._stamps

@@ -62,23 +62,23 @@ class ExpectedValue(NamedTuple):
 
 
 class TrainingWorth(NamedTuple):
-    """What a training is worth, and what its GPU-hours are worth to others: by both, a plan chooses its
-    number of GPUs."""
+    """The worth of a training, and of its GPU-hours to other tasks: `by_value` chooses the number of GPUs by
+    both."""
 
-    #: Of all that the profile asks for, in the validators' points.
+    #: Worth of all the training that the profile asks for, in the validators' points.
     points: float = 1.0
-    #: A share s of it is worth s to the power of this: the first passes teach most. Passes beyond what the
-    #: profile asks for are worth nothing.
+    #: A share s of that training is worth s to this power: the first passes teach most. Passes beyond it are
+    #: worth nothing.
     exponent: float = 0.3
-    #: Points that other tasks are expected to bring in an hour of the first GPU, of the second …
+    #: Points that other tasks are expected to bring in an hour of the first GPU, the second, and so on.
     prices: tuple[float, ...] = ()
 
     def net(self, share: float, gpus: int, hours: float) -> float:
-        """The worth of a share of the training on so many GPUs, once these are paid for."""
+        """Return the worth of a share of the training, less what others would pay for its GPU-hours."""
         return self.points * math.pow(share, self.exponent) - hours * sum(self.prices[:gpus])
 
 
-#: Nobody else asks for the GPUs.
+#: No other task wants the GPUs.
 IDLE_HOST = TrainingWorth()
 
 

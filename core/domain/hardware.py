@@ -124,11 +124,11 @@ class Hardware(Record):
     #: All GPUs of the host, where `gpus` are those of one job; None: `gpus` are all.
     host_gpus: int | None = Field(default=None, ge=1)
     cpu_cores: int = Field(default=32, ge=1)
-    #: The physical cores, each with the numbers of its hardware threads. Empty: not known, numbered from 0.
+    #: The physical cores, each with the numbers of its hardware threads. Empty: unknown; cores count from 0.
     cores: tuple[tuple[int, ...], ...] = ()
-    #: For each GPU of the host the cores near to it, as docker's cpuset; "": not known. Empty: of none.
+    #: The cores near each GPU of the host, as docker's cpuset; "": unknown. Empty: unknown for all.
     near_cores: tuple[str, ...] = ()
-    #: The places in `near_cores` of the GPUs of one job. Empty: the first ones.
+    #: Indices in `near_cores` of one job's GPUs. Empty: the first ones.
     gpu_places: tuple[int, ...] = ()
     memory_bytes: int = Field(default=256 * 10**9, ge=1)
     #: Free space where checkpoints go; None: not known, not checked.

@@ -28,10 +28,10 @@ from core.planning.plan import TrainingPlan
 #: Threads per process when no cores are assigned. torchrun's own choice is 1.
 _THREADS = 4
 _MOST_THREADS = 16
-#: When a rank does not come, each writes its last collectives (torch's flight recorder): into the run's
-#: folder, as torch's own is gone with the container. By the names that torch 2.13 reads.
+#: When a rank does not arrive, each writes its last collectives (torch's flight recorder) into the run's
+#: folder: torch's default folder is deleted with the container. The variable names are torch 2.13's.
 _FLIGHT = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "NCCL_DEBUG": "WARN"}
-#: A bar rewrites its line, and a log keeps every state of it. Steps are reported in lines of their own.
+#: A progress bar rewrites its line, and a log keeps every state of it. Steps get lines of their own.
 NO_PROGRESS_BARS = dict.fromkeys(
     ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"), "1"
 )
@@ -109,7 +109,7 @@ def launch_environment(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
     }
     if inputs.plan_path is not None:
         env["GOD_MINER_PLAN"] = inputs.plan_path
-    if plan.engine in (Engine.AXOLOTL, Engine.NATIVE):  # of image engines the bar is what is read
+    if plan.engine in (Engine.AXOLOTL, Engine.NATIVE):  # progress of image engines is read from their bar
         env |= NO_PROGRESS_BARS
     if processes > 1:
         env |= _distributed(plan, inputs)

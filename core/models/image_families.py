@@ -197,7 +197,8 @@ _OLDER_SD_NAME = re.compile(
 
 
 def is_older_sd(model_id: str) -> bool:
-    """Stable Diffusion 1 or 2, by its name: no engine is set up for them, and no evaluation renders them."""
+    """Return True for Stable Diffusion 1 or 2, by its name: no engine here trains them, and no evaluation
+    renders them."""
     return _OLDER_SD_NAME.search(model_id.lower().replace("_", "-")) is not None
 
 

@@ -75,7 +75,7 @@ def loader_plan(needs: Requirements, hardware: Hardware, world: int) -> LoaderPl
 
 
 def loader_workers(needs: Requirements, hardware: Hardware, world: int) -> int:
-    """Of one process."""
+    """Return the loader workers of one process."""
     by_memory = int(_process_memory(hardware, world) * WORKERS_SHARE / WORKER_BYTES)
     cores = _process_cores(needs, hardware, world)
     return min(needs.targets.dataloader_num_workers, cores, max(by_memory, 1))

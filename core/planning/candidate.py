@@ -383,7 +383,7 @@ def vary(candidate: RunCandidate, **changes: Unpack[CandidateChanges]) -> RunCan
 
 
 def nccl_buffer(env: Mapping[str, str]) -> int:
-    """What NCCL_BUFFSIZE asks for; a smaller one than the default, or what is no number, is taken for it."""
+    """Return NCCL_BUFFSIZE; the default if that is smaller or not a number."""
     asked = env.get("NCCL_BUFFSIZE", "")
     return max(int(asked), NCCL_BUFFER) if asked.isdecimal() else NCCL_BUFFER
 

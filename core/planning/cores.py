@@ -1,7 +1,7 @@
 """Divide a host's cores among its GPUs, so that jobs on different GPUs never share one.
 
-Each GPU has as many, near to it as far as they go. The division depends on the host and the range alone, not
-on what runs: a job that begins finds its cores free.
+Each GPU gets the same number, near ones first. The division depends on the host and the range alone, not on
+running jobs: a job that begins finds its cores free.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ PhysicalCore = tuple[int, ...]
 
 
 def cores_in(cpuset: str) -> frozenset[int]:
-    """The numbers in docker's notation: `0-31,64`."""
+    """Parse docker's notation: `0-31,64`."""
     spans = re.findall(r"(\d+)(?:-(\d+))?", cpuset)
     return frozenset(core for low, high in spans for core in range(int(low), int(high or low) + 1))
 
 
 def show_cores(cores: Iterable[int]) -> str:
-    """In docker's notation."""
+    """Show cores in docker's notation."""
     spans: list[list[int]] = []
     for core in sorted(cores):
         if spans and core == spans[-1][1] + 1:
@@ -35,17 +35,17 @@ def show_cores(cores: Iterable[int]) -> str:
 
 
 def sharing_gpus(hardware: Hardware, world: int) -> int:
-    """GPUs, or processes without them, that share the host: jobs on the others need their part too."""
+    """Return the GPUs of the host, or the processes if there are none: jobs on other GPUs need cores too."""
     return max(hardware.host_gpus or hardware.gpus.per_node, world)
 
 
 def job_cores(hardware: Hardware, world: int) -> int:
-    """How many cores a job on so many of the host's GPUs can count on."""
+    """Return the number of cores that a job on `world` of the host's GPUs can count on."""
     return max(hardware.cpu_cores * world // sharing_gpus(hardware, world), 1)
 
 
 def cores_of_job(wanted: str | None, hardware: Hardware, world: int) -> str | None:
-    """The cores of a job on `world` GPUs of the host, in docker's notation; None: not limited.
+    """Return the cores of a job on `world` GPUs of the host, in docker's notation; None: not limited.
 
     `wanted` is the range that all jobs of the host divide. Without one it is all that is known of the host,
     and a job that has the host for itself is not limited.
@@ -73,8 +73,8 @@ def _within(cores: Sequence[PhysicalCore], wanted: str | None) -> tuple[Physical
 
 @lru_cache(maxsize=32)
 def _divide(cores: tuple[PhysicalCore, ...], near: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """The numbers of each GPU's cores. Hardware threads of one core stay together: they share its units.
-    Fewer cores than GPUs are not divided."""
+    """Return the numbers of each GPU's cores. Hardware threads of a core stay together, since they share its
+    units. Fewer cores than GPUs are not divided."""
     gpus = len(near)
     if len(cores) < gpus:
         every = tuple(thread for core in cores for thread in core)
@@ -97,6 +97,6 @@ def _divide(cores: tuple[PhysicalCore, ...], near: tuple[str, ...]) -> tuple[tup
 
 
 def _parts(cores: Sequence[PhysicalCore], count: int) -> list[list[PhysicalCore]]:
-    """As many each as possible, neighbours together: they share caches."""
+    """Divide cores evenly; neighbours stay together, since they share caches."""
     bounds = [len(cores) * index // count for index in range(count + 1)]
     return [list(cores[low:high]) for low, high in pairwise(bounds)]

@@ -73,8 +73,8 @@ class _Search:
         return self.by_time() if self.choice.by_time else self.by_strategy()
 
     def by_value(self) -> TimedCandidate | None:
-        """The count whose training is worth most once its GPU-hours are paid for. Something is given up only
-        where no count trains enough without."""
+        """Return the plan whose training is worth most after the price of its GPU-hours. A target is given up
+        only if no number of GPUs trains enough with it."""
         pool: list[TimedCandidate] = []
         for count in self.choice.counts:
             if not pool or self._could_be_worth_more(pool[-1], count):
@@ -86,9 +86,9 @@ class _Search:
         return self._with_more_gpus(self._preferred(pool), pool)
 
     def _could_be_worth_more(self, fewer: TimedCandidate, count: int) -> bool:
-        """Larger counts are left out once they are not worth their price even where each GPU becomes half as
-        fast again, more than a change of checkpointing brings. GPUs that cost nothing are never left out:
-        the training ends earlier on them."""
+        """Larger counts are skipped once they would not be worth their price even if each GPU were half as
+        fast again, which is more than a change of checkpointing brings. GPUs that cost nothing are never
+        skipped: the training ends earlier on them."""
         worth, here = self.conditions.worth, fewer.candidate.world
         if not any(worth.prices[:count]) or not trains_enough(fewer, self.needs.limits):
             return True
@@ -135,22 +135,23 @@ class _Search:
         return self._preferred([winner, *fitting])
 
     def _preferred(self, pool: list[TimedCandidate]) -> TimedCandidate | None:
-        """What trains most or is worth most. Ties go to the mildest, then to the first; by value texts go to
-        the earliest end, which leaves most time to try again. Of pictures and prompts a step of more GPUs has
-        more, and is another training: they go to the fewest. The value does not know what was given up, so
-        that is never given up for a price."""
-        task = self.needs.task.task_type
+        """Return the plan that trains most or is worth most. Ties go to the mildest, then to the first.
+        `by_value` breaks ties of text tasks by the earliest end, which leaves most time for another attempt;
+        those of images and GRPO by the fewest GPUs, since more of them take larger steps. If every plan gives
+        something up, GPUs cost nothing: the value does not know what is given up, so no price decides it."""
+        task, limits, worth = self.needs.task.task_type, self.needs.limits, self.conditions.worth
         text = task.is_text and not task.generates
+        if all(timed.cost or not trains_enough(timed, limits) for timed in pool):
+            worth = worth._replace(prices=())
 
         def trained(timed: TimedCandidate) -> tuple[float, ...]:
             return round(timed.schedule.epochs, 3), -timed.cost
 
         def valued(timed: TimedCandidate) -> tuple[float, ...]:
             world, total_s = timed.candidate.world, timed.total_s
-            paid_s = 0.0 if timed.cost else total_s
-            value = round(self.conditions.worth.net(timed.share, world, paid_s / 3600), 3)
+            value = round(worth.net(timed.share, world, total_s / 3600), 3)
             last = total_s if text else world
-            return trains_enough(timed, self.needs.limits), value, -timed.cost, -last
+            return trains_enough(timed, limits), value, -timed.cost, -last
 
         return max(pool, key=valued if self.choice.by_value else trained, default=None)
 

@@ -31,7 +31,7 @@ class GpuCountChoice(NamedTuple):
     wanted: int
     #: These GPUs are reserved for such tasks: give up quality before taking others.
     fixed: bool = False
-    #: Take the one whose training is worth most.
+    #: Take the number whose training is worth most.
     by_value: bool = False
 
 
@@ -51,7 +51,9 @@ def choose_counts(needs: Requirements, available: int, worth: TrainingWorth = ID
     if strategy is GpuStrategy.BY_VALUE:
         allowed = _allowed(limits.min_gpus, most, node)
         price = max(worth.prices[: max(allowed)], default=0.0)
-        why = f"others would bring up to {price:.2g} points in a GPU's hour" if price else "nobody else asks"
+        why = (
+            f"others would bring up to {price:.2g} points in a GPU's hour" if price else "no other task waits"
+        )
         return GpuCountChoice(allowed, f"by value: {why}", False, allowed[0], by_value=True)
     wanted, why = _by_strategy(needs, strategy, most)
     counts = _around(_allowed(limits.min_gpus, most, node, wanted), wanted)
@@ -64,13 +66,14 @@ def usable_gpus(needs: Requirements, gpus: GpuSet) -> int:
 
 
 def node_counts(node: int) -> list[int]:
-    """The divisors of so many GPUs, and powers of two. Three of four would leave a card that no job of the
-    size can take, and steps of 33 rows in place of 32."""
+    """Return the divisors of `node`, and powers of two. Three of four would leave a card that no such job can
+    use, and steps of 33 rows in place of 32."""
     return [count for count in range(1, node + 1) if node % count == 0 or count & (count - 1) == 0]
 
 
 def _allowed(least: int, most: int, node: int, wanted: int = 1) -> tuple[int, ...]:
-    """What divides a node, and `wanted` and `most`, which a profile names; several nodes are taken whole."""
+    """Return counts that divide a node, and `wanted` and `most`, which a profile names; several nodes are
+    taken whole."""
     within = sorted({*node_counts(node), *(count for count in (wanted, most) if count < node)})
     counts = (*within, *range(2 * node, most + 1, node))
     return tuple(count for count in counts if least <= count <= most) or (most,)

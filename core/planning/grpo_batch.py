@@ -14,18 +14,16 @@ from core.planning.overheads import JobConditions
 from core.planning.requirements import Requirements
 from core.planning.timed_candidate import TimedCandidate
 
-#: Half of a step's gradient is noise at so many completions. Nobody has published it for rewards: this lies
-#: between the batches that are trained with, the text tournament winner's 160 and DeepSeekMath's 1,024.
+#: Completions at which half of a step's gradient is noise. No measurement for rewards is published: this is
+#: between two batches in use, the text tournament winner's 160 and DeepSeekMath's 1,024.
 CRITICAL_BATCH = 512
 
 
 def with_larger_steps(
     needs: Requirements, result: SearchResult, available: int, conditions: JobConditions
 ) -> tuple[Requirements, SearchResult]:
-    """Double the effective batch up to the profile's `grpo_most_batch` while that trains more.
-
-    The rate stays: the published ones belong to such batches. A CPU is left out, where the estimate of a
-    generation is a guess.
+    """Double the effective batch, up to the profile's `grpo_most_batch`, while that trains more. The learning
+    rate stays: published ones belong to such batches. CPUs are left out: their generation speed is a guess.
     """
     most, first = needs.targets.grpo_most_batch, result.best
     if most is None or needs.kind.device is not Device.CUDA:
@@ -54,8 +52,8 @@ def _of_batch(needs: Requirements, batch: int) -> Requirements:
 
 
 def _trains_more(needs: Requirements, other: SearchResult, best: TimedCandidate) -> bool:
-    """Whether steps as large are worth their time. Where the prompts run out before the hours do, they are
-    not; so neither more hours nor more prompts make the training smaller."""
+    """Return True if steps this large are worth their time. They are not if the prompts run out before the
+    hours do; so neither more hours nor more prompts make the training smaller."""
     if other.code is not None or other.best.cost > best.cost or best.schedule.complete:
         return False
     enough = other.best.schedule.total >= (needs.targets.least_steps or 1)
@@ -63,6 +61,6 @@ def _trains_more(needs: Requirements, other: SearchResult, best: TimedCandidate)
 
 
 def _progress(timed: TimedCandidate) -> float:
-    """Per second, of steps without noise."""
+    """Return progress per second, in steps without noise."""
     batch = timed.candidate.effective
     return batch / (batch + CRITICAL_BATCH) / timed.rate.step_s

@@ -285,7 +285,7 @@ def _adapters(needs: Requirements, base: RunCandidate) -> Iterator[list[RunCandi
 
 
 def _halves(rank: int, least: int) -> Iterator[int]:
-    """Down to `least`, in multiples of 8 where they are above 8: matrix units work in such tiles."""
+    """Return lower ranks down to `least`; above 8 they are multiples of 8, the tile of matrix units."""
     while (half := rank // 2) >= least:
         rank = max(half - half % 8 if half > 8 else half, least)
         yield rank

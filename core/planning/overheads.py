@@ -61,7 +61,7 @@ class JobConditions:
     era: Era = Era.OFFERS
     #: Environments: the rows are made already.
     rows_made: bool = False
-    #: `by_value`: what the number of GPUs is chosen by.
+    #: The value by which `by_value` chooses the number of GPUs.
     worth: TrainingWorth = IDLE_HOST
 
 

@@ -60,18 +60,17 @@ STATE_BYTES: dict[Optimizer, tuple[float, float]] = {
     Optimizer.MUON: (4, 2),
     Optimizer.PRODIGY: (16, 8),
 }
-#: These need a matrix and its gradient whole; the others update any part of it alone.
+#: Optimizers that need a whole matrix and its gradient; others can update any part of it.
 WHOLE_MATRICES = frozenset((Optimizer.ADAFACTOR, Optimizer.MUON))
-#: Numbers that the native trainer updates at a time where weights are bf16: what is fp32 only meanwhile.
+#: Numbers that the native trainer updates at a time if weights are bf16: only these are in fp32.
 UPDATE_BLOCK = 1 << 25
 #: The CUDA context, cuBLAS's workspaces and the kernels themselves.
 CONTEXT_BYTES = 0.85e9
 #: NCCL's buffers of its default size; sharded training has several communicators.
 NCCL_BYTES, NCCL_SHARDED_BYTES = 1.0e9, 1.5e9
-#: What a larger NCCL_BUFFSIZE adds, by NCCL's sources (`p2pRecvSetup` in transport/p2p.cc): a buffer of that
-#: size for each connection, which is a peer in a channel. Taken at their most: 32 channels inside a node, and
-#: five peers (one in the ring, three children and a parent in the tree); two communicators with FSDP. Not yet
-#: confirmed by a GPU.
+#: Buffers of a larger NCCL_BUFFSIZE, by NCCL's sources (`p2pRecvSetup` in transport/p2p.cc): one of that size
+#: for each peer of each channel. Upper bounds: 32 channels inside a node, and five peers (one in the ring,
+#: three children and a parent in the tree); two communicators with FSDP. Not yet measured on a GPU.
 NCCL_CHANNELS, NCCL_PEERS, NCCL_SHARDED_COMMUNICATORS = 32, 5, 2
 #: Reserved by the allocator but not in use: with expandable segments a few percent of what comes and goes.
 FRAGMENTATION = 0.05

@@ -180,7 +180,7 @@ class StepsPlan(Record):
 
     @property
     def share(self) -> float:
-        """The part of the training asked for that is done."""
+        """Share of the requested training that is done."""
         return min(self.total / self.wanted, 1.0) if self.wanted else 1.0
 
 
@@ -364,11 +364,11 @@ class LaunchPlan(Record):
 
 
 class GoalPlan(Record):
-    """What the profile wants of the best held-out score. Nothing of the training depends on it."""
+    """Targets of the profile for the best held-out score. The training does not depend on them."""
 
-    #: A loss below it.
+    #: Loss to get below.
     loss: float | None = None
-    #: At least so much better than the base, relative to it.
+    #: Least improvement, as a share of the base's score.
     gain: float | None = None
 
     def __str__(self) -> str:

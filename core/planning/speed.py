@@ -246,7 +246,7 @@ def _optimizer_seconds(s: RunCandidate) -> float:
 def generate_seconds(s: RunCandidate) -> float:
     """GRPO: one token after the other, as many completions together as fit; bound by memory and launches,
     with very many by products.
-    Nobody knows how soon completions end: all are taken to be as long as they may be."""
+    Completion lengths are unknown: all are taken to be as long as allowed."""
     if not s.task.generates:
         return 0.0
     read = s.per_gpu // s.generations if s.samples_itself or s.vllm_share else s.per_gpu

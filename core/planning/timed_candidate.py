@@ -56,7 +56,7 @@ class TimedCandidate(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The part of the training asked for that is done."""
+        """Share of the requested training that is done."""
         wanted = self.schedule.wanted or self.schedule.total
         return min(self.schedule.total / wanted, 1.0) if wanted else 0.0
 
@@ -106,7 +106,7 @@ def with_time(
 
 
 def _compiles_anyway(candidate: RunCandidate) -> bool:
-    """Axolotl's fp8, which is several times slower than bf16 otherwise."""
+    """Return True for Axolotl's fp8, which without compilation is several times slower than bf16."""
     return candidate.engine is Engine.AXOLOTL and candidate.fp8
 
 

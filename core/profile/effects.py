@@ -433,7 +433,7 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
     _renamed(
         "container.cpus",
         _always,
-        "its part that the host has is divided among the host's GPUs, unless these are more than the cores; "
+        "the cores of this range that the host has are divided among its GPUs, if there are enough; "
         "Slurm binds its tasks itself",
     ),
     _ignored("env.NCCL_NTHREADS", _always, "NCCL takes 64, 128, 256 or 512 and warns at anything else"),
@@ -441,14 +441,14 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
     _doubtful(
         "env.NCCL_BUFFSIZE",
         _always,
-        "of each connection of each channel, 4 MiB by default: more serves networks, not NVLink, and what it "
-        "takes on several GPUs is counted in their memory",
+        "per connection and channel, 4 MiB by default: a larger one helps networks, not NVLink, and takes "
+        "memory on several GPUs",
     ),
     _doubtful(
         "env.TORCH_NCCL_ASYNC_ERROR_HANDLING",
         _always,
-        "with PyTorch's default, 3, the others end at once when a rank fails; 1 aborts NCCL's communicators "
-        "first, which can itself hang",
+        "with PyTorch's default, 3, the other ranks end at once when one fails; 1 first aborts NCCL's "
+        "communicators, which can itself hang",
     ),
     _ignored("env.CUDA_LAUNCH_BLOCKING", _always, "0 is CUDA's default"),
 )

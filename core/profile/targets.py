@@ -154,7 +154,7 @@ class Targets(Record):
         ge=1,
         le=10_000,
         description="Text except GRPO: halve effective_batch_size (down to 8) until there are this many "
-        "steps; each halving divides the rate by √2. GRPO: `grpo_most_batch` leaves so many.",
+        "steps; each halving divides the rate by √2. GRPO: `grpo_most_batch` leaves at least this many.",
     )
     # — how long
     num_epochs: float | None = Field(
@@ -318,13 +318,13 @@ class Targets(Record):
     target_loss: float | None = Field(
         default=None,
         gt=0,
-        description="Held-out loss that a training is to get below. Shown, and an alert where it is missed; "
-        "nothing of the training depends on it.",
+        description="Held-out loss to get below. Shown, with an alert if missed; "
+        "the training does not depend on it.",
     )
     target_gain: float | None = Field(
         default=None,
         gt=0,
-        description="How much better than the base's the held-out score is to get, as a share of it. "
+        description="Least improvement of the held-out score over the base's, as a share of that. "
         "Like target_loss.",
     )
     # — numbers and kernels
@@ -409,8 +409,8 @@ class Targets(Record):
         default=None,
         ge=2,
         le=65536,
-        description="GRPO on a GPU: double effective_batch_size (completions) up to this while that trains "
-        "more per second by the estimate of time. Unset: never.",
+        description="GRPO on a GPU: double effective_batch_size (completions) up to this while the estimate "
+        "of time says that it trains more per second. Unset: never.",
     )
     grpo_max_completion: int = Field(
         default=256, ge=1, description="GRPO: tokens per completion; validators generate 256."

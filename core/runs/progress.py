@@ -165,7 +165,7 @@ STEP_LINE_EVERY_S = 2.0
 
 
 class EventPrinter:
-    """Print one line per event; steps only now and then."""
+    """Print one line per event; steps at most every `STEP_LINE_EVERY_S`."""
 
     def __init__(self, write: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
         self._write, self._now, self._next = write, now, 0.0
@@ -203,7 +203,7 @@ def event_line(event: ProgressEvent) -> str:
 def _step_line(event: StepEvent) -> str:
     total = f"/{event.total:,}" if event.total else ""
     parts = [f"step {event.step:,}{total}"]
-    parts += [f"loss {event.loss:.4f}"] if event.loss is not None else ["loss no number"]
+    parts += [f"loss {event.loss:.4f}"] if event.loss is not None else ["loss NaN"]
     parts += [f"lr {event.lr:.2e}"] if event.lr is not None else []
     parts += [f"{event.tokens_s:,.0f} tokens/s"] if event.tokens_s else []
     parts += [f"MFU {event.mfu:.0%}"] if event.mfu else []

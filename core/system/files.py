@@ -13,8 +13,7 @@ from pathlib import Path
 
 
 def read_regular_file(path: Path) -> bytes:
-    """Read a file that ends. `OSError` for a named pipe, which would be waited for for ever, and for devices
-    and folders."""
+    """Read a regular file; raise `OSError` for others. A read of a named pipe might never return."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)

@@ -13,8 +13,8 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def become_user(uid: int) -> None:
-    """Become that user for good; `OSError` where we may not. The bounding set goes first: later there is no
-    right to empty it."""
+    """Become that user for good; raise `OSError` if not allowed. The bounding set is emptied first: later
+    that would need a right that is gone."""
     _drop_bounding_set()
     os.setgroups([])
     os.setresgid(uid, uid, uid)
@@ -22,8 +22,8 @@ def become_user(uid: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability in every set, and the way to get one by starting a program; `OSError` where
-    that is not possible."""
+    """Give up every capability in every set, and gaining one by starting a program; raise `OSError` if that
+    fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     _require(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
@@ -33,7 +33,8 @@ def drop_capabilities() -> None:
 
 
 def _drop_bounding_set() -> None:
-    """Without CAP_SETPCAP it stays as it is, and gives nothing to who has no_new_privs."""
+    """Empty the bounding set. Without CAP_SETPCAP it stays, and gives nothing to a process with
+    no_new_privs."""
     libc = ctypes.CDLL(None)
     for capability in range(LAST_CAPABILITY + 1):
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)

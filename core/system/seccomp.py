@@ -41,7 +41,7 @@ def _always(**numbers: tuple[int | None, int | None]) -> tuple[SyscallRule, ...]
 
 
 _FILE_TYPE, _CHARACTER_DEVICE, _BLOCK_DEVICE = 0o170000, 0o020000, 0o060000
-#: Device files. FIFOs and sockets are made by the same calls, and harmless.
+#: Device files. The same calls make FIFOs and sockets, which are harmless.
 _DEVICES = tuple(
     SyscallRule(name, numbers, where=(which, _FILE_TYPE, kind))
     for name, numbers, which in (("mknod", (133, None), 1), ("mknodat", (259, 33), 2))

@@ -206,7 +206,7 @@ class Authenticator:
         return Caller(ss58_address(unverified.key), unverified.node, unverified.stamp_ns / 1e9, ticket)
 
     def is_known(self, network: str) -> bool:
-        """Tell the network of a validator that was let in before from a stranger's."""
+        """Return True if a validator's last valid request came from this network."""
         return network in self._networks.values()
 
     def note_failure(self, address: str) -> None:

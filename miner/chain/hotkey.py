@@ -1,11 +1,11 @@
-"""A hotkey as those see it who have it sign: its public half, and a socket to the process that holds it."""
+"""Access to the hotkey: its public half, and a socket to the process that holds the private one."""
 
 from __future__ import annotations
 
 import socket
 from typing import Any
 
-#: For one signature, on a machine that is busy training.
+#: Time limit of one signature, on a machine that is busy training.
 SIGN_SECONDS = 30.0
 
 
@@ -16,7 +16,7 @@ class Hotkey:
         self.ss58_address: str = answer["address"]
         self.public_key = bytes.fromhex(answer["public_key"])
         self.crypto_type: int = answer["crypto_type"]
-        #: May be passed on to one process, which then signs in place of this one.
+        #: May be passed on to one process, which then signs instead of this one.
         self.channel = channel
 
     def sign(self, message: bytes, /) -> bytes:

@@ -1,7 +1,7 @@
 """The process that holds the hotkey: opens a keyfile, then signs what comes in.
 
-It imports the standard library and `bittensor_core`, and nothing else: what could take the key would have to
-be one of these. `miner.chain.identity` starts it as a file, without `site`, so that no `.pth` file of the
+It imports nothing but the standard library and `bittensor_core`, so no other package can take the
+key. `miner.chain.identity` starts it as a file, without `site`, so that no `.pth` file of the
 environment runs. Standard input and output are one socket: a line with the order, a line with the answer, and
 then a line with a signature for each line with a message, both in hex. It ends with its socket.
 """
@@ -28,7 +28,7 @@ from bittensor_core import (
 
 
 class HotkeyProblem(Exception):
-    """A kind that `miner.chain.identity` knows, and a detail for its message."""
+    """A problem with the keyfile: its kind, for `miner.chain.identity`, and a detail for the message."""
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(kind, detail)
@@ -36,7 +36,7 @@ class HotkeyProblem(Exception):
 
 
 def opened(path: Path, password: str | None) -> Keypair:
-    """The key of a keyfile. Decryption keeps the interpreter for 3 to 14 seconds."""
+    """Return the key of a keyfile. Decryption blocks the interpreter for 3 to 14 seconds."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,6 +1,5 @@
-"""The miner's hotkey: read from a Bittensor wallet by a process of its own, and never shown.
-
-That process is `miner.chain.hotkey_worker`; no other one of the daemon or its commands has the private key.
+"""The miner's hotkey: read from a Bittensor wallet by a process of its own, and never shown. That process is
+`miner.chain.hotkey_worker`; no other process of ours has the private key.
 Only `bittensor_core` is used here: importing the SDK would cost half a second and 45 MB.
 """
 
@@ -54,8 +53,8 @@ class WrongPassword(IdentityError):
 
 
 class Identity:
-    """A key in this process, for stand-ins and trials. Its text forms show the address only, and it cannot be
-    pickled or copied."""
+    """A key in this process, for stand-ins and trials. It prints as its address, and cannot be pickled or
+    copied."""
 
     __slots__ = ("_keypair", "public_key", "ss58_address")
 
@@ -82,7 +81,7 @@ def opened_hotkey(settings: Settings, *, with_password: bool = True) -> Iterator
     password = settings.wallet_password if with_password else None
     ours, theirs = socket.socketpair()
     site = str(Path(bittensor_core.__file__).parents[1])
-    # -I and -S: no variable, no folder of the user and no .pth file has a say in what it imports.
+    # -I and -S: no variable, user folder or .pth file changes what it imports.
     command = [sys.executable, "-I", "-S", "-B", hotkey_worker.__file__, site]
     with ours:
         with theirs:
@@ -101,7 +100,7 @@ def opened_hotkey(settings: Settings, *, with_password: bool = True) -> Iterator
 
 
 def _library_path() -> dict[str, str]:
-    """What a Python may need to find its own library."""
+    """Return the variables that a Python may need to find its own library."""
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
 
 
@@ -109,11 +108,11 @@ def _opened(path: Path, password: SecretStr | None, channel: socket.socket) -> H
     secret = password.get_secret_value() if password is not None else None
     channel.settimeout(UNLOCK_SECONDS)
     try:
-        # Through a socket, where no list of processes shows the password.
+        # Through a socket: a list of processes would show arguments and variables.
         answer = json.loads(ask_line(channel, json.dumps({"path": str(path), "password": secret})))
     except TimeoutError:
         raise IdentityError(
-            f"the hotkey at {path} is not open after {UNLOCK_SECONDS:.0f} s: "
+            f"the hotkey at {path} could not be unlocked within {UNLOCK_SECONDS:.0f} s: "
             "this machine is too busy, try again"
         ) from None
     except (OSError, ValueError) as error:
@@ -127,7 +126,7 @@ def _opened(path: Path, password: SecretStr | None, channel: socket.socket) -> H
 
 
 def hotkey_address(settings: Settings) -> str:
-    """The hotkey's address: from its public half if that is there, else by opening it."""
+    """Return the hotkey's address: from its public half if that exists, else by opening it."""
     address = address_without_password(settings)
     if address is None:
         with opened_hotkey(settings) as hotkey:
@@ -154,7 +153,7 @@ def open_hotkey(path: Path, password: SecretStr | None = None) -> Identity:
 
 
 def address_without_password(settings: Settings) -> str | None:
-    """The hotkey's address, None when that needs the password.
+    """Return the hotkey's address, or None if that needs the password.
 
     Bittensor's tools write the public half beside the key, as `<hotkey>pub.txt`.
     """
@@ -172,7 +171,7 @@ def address_without_password(settings: Settings) -> str | None:
 
 
 def password_problem(settings: Settings) -> str | None:
-    """Why the hotkey cannot be opened; None if it can. Blocks for seconds."""
+    """Return the reason why the hotkey cannot be opened, or None. Blocks for seconds."""
     try:
         with opened_hotkey(settings):
             return None

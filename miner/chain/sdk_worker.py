@@ -79,7 +79,7 @@ async def _metagraph(client: Any, netuid: int) -> dict[str, Any] | None:
 
 async def _publish(client: Any, request: ChainRequest) -> dict[str, Any]:
     assert request.hotkey is not None
-    # The SDK takes whatever can sign. Neither it nor one of its 30 packages gets the key.
+    # The SDK takes any object that can sign. Neither it nor any of its 30 packages gets the key.
     channel = socket.socket(fileno=request.channel)
     channel.settimeout(SIGN_SECONDS)
     hotkey = Hotkey(request.hotkey, channel)

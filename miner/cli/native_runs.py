@@ -188,7 +188,8 @@ def _write_profile(folder: Path, wishes: NativeRunOptions) -> None:
     targets: dict[str, Any] = {"engine": "native"}
     settings = dict(wishes.settings)
     if wishes.mode is NativeMode.PRETRAIN:
-        # No validator scores a text: the held-out loss decides, and held-out documents are never trained on.
+        # No validator scores pretraining: the held-out loss decides, and held-out documents are never trained
+        # on.
         packs = wishes.data.suffix != ".bin"
         targets |= {"method": "full", "sample_packing": packs, "eval_metric": EvalMetric.LOSS.value}
         settings = {"objective": "tokens", **settings}

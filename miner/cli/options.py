@@ -46,7 +46,8 @@ def load_settings() -> Settings:
 
 
 def end_on_signals() -> None:
-    """Whatever ends it, as Ctrl-C does, nothing is left behind. Of `nohup` a lost terminal ends nothing."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C, so that nothing is left behind. Under `nohup` SIGHUP stays
+    ignored."""
     for sign in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(sign) is not signal.SIG_IGN:
             signal.signal(sign, signal.default_int_handler)

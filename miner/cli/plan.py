@@ -148,15 +148,17 @@ def plan(
 def _plans_on_fewer(
     found: TrainingPlan, target: PlanTarget, planned: Callable[[LoadedProfile, Hardware], TrainingPlan]
 ) -> Iterator[TrainingPlan]:
-    """Yield what fewer GPUs of one node would do, the most first."""
-    gpus, count = target.hardware.gpus, found.gpus.count
-    while found.gpus.nodes == 1 and count > 1:
-        fewer = target.hardware.model_copy(update={"gpus": gpus.take(count - 1)})
-        plan = planned(target.profile, fewer)
+    """Yield the plans for fewer GPUs of one node, the largest number first."""
+    from core.planning.gpu_count import node_counts
+
+    gpus = target.hardware.gpus
+    counts = [count for count in node_counts(gpus.per_node) if count < found.gpus.count]
+    for count in reversed(counts if found.gpus.nodes == 1 else []):
+        plan = planned(target.profile, target.hardware.model_copy(update={"gpus": gpus.take(count)}))
         if not plan.verdict.feasible:
             return
-        yield plan
-        count = plan.gpus.count
+        if plan.gpus.count == count:
+            yield plan
 
 
 def _make_plan(

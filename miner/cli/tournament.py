@@ -69,7 +69,7 @@ def check(
 ) -> None:
     """Check an entry by every rule of admission. Exit code 1 if one is broken, or after ten minutes.
 
-    "by hand" is what cannot be known here: what to do about it is said beside it.
+    "by hand" marks what cannot be checked here, with what to do about it.
 
     Code of the checked repository is run for rule 9 only: its trainer.runner.command_line parses the
     validators' argument lines, in a sandbox (bubblewrap) without a network, without your files and

@@ -30,7 +30,7 @@ class EffectsView:
         )
         self._summary = Text("", "muted", "p").props('role="status"')
         self._nothing = Text(
-            "Ask with the button below the text: a change is tried on tasks like those that were offered.",
+            "Use the button below the text: it tries a change on tasks like those that were offered.",
             "empty",
             "p",
         )

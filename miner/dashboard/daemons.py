@@ -129,7 +129,7 @@ class DaemonLink:
         return feed.add(show, show_trouble)
 
     def listen(self, on_change: OnLink) -> Callable[[], None]:
-        """Call `on_change` when the daemon is lost, as long as it is, and when it is back."""
+        """Call `on_change` when the daemon is lost, while it stays so, and when it is back."""
         key = object()
         self._listeners[key] = on_change
         return lambda: self._listeners.pop(key, None) and None

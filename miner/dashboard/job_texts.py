@@ -76,7 +76,7 @@ def gain_text(base: float | None, best: float | None, *, lower_is_better: bool |
 
 
 def shown_target(job: Record) -> str:
-    """The profile's target and how it stands, of the attempt that the result is of, or of the newest."""
+    """The profile's target, and whether the attempt with the result, else the newest, reached it."""
     attempts, result = job.get("attempts") or [], job.get("result") or {}
     chosen = [attempt for attempt in attempts if attempt["number"] == result.get("attempt")] or attempts[-1:]
     target = chosen[0].get("target") if chosen else ""

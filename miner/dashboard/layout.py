@@ -42,8 +42,8 @@ from miner.dashboard.parts import Text, ago, box, clock, set_stale, set_visible
 
 log = logging.getLogger(__name__)
 
-#: A page takes megabytes here until it is deleted, and what only GETs it never connects. So many wait for
-#: their browsers; a browser opens a page again that it does not find any more.
+#: Most pages that wait for their browser to connect. A page takes megabytes here, and a client that is no
+#: browser never connects. A browser whose page is gone opens it again.
 MAX_UNCONNECTED = 8
 
 _THEME_COOKIE = "god-miner-theme"
@@ -61,7 +61,7 @@ class PageEntry:
 _pages: list[PageEntry] = []
 _links: list[DaemonLink] = []
 _needs_login = False
-#: Pages that were sent and whose browser has not connected yet, the oldest first.
+#: Pages whose browser has not connected yet, the oldest first.
 _unconnected: dict[Client, None] = {}
 
 
@@ -117,7 +117,7 @@ class PageView:
         return stop
 
     def follow(self, show: OnLink, link: DaemonLink | None = None) -> None:
-        """Call `show` now, while the daemon does not answer, and when it answers again."""
+        """Call `show` at once, while the daemon does not answer, and when it answers again."""
         followed = link or self.link
 
         def show_link(one: DaemonLink) -> None:
@@ -267,7 +267,7 @@ def page(
 
 
 def _limit_unconnected(client: Client) -> None:
-    """Make a new page one of the few that no browser has connected to yet; delete the oldest for it."""
+    """Add a page that no browser has connected to yet; delete the oldest beyond the limit."""
     while len(_unconnected) >= MAX_UNCONNECTED:
         oldest = next(iter(_unconnected))
         del _unconnected[oldest]
@@ -376,8 +376,8 @@ def _lost_banner(view: PageView) -> None:
 
 def _lost_text(link: DaemonLink) -> str:
     return (
-        f"The daemon ({link.name}) is unreachable since {clock(link.lost_at)}, {ago(link.lost_at)}: "
-        f"{link.trouble}. What is shown in grey is from before; the page goes on as soon as the daemon "
+        f"The daemon ({link.name}) has been unreachable since {clock(link.lost_at)}, {ago(link.lost_at)}: "
+        f"{link.trouble}. Values in grey are from before; the page goes on as soon as the daemon "
         "answers. `pm2 status`, "
         "`pm2 logs god-miner` and `god-miner doctor` say more."
     )

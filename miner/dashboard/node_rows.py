@@ -83,7 +83,7 @@ def claim_path(claim: Record) -> str:
 
 
 def reserved_text(claim: Record, now: float) -> str:
-    """From when, unless it is now, and until when."""
+    """Show the start of a reservation, unless it has begun, and its end."""
     begins = f" from {clock(claim['starts_at'])}" if claim["starts_at"] > now + 60 else ""
     return f"reserved{begins} until {clock(claim['ends_at'])}"
 

@@ -71,7 +71,7 @@ def panel(title: str, classes: str = "", note: str = "") -> Element:
 
 
 def empty(text: str) -> Text:
-    """What stands where nothing is there yet: it says what to do. Hidden until that is known."""
+    """The text of an empty place: it says what to do. Hidden until the place is known to be empty."""
     return Text(text, "empty hidden", "p")
 
 
@@ -81,7 +81,7 @@ def set_visible(element: Element, visible: bool) -> None:
 
 
 def set_stale(element: Element, is_stale: bool) -> None:
-    """Grey what is in it, or no longer: it is from before the daemon was lost."""
+    """Grey an element whose values are from before the daemon was lost, or stop that."""
     element.classes(add="stale") if is_stale else element.classes(remove="stale")
 
 

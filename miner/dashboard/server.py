@@ -17,8 +17,8 @@ from miner.settings import Settings
 
 log = logging.getLogger(__name__)
 
-#: How long a page without a connection is kept: for a browser that has just got it, and for the return of one
-#: like that of a laptop that slept.
+#: Time that a page without a connection is kept: for a browser that has just loaded it, and for a laptop that
+#: slept.
 RECONNECT_SECONDS = 20.0
 
 

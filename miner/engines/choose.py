@@ -207,13 +207,13 @@ def sandbox_of(settings: Settings, interpreter: Interpreter, copy: Path | None =
 
 
 def training_python(settings: Settings) -> Path | None:
-    """TRAINER_PYTHON; else that of the environment that `make training` made, if it was made."""
+    """TRAINER_PYTHON, else the Python of the environment of `make training`, if there is one."""
     made = SOURCE_ROOT / ".venv-training" / "bin" / "python"
     return settings.trainer_python or (made if made.exists() else None)
 
 
 def training_interpreter(settings: Settings) -> Interpreter:
-    """The training environment's; our own if there is none and torch is here."""
+    """The training environment's Python; our own if there is none and we have torch."""
     path = training_python(settings)
     if path is None and importlib.util.find_spec("torch") is not None:
         path = Path(sys.executable)

@@ -26,7 +26,7 @@ class Gpu:
     node: str = ""
     #: When others use it, by what the cluster's scheduler knows: (from, until), in order.
     busy: tuple[tuple[float, float], ...] = ()
-    #: The host's cores near to it, as docker's cpuset; "": not known.
+    #: The host's cores near it, as docker's cpuset; "": unknown.
     cores: str = ""
 
     def busy_until(self, now: float) -> float | None:

@@ -46,7 +46,7 @@ class HostTerms(Record):
         """As fields of `Hardware`."""
         facts = {
             "cpu_cores": self.cpu_cores,
-            "cores": None if self.cpu_cores is None else (),  # a number says nothing of which ones
+            "cores": None if self.cpu_cores is None else (),  # their number is known, not which ones
             "memory_bytes": self.memory,
             "download_rate": self.download,
             "upload_rate": self.upload,

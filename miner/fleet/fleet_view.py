@@ -26,8 +26,8 @@ def fleet_view(
     *,
     is_short: bool = False,
 ) -> dict[str, Any]:
-    """The fleet of the running daemon. `names`: of the tasks that claim GPUs; `is_short`: without the GPUs of
-    nodes that no task of ours has, of which there may be thousands."""
+    """The fleet of the running daemon. `names` are those of the tasks that claim GPUs; `is_short` leaves out
+    the GPUs of nodes without our tasks, of which there may be thousands."""
     state = fleet.inventory
     running = {gpu: claim for claim in fleet.ledger.claims if claim.is_running for gpu in claim.gpus}
     queue = {claim.key: place for place, claim in enumerate(fleet.queue(), 1)}
@@ -120,7 +120,7 @@ def _gpu_entry(
         "validator": holder and holder["validator"],
         "job_id": holder and holder["job_id"],
         "until": holder and holder["ends_at"],
-        #: What runs on it, else what it is reserved for next.
+        #: The claim that runs on it, else its next reservation.
         "claim": claim,
         "sample": sample and {**asdict(sample), "memory_share": sample.memory_share},
     }

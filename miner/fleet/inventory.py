@@ -44,8 +44,8 @@ class GpuInventory:
         refresh_file: Callable[[], object] = lambda: None,
     ) -> None:
         """`host` returns what surrounds this machine's GPUs, as fields of `Hardware`; `engine` is what runs
-        trainings here; `file_problem` returns why FLEET_FILE as it is now is not in force, and `refresh_file`
-        takes up what was edited in it."""
+        trainings here; `file_problem` returns why the current FLEET_FILE is not in force, and `refresh_file`
+        loads edits of it."""
         self.file_problem, self.refresh_file = file_problem, refresh_file
         self._source, self._fleet, self._health = source, fleet, health
         self._host, self._engine, self._on_event = host, engine, on_event

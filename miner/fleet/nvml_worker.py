@@ -58,7 +58,7 @@ def _gpus_in_slot(index: int) -> list[dict[str, Any]]:
 
 
 def near_cores(bus: str, devices: Path = _PCI_DEVICES) -> str:
-    """The cores of the GPU's NUMA node, by the kernel's list, as NVML has them too; "" where it has none."""
+    """The cores of the GPU's NUMA node, from the kernel's list, like NVML's; "" if it has none."""
     domain, _, rest = bus.lower().partition(":")
     try:
         # NVML writes the domain with eight digits, the kernel with four.
@@ -164,7 +164,7 @@ def main() -> None:
             sys.stdout.write(json.dumps(worker.answer(line.strip())) + "\n")
             sys.stdout.flush()
         except BrokenPipeError:
-            os._exit(0)  # the daemon was killed, and errors would go into its JSON lines
+            os._exit(0)  # the daemon was killed; a traceback would go into its log of JSON lines
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class ScannedGpu:
     processes: int = 0
     #: Why the operator, or the cluster's scheduler, excluded it; None: it is not excluded.
     excluded: str | None = None
-    #: The machine that it is in, when others use it, and the cores near to it: as in `Gpu`.
+    #: Its machine, its use by others, and the cores near it: as in `Gpu`.
     node: str = ""
     busy: tuple[tuple[float, float], ...] = ()
     cores: str = ""
@@ -200,7 +200,7 @@ def host_facts(data_dir: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def physical_cores(allowed: frozenset[int], cpus: Path = _CPUS) -> tuple[tuple[int, ...], ...]:
-    """The cores that may be used, each with the numbers of its hardware threads, in order."""
+    """The cores available to this process, each with the numbers of its hardware threads, in order."""
     cores = dict[tuple[int, ...], None]()
     for number in sorted(allowed):
         threads = frozenset({number})

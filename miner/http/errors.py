@@ -66,7 +66,7 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist = 3, 4, 4
 _SHORT.maxstring = _SHORT.maxother = MAX_VALUE_CHARS
 
-#: nginx's number for it: the client hung up before it was answered.
+#: nginx's status for a client that hung up before the reply.
 CLIENT_GONE = 499
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -157,7 +157,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 async def _on_client_gone(_request: Request, _error: Exception) -> Response:
-    """Nobody reads the reply, and it is no failure of ours."""
+    """Answer a client that has hung up; it is not a failure of ours."""
     return Response(status_code=CLIENT_GONE)
 
 

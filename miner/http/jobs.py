@@ -37,7 +37,7 @@ MAX_EVENT_STREAMS = 32
 
 
 class StoredJobs(Protocol):
-    """The part of the daemon that reads and cancels jobs, also while there is no engine."""
+    """The part of the daemon that reads and cancels jobs, also without an engine."""
 
     @property
     def store(self) -> Store: ...
@@ -76,7 +76,7 @@ def stored_jobs_dependency(request: Request) -> StoredJobs:
     return daemon
 
 
-#: For endpoints that start jobs, which takes an engine.
+#: For endpoints that start jobs, which needs an engine.
 RunningJobs = Annotated[JobManager, Depends(jobs_dependency)]
 #: For endpoints that only read, or cancel.
 ReadableJobs = Annotated[StoredJobs, Depends(stored_jobs_dependency)]

@@ -41,15 +41,14 @@ class HttpLimits:
     #: Also the time that a client has to read a reply.
     body_seconds: float
     max_body_bytes: int
-    #: Of clients that the port knows, and of strangers. However many strangers there are and whatever they
-    #: hold open, they take none of the places of those that it knows.
+    #: Separate limits for known clients and for strangers: strangers never take the places of known clients.
     max_known_connections: int
     max_stranger_connections: int
     max_connections_per_address: int = 256
 
 
-#: Tells a client that the port knows from a stranger, by the network that it comes from and the headers of
-#: its request, which are empty while it has sent none.
+#: Tells a known client from a stranger, by its network and the headers of its request, which are empty before
+#: it has sent one.
 IsKnown = Callable[[str, Iterable[tuple[bytes, bytes]]], bool]
 
 
@@ -90,7 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
     strangers: ClassVar[Places[BoundedProtocol]]
     known: ClassVar[Places[BoundedProtocol]]
 
-    #: Those of the two that this connection has a place in.
+    #: The one of the two in which this connection has a place.
     _places: Places[BoundedProtocol]
     _network = ""
     #: The time limit of the first request's headers runs from the start of the connection.
@@ -187,7 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if length.isdigit() and int(length) > self.limits.max_body_bytes:
             self._refuse_body(length.decode())
             raise _StopParsing
-        if hosts > 1:  # RFC 9112, 3.2; proxies differ in which one they would have read
+        if hosts > 1:  # RFC 9112, 3.2; proxies differ in which one they read
             self._refuse(
                 HTTPStatus.BAD_REQUEST, "two_hosts", "the header 'host' is given twice; send it once"
             )

@@ -1,4 +1,4 @@
-"""How many connections there may be, and which of them makes way for another."""
+"""Limits on open connections, and the choice of one to close for a new one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ ConnectionT = TypeVar("ConnectionT")
 
 
 class Places(Generic[ConnectionT]):
-    """Open connections by the network that they come from. Each operation takes the same time however many
-    there are: otherwise those who open connections fast would make every one of them expensive."""
+    """Open connections by network. Each operation takes constant time: otherwise a flood of connections would
+    make each one expensive."""
 
     def __init__(self, limit: int, per_network: int) -> None:
         self._limit, self._per_network = limit, per_network
         self._taken: Counter[str] = Counter()
         self._total = 0
-        #: The connections that may have to make way, by network, the oldest first.
+        #: Connections that may be closed for new ones, by network, the oldest first.
         self._idle: dict[str, dict[ConnectionT, None]] = {}
-        #: The networks by their number of idle connections, and the largest of these numbers.
+        #: Networks by their number of idle connections, and the largest such number.
         self._networks: defaultdict[int, dict[str, None]] = defaultdict(dict)
         self._most_idle = 0
 
@@ -53,13 +53,13 @@ class Places(Generic[ConnectionT]):
             self._resize(network, len(idle) + 1, len(idle))
 
     def oldest_idle(self, network: str | None = None) -> ConnectionT | None:
-        """The oldest idle connection of a network; by default, of the network that has most."""
+        """Return the oldest idle connection of a network, by default of the network with the most."""
         if network is None:
             network = next(iter(self._networks.get(self._most_idle, ())), "")
         return next(iter(self._idle.get(network, ())), None)
 
     def _resize(self, network: str, before: int, now: int) -> None:
-        """Move a network; the two numbers differ by one, so the largest changes by one at most."""
+        """Move a network between two counts, which differ by one: so the largest changes by at most one."""
         if before:
             del self._networks[before][network]
         if now:

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: What a task is worth on a fleet, and its GPUs to others: as if it were offered now.
+#: The worth of a task on a fleet, and of its GPUs to others, as if it were offered now.
 WorthOfTask = Callable[[MinerTaskOffer, ImageModelType | None, FleetSnapshot, float], TrainingWorth]
 
 #: A sample of a GPU that is older says nothing about now.

@@ -73,7 +73,7 @@ class AttemptFigures(Record):
     lower_is_better: bool | None = None
     #: How much better the best is, relative to the base.
     gain: float | None = None
-    #: The profile's target for them, and whether the best misses it.
+    #: The profile's target, and whether the best score misses it.
     target: str | None = None
     target_missed: bool | None = None
 
@@ -85,7 +85,7 @@ class AttemptFigures(Record):
 
     @property
     def target_text(self) -> str:
-        """The target, and how it stands; empty without one."""
+        """The target, and whether it was reached; empty without one."""
         if self.target is None:
             return ""
         if self.target_missed is None:
@@ -94,7 +94,7 @@ class AttemptFigures(Record):
 
 
 def misses(goal: GoalPlan, best: HeldOutScore | None, gain: float | None) -> bool | None:
-    """None where nothing of the goal is measured. A reward is no loss."""
+    """Return whether the best score misses the goal; None if it was not measured. A reward is not a loss."""
     missed = []
     if goal.loss is not None and best is not None and best.lower_is_better:
         missed.append(best.value >= goal.loss)

@@ -180,7 +180,7 @@ def engine_spec(job: JobRow, attempt: JobAttempt, now: float, free_until: float 
 
 
 def _real_gpus(attempt: JobAttempt) -> tuple[str, ...]:
-    """Those that CUDA knows: pretended ones are a way to count jobs."""
+    """Return the GPUs that CUDA knows: pretended ones only count jobs."""
     return () if attempt.plan.gpus.is_cpu else attempt.row.gpus
 
 
@@ -229,7 +229,7 @@ class AttemptReplay:
         python = str(settings.trainer_python or "python")
         environment = dict(run_environment(run, attempt.plan))
         if gpus := _real_gpus(attempt):
-            # Of a cluster's GPU the number alone: CUDA knows no nodes.
+            # Only the number of a cluster's GPU: CUDA does not know nodes.
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.partition("@")[0] for gpu in gpus)
         needs = (run.model_path, run.data_path, *([run.resume_from] if run.resume_from else []))
         return cls(

@@ -44,7 +44,7 @@ class JobsNotReady(GodMinerError):
 
 
 async def cancel_in_store(store: Store, job_id: int, clock: Callable[[], float]) -> JobRow:
-    """End the job for whoever works at it, now or when there is an engine again."""
+    """Cancel the job; its worker ends it, now or once there is an engine again."""
     for _ in range(_CANCEL_TRIES):
         row = await store.read(get_job, job_id)
         if row.state.is_over:

@@ -142,7 +142,7 @@ def draft_plan(request: JobPlanRequest) -> PlanDraft:
 
 
 def on_host(plan: TrainingPlan, request: JobPlanRequest) -> TrainingPlan:
-    """A plan made for other GPUs of the host, with the limits of the container for these."""
+    """Return a plan made for other GPUs of the host with the container's limits for these."""
     asked = _resolved(request).container
     world = plan.gpus.per_node
     conceded = [one for one in plan.concessions if not one.field.startswith("container.")]

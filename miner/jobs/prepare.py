@@ -214,7 +214,7 @@ async def _plan_and_acquire(
 
 
 def _granted_hardware(job: JobContext, node: FleetNode, grant: GpuGrant) -> Hardware:
-    """The host with the job's GPUs, and which of its GPUs those are."""
+    """The host with the job's GPUs, and their places among the host's."""
     ours = [gpu.id for gpu in job.services.fleet.inventory.gpus if gpu.node == node.name]
     return node.installed.model_copy(
         update={
@@ -389,13 +389,12 @@ def _plan_request(
 
 
 def _worth(job: JobContext) -> TrainingWorth:
-    """What the training is worth, and further GPUs to others: those that it holds already are its own. The
-    operator's tasks say nothing about the offers to come, so for one of them GPUs cost nothing until somebody
-    waits."""
+    """Return the worth of the training, and of further GPUs to others; those that it holds cost nothing. An
+    operator's task does not predict offers, so its GPUs cost nothing until another task waits."""
     now, fleet, row, task = job.now(), job.services.fleet, job.row, job.task
     others = fleet.snapshot(now, without=job.key)
-    somebody_waits = any(hold.starts_at > now or not hold.gpus for hold in others.reservations)
-    if row.validator == OPERATOR and not somebody_waits:
+    another_waits = any(hold.starts_at > now or not hold.gpus for hold in others.reservations)
+    if row.validator == OPERATOR and not another_waits:
         return IDLE_HOST
     offer = MinerTaskOffer(
         model=task.model, hours_to_complete=row.hours, task_id=row.task_id, task_type=task.task_type

@@ -39,7 +39,7 @@ _URLS = ("http://", "https://")
 def _resolved_path(info: ValidationInfo, path: Path) -> Path:
     """A relative path belongs to the directory of the task's file."""
     folder: Path = (info.context or {}).get("folder", Path.cwd())
-    # Not `Path.expanduser` and `Path.is_file`, which fail on unknown users and on names that are too long.
+    # Not `Path.expanduser` and `Path.is_file`, which raise for unknown users and names that are too long.
     return (folder / os.path.expanduser(path)).resolve()
 
 

@@ -108,14 +108,14 @@ class EventRecorder(Protocol):
 
 
 class Alerts:
-    """Count, log and store alerts. Never fails and never waits: whoever raises one has other things to do.
-    Threads may raise them, too, once `loop` is set."""
+    """Count, log and store alerts. Raising one never fails and never waits. Threads may raise them too, once
+    `loop` is set."""
 
     def __init__(self, metrics: Metrics, events: EventRecorder) -> None:
         self._metrics = metrics
         self._events = events
         self._listeners: list[AlertListener] = []
-        #: The event loop that everything else of the daemon runs in.
+        #: The daemon's event loop.
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def add_listener(self, listener: AlertListener) -> None:
@@ -123,7 +123,7 @@ class Alerts:
 
     def __call__(self, kind: AlertKind, text: str, gpu: str | None = None) -> None:
         if self.loop is not None and not _runs_here(self.loop):
-            with contextlib.suppress(RuntimeError):  # it is closed: nobody is left to be told
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
                 self.loop.call_soon_threadsafe(self, kind, text, gpu)
             return
         data: dict[str, object] = {"gpu": gpu} if gpu else {}

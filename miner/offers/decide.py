@@ -124,7 +124,8 @@ SCARCITY = 3.0
 
 
 def gpu_prices(terms: ValueTerms, fleet: FleetSnapshot) -> tuple[float, ...]:
-    """Points that other tasks would bring in an hour of the first free GPU, of the second …"""
+    """Return the points that other tasks would bring in an hour of the first free GPU, the second, and so
+    on."""
     gpus = len(fleet.usable)
     held = len({gpu for hold in fleet.reservations for gpu in hold.gpus})
     return tuple(terms.gpu_hour * min((held + taken) / gpus, 1.0) ** SCARCITY for taken in range(1, gpus + 1))
@@ -133,7 +134,7 @@ def gpu_prices(terms: ValueTerms, fleet: FleetSnapshot) -> tuple[float, ...]:
 def training_worth(
     offer: ParsedOffer, policy: Policy, chances: SuccessChances, fleet: FleetSnapshot
 ) -> TrainingWorth:
-    """`fleet` without what the task holds itself."""
+    """Return the training's worth. `fleet` is without what the task itself holds."""
     terms = policy.value
     win = by_kind(terms.win_chance, offer.kinds, terms.win_prior)
     points = work_score(offer.hours, offer.billions) * terms.win_points * chances.success * win

@@ -242,7 +242,7 @@ class PolicyRuntime:
     def training_worth(
         self, offer: MinerTaskOffer, image_type: ImageModelType | None, fleet: FleetSnapshot, now: float
     ) -> TrainingWorth:
-        """By the policy in force. `fleet` without what this task holds itself."""
+        """Return a task's worth by the policy in force. `fleet` is without what the task itself holds."""
         parsed, terms = parse_offer(offer, image_type), self.policy.terms
         chances = self.history.chances(parsed.kinds, parsed.model.family, parsed.params, terms.success, now)
         return training_worth(parsed, terms, chances, fleet)

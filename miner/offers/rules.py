@@ -280,7 +280,7 @@ def _value(inputs: RuleInputs) -> RuleVerdict:
 
 
 def keeps_gpus_from(rules: PolicyRules, offer: ParsedOffer) -> bool:
-    """Whether GPUs are kept from such a task for others that are worth more."""
+    """Return True if GPUs are kept from such a task for others that are worth more."""
     sizes = rules.min_value_full_size
     return sizes is None or offer.model.is_image or offer.params in sizes
 

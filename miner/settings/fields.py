@@ -186,7 +186,7 @@ class LimitsSection(Section):
     body_timeout_seconds: values.Seconds = _setting(10, "Time to send the body.")
     max_connections: int = _setting(
         1024,
-        "Most open connections, a quarter of them for addresses from which a validator was let in before.",
+        "Most open connections, a quarter of them for addresses of validators that were let in before.",
         ge=1,
         le=1_000_000,
     )

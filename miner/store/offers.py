@@ -238,7 +238,7 @@ def open_reservations(connection: sqlite3.Connection) -> list[OpenReservation]:
 
 
 class TaskName(NamedTuple):
-    """The words by which people know a task."""
+    """A task's names for people."""
 
     #: None for an offer.
     job_id: int | None

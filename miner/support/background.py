@@ -56,8 +56,8 @@ async def run_in_thread(call: Callable[[], T], limit_s: float, what: str) -> T:
 
 
 class OneBlockingCall:
-    """Blocking calls in threads, one at a time: while one hangs, as on the file system of a server that is
-    gone, no other begins."""
+    """Blocking calls in threads, one at a time: while one hangs, for example on a dead network file system,
+    no other begins."""
 
     def __init__(self, what: str, limit_s: float) -> None:
         self._what, self._limit_s = what, limit_s
@@ -66,7 +66,8 @@ class OneBlockingCall:
         self._is_over.set()
 
     async def run(self, call: Callable[[], T]) -> T:
-        """The call's result or exception; `TimeoutError` after the limit, or while an earlier one hangs."""
+        """Return the call's result or raise its exception; `TimeoutError` after the limit, or while an
+        earlier one hangs."""
 
         def run_to_the_end() -> T:
             try:

@@ -3,9 +3,9 @@
 Git runs in a process of its own with a time limit. A private token is handed over in the environment, and
 only to the host of the repository: it is in no argument list, no file and no message.
 
-Git runs what a repository's configuration names: filters, hooks, a monitor of its files. A directory may come
-out of somebody's archive, so git never works in it: it gets a repository of ours with the same objects, and
-with copies of its branches and tags (`_without_configuration`).
+Git runs programs that a repository's configuration names: filters, hooks, a file monitor. A directory may
+come from a stranger's archive, so git never works in it, but in a repository of ours with the same objects
+and copies of its branches and tags (`_without_configuration`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ MOST_READ_BYTES = 64 * 1024**2
 _TOKEN_VARIABLE = "GOD_MINER_GIT_TOKEN"  # noqa: S105 - its name
 #: A shell function that git calls for the repository's host alone; echo is a part of the shell, no process.
 _HELPER = f'!f() {{ echo username=x-access-token; echo "password=${_TOKEN_VARIABLE}"; }}; f'
-#: Git works in repositories of ours only, whoever the user is that they belong to.
+#: Git works only in repositories of ours, whichever user owns them.
 _OUR_SETTINGS = (("core.fsmonitor", "false"), ("core.hooksPath", os.devnull), ("safe.directory", "*"))
 _END_S = 5.0
-#: A branch's file, and those of a repository that hold more.
+#: Most bytes of a branch's file, and of larger files of a repository.
 _MOST_REF_BYTES, _MOST_REFS_BYTES = 1024, 64 * 1024**2
 _REF = re.compile(rb"(?:ref: refs/\S+|[0-9a-f]{40})\s*")
 
@@ -112,8 +112,8 @@ def is_local(source: str) -> bool:
 
 
 def git_output(directory: Path, *arguments: str, operators: bool = False) -> str:
-    """What git says about a repository of ours, without the last line's end; with the operator's settings
-    of git if those count."""
+    """Return git's output about a repository of ours, without the last line's end; `operators`: with the
+    operator's git settings."""
     environment = _passed_environment() if operators else _environment()
     return _git(["-C", str(directory), *arguments], environment, LOCAL_LIMIT_S).rstrip("\n")
 
@@ -131,9 +131,9 @@ def uncommitted_files(directory: Path) -> list[str]:
             repository = _without_configuration(directory, folder)
             environment = _environment() | {"GIT_DIR": str(repository), "GIT_WORK_TREE": str(directory)}
             if "HOME" in os.environ:
-                environment["HOME"] = os.environ["HOME"]  # files that the operator never wants listed
+                environment["HOME"] = os.environ["HOME"]  # the operator's own ignored files
             _git(["read-tree", "HEAD"], environment, LOCAL_LIMIT_S)
-            # Git would go into submodules, which have a configuration too.
+            # Git would enter submodules, which have a configuration too.
             status = ["status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all"]
             lines = _git(status, environment, LOCAL_LIMIT_S).split("\0")
         except CloneFailed:
@@ -152,7 +152,7 @@ def remote_url(directory: Path) -> str | None:
         return None
     with temporary_tree("god-miner-git-") as folder:
         (folder / "config").write_bytes(content)
-        # Of a file that is named git reads no others that this one includes.
+        # With --file, git does not follow the file's includes.
         asked = ["config", "--file", str(folder / "config"), "--null", "--get-regexp", r"^remote\..*\.url$"]
         try:
             lines = _git(asked, _environment(), LOCAL_LIMIT_S).split("\0")
@@ -214,15 +214,15 @@ def _clone(source: str, directory: Path, limit_s: float, token: str | None) -> N
 
 
 def _path_of(source: str) -> Path | None:
-    """Where a repository of this machine is; None for an address elsewhere."""
+    """Return the path of a repository on this machine; None for an address elsewhere."""
     if source.startswith("file://"):
         return Path(unquote(urlsplit(source).path))
     return Path(source).resolve() if is_local(source) else None
 
 
 def _git_directories(directory: Path) -> tuple[Path, Path] | None:
-    """Where the HEAD of a repository is, and all else of it: the same but for a worktree of another one.
-    `ValueError` for a path that is none."""
+    """Return the directories of a repository's HEAD and of the rest, which differ only for a worktree. Raise
+    `ValueError` for a path that is not a repository."""
     place = directory / ".git"
     if pointer := read_untrusted(place, _MOST_REF_BYTES):
         place = directory / os.fsdecode(pointer.removeprefix(b"gitdir:").strip())
@@ -238,7 +238,7 @@ def _without_configuration(directory: Path, folder: Path) -> Path:
     """A repository in `folder` with the objects, branches and tags of another and nothing else of it."""
     try:
         return _copied(directory, folder)
-    except (OSError, ValueError, RecursionError) as error:  # paths without end, or with zero bytes
+    except (OSError, ValueError, RecursionError) as error:  # symlink loops, or names with zero bytes
         raise CloneFailed(f"git clone: {directory} cannot be read: {error}") from None
 
 
@@ -270,9 +270,9 @@ def _copied(directory: Path, folder: Path) -> Path:
 
 
 def _environment(source: str = "", token: str | None = None) -> dict[str, str]:
-    """None of the operator's settings, credentials least of all, which validators lack."""
+    """Return an environment without the operator's settings and credentials, which validators lack."""
     settings = list(_OUR_SETTINGS)
-    # No .netrc either: with its password a private repository would be cloned here and nowhere else.
+    # No .netrc either: with its password a private repository would be cloned here, but not by validators.
     found = {
         "HOME": os.devnull,
         "GIT_CONFIG_GLOBAL": os.devnull,
@@ -289,7 +289,7 @@ def _environment(source: str = "", token: str | None = None) -> dict[str, str]:
 
 
 def _passed_environment(settings: Sequence[tuple[str, str]] = _OUR_SETTINGS) -> dict[str, str]:
-    """With the operator's settings, and these before them."""
+    """Return an environment with the operator's settings, and these before them."""
     found = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ} | {
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_ASKPASS": "true",

@@ -381,11 +381,11 @@ class LiveAlertRules:
         return str(self._live.problem) if self._live.problem else None
 
     def current(self) -> LoadedAlertRules:
-        """The rules as they were read last; no file is looked at."""
+        """The rules as read last; no file is checked."""
         return self._live.current
 
     def refresh(self) -> None:
-        """Take up what was edited."""
+        """Load edits."""
         rules = self._live.refresh()
         if self._live.problem is None:
             self._last_good.keep(str(self._file), rules.layers)

@@ -63,13 +63,13 @@ kinds:
 A rule is pending from the moment when its condition is met, and fires when that has lasted for `for`. It
 is resolved on the other side of `clear`, when nothing trains there any more, or when the job is over.
 **No value is not a good value**: a rule that gets none stays as it is, and the list says "no data". After
-a restart open alerts go on; nobody is notified twice. Who is silenced is still listed.
+a restart open alerts go on; none is notified twice. Silenced alerts are still listed.
 
 Alerts of the program are resolved when what they report is over: a GPU is back, the hotkey can be opened, a
-policy, a profile, `alerts.yaml` or FLEET_FILE is in force again. Those with no such end close six hours after
-they last came.
+policy, a profile, `alerts.yaml` or FLEET_FILE is in force again. Others close six hours after their last
+occurrence.
 
-Two rules know only what comes by:
+Two rules see only this miner's own traffic:
 
 - `clock-off` compares this clock with the times that validators sign, also in requests that are refused for
   their time: the median over validators of the last hour, each by its last three requests. With fewer
@@ -89,7 +89,7 @@ Two rules know only what comes by:
   and when the daemon stops or starts.
 
 An action is asked of the running training through its control file, and happens at a step boundary. The
-training answers what holds from then on, or why it cannot:
+training answers what is in force from then on, or why it cannot change:
 
 | recipe | smaller passes | larger passes | pauses |
 |---|---|---|---|
@@ -100,8 +100,8 @@ training answers what holds from then on, or why it cannot:
 | Axolotl: GRPO, mixtures of experts whose balance is trained | the next attempt | no | at once |
 | kohya, ai-toolkit | the next attempt | no | no |
 
-Passes larger than planned take a step's micro-batches together, so there must be at least two of them. The
-next attempt is never planned with larger ones: it comes after a failure, which is no time to try them.
+Passes larger than planned join a step's micro-batches, so a step must have at least two of them. The next
+attempt is never planned with larger passes, since it follows a failure.
 
 After `settle` the action is judged: it is **undone** if the loss rose, if tokens per second fell by more than
 `worse` without the rule's number getting better (or by three times that anyway), or if larger passes were

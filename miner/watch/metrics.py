@@ -280,7 +280,8 @@ def _failed_share(connection: sqlite3.Connection, since: float, now: float) -> S
 
 
 def _missed_targets(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
-    """Of a job's attempts one that reached them is enough: the best one is published."""
+    """Measure jobs whose published model misses its target. One attempt that reached it is enough: the best
+    is published."""
     rows = connection.execute(
         "SELECT attempts.job_id, jobs.ended_at, attempt_figures.figures FROM attempt_figures "
         "JOIN attempts ON attempts.id = attempt_figures.attempt_id JOIN jobs ON jobs.id = attempts.job_id "
@@ -476,7 +477,7 @@ METRICS: Mapping[str, Metric] = {
             _J,
             _COUNT,
             "1 for a published model that misses its profile's target_loss or target_gain, 0 for one that "
-            "reaches them; jobs that ended in the window.",
+            "reaches them; for jobs that ended in the window.",
             query=_missed_targets,
         ),
         Metric("rank.place", _M, _COUNT, "The miner's place in the subnet, 1 is best.", query=_rank),

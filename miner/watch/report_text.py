@@ -281,7 +281,8 @@ def as_markdown(report: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-#: What would end a cell or begin markup in it. Renderers differ in whether a backslash takes `<` from HTML.
+#: Characters that would end a cell or begin markup in it. Renderers differ in whether a backslash escapes
+#: `<`.
 _MARKDOWN = {ord(char): f"\\{char}" for char in "\\|`*_[]!#"} | {
     ord("<"): "&lt;",
     ord(">"): "&gt;",

@@ -164,7 +164,7 @@ def test_a_daemon_that_is_lost_is_reported_and_comes_back_without_a_reload(
     browser.sees("#1")
     browser.run("window.neverReloaded = true")
     page.daemon.stop()
-    browser.sees("is unreachable since", ".banner")
+    browser.sees("has been unreachable since", ".banner")
     browser.sees("god-miner doctor", ".banner")
     assert "#1" in browser.text("main")  # what is known stays
     shows_no_good_news(browser)
@@ -172,7 +172,7 @@ def test_a_daemon_that_is_lost_is_reported_and_comes_back_without_a_reload(
     first = browser.driver.current_window_handle
     browser.driver.switch_to.new_window("tab")
     browser.open(page.url, width=1360)
-    browser.sees("is unreachable since", ".banner")
+    browser.sees("has been unreachable since", ".banner")
     shows_no_good_news(browser)
     browser.driver.close()
     browser.driver.switch_to.window(first)
@@ -197,7 +197,7 @@ return shown.filter(one => colours(one).includes(green)).length"""
 
 def shows_no_good_news(browser: Browser) -> None:
     browser.sees("Not answering for", "main")
-    browser.sees("What is wrong now is not known", "main")
+    browser.sees("Current alerts are unknown", "main")
     assert "Nothing is wrong" not in browser.text("main")
     browser.until(lambda: browser.run(GREEN_THINGS) == 0, "a page without good news")
 

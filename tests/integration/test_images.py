@@ -1,7 +1,7 @@
 """The Dockerfiles, built by a real Docker Engine on stand-in bases, without a network.
 
 The stand-ins have a Python and what the real bases have by name. Packages are those of the tests'
-environment, at the versions that the constraint files allow. The text trainer's image needs a training
+environment, at the versions of `requirements/`. The text trainer's image needs a training
 environment and is built in `test_rehearsal.py`.
 """
 

@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[2] / "docs/native.md"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With what the page's commands name: MODEL, and some text."""
+    """A directory with the inputs of the page's commands: MODEL, and some text."""
     python = os.environ.get("GOD_MINER_TRAINING_PYTHON")
     if not python:
         missing("GOD_MINER_TRAINING_PYTHON is not set: run make training")
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(words: str, *more: str) -> str:
-    """A command of the page."""
+    """Run a command of the page."""
     assert f"god-miner {words}" in PAGE.read_text()
     done = CliRunner().invoke(app, [*shlex.split(words), *more])
     assert done.exit_code == 0, done.output
@@ -65,7 +65,7 @@ def test_a_pretraining_from_text_or_tokens_ends_with_a_better_model(folder: Path
     assert result.best.value < result.base.value - 0.3
     check_weights(folder / "RUN/model/model.safetensors")
 
-    # What was held out by the plan was held out by the training.
+    # The training held out what the plan says.
     work = folder / "RUN/work"
     planned, trained = (
         TrainingPlan.from_json((work / part / "plan.json").read_bytes()) for part in ("data-1", "launch-1")
@@ -74,7 +74,7 @@ def test_a_pretraining_from_text_or_tokens_ends_with_a_better_model(folder: Path
     assert trained.steps.eval_rows > 0
     assert json.loads((work / "launch-1/sheet.json").read_text())["prepared"]["eval_rows"] > 0
 
-    # The log says what happens, in whole lines.
+    # The log reports events in whole lines.
     log = (folder / "RUN/log").read_text()
     assert "\r" not in log
     assert not re.search(r"\d+%\|", log)

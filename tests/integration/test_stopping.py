@@ -137,7 +137,7 @@ def test_a_grace_of_less_than_a_second_is_not_rounded_to_none(stack: DevStack) -
 
 
 def test_connections_that_nobody_has_accepted_yet_are_answered_and_not_reset(stack: DevStack) -> None:
-    """As many come between two looks of a busy daemon."""
+    """A busy daemon can have this many connections waiting."""
     settings = load_settings(env=stack.settings(), env_file=None)
     clients: list[socket.socket] = []
 

@@ -77,7 +77,7 @@ def test_a_base_keeps_what_it_has_and_gets_what_it_lacks() -> None:
     assert lacking.lacking(text, set(names)) == ""
 
 
-def test_data_of_another_hash_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_with_another_hash_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "packages" / "corpora" / "words.zip"
     source.parent.mkdir(parents=True)
     with zipfile.ZipFile(source, "w") as archive:

@@ -1,4 +1,4 @@
-"""What is pinned, in which file, and what `lock-check` finds."""
+"""Pins, their files, and the findings of `lock-check`."""
 
 from __future__ import annotations
 
@@ -157,10 +157,10 @@ def test_a_release_younger_than_seven_days_needs_a_reason(monkeypatch: pytest.Mo
     uploaded = {
         ("old", "1"): NOW - timedelta(days=8),
         ("young", "2"): NOW - timedelta(days=6),
-        ("mended", "3"): NOW - timedelta(days=1),
+        ("patched", "3"): NOW - timedelta(days=1),
         ("undated", "4"): None,
     }
-    monkeypatch.setattr(lock, "YOUNG", {"mended": ("2026-11-28T00:00:00+00:00", "a hole in version 2")})
+    monkeypatch.setattr(lock, "YOUNG", {"patched": ("2026-11-28T00:00:00+00:00", "a hole in version 2")})
     found = list(lock.too_young(uploaded, NOW))
     assert [problem.split()[0] for problem in found] == ["undated", "young"]
     assert "2026-11-22, less than 7 days ago" in found[1]
@@ -174,12 +174,12 @@ def test_the_index_is_asked_for_releases_before_the_cooldown(monkeypatch: pytest
         return lock.Resolved({}, {})
 
     monkeypatch.setattr(lock, "resolved", resolved)
-    monkeypatch.setattr(lock, "YOUNG", {"mended": ("2026-11-28T00:00:00+00:00", "a hole in version 2")})
+    monkeypatch.setattr(lock, "YOUNG", {"patched": ("2026-11-28T00:00:00+00:00", "a hole in version 2")})
     before = datetime.now(UTC)
     assert lock.write("uv", upgrade=True) == 0
     newest = datetime.fromisoformat(asked[asked.index("--exclude-newer") + 1])
     assert timedelta() <= newest - (before - timedelta(days=7)) < timedelta(minutes=5)
-    assert "mended=2026-11-28T00:00:00+00:00" in asked
+    assert "patched=2026-11-28T00:00:00+00:00" in asked
     assert "--upgrade" in asked
 
 
@@ -192,7 +192,7 @@ def test_the_index_is_asked_for_releases_before_the_cooldown(monkeypatch: pytest
     ],
     ids=["no network", "no times", "conflict"],
 )
-def test_what_uv_says_is_explained(
+def test_errors_of_uv_are_explained(
     said: str,
     code: int,
     expected: str,
@@ -209,7 +209,7 @@ def test_what_uv_says_is_explained(
 
 
 def test_nothing_is_installed_without_hashes() -> None:
-    """What the Dockerfiles and the Makefile install by other ways is our own code."""
+    """The Dockerfiles and the Makefile install only our own code without hashes."""
     for path in [*ROOT.glob("dockerfiles/*"), ROOT / "Makefile", ROOT / ".ci/run"]:
         text = re.sub(r"\\\n", " ", path.read_text("utf-8"))
         for command in re.findall(r"\bpip install\b[^&|;\n]*", text):

@@ -99,7 +99,7 @@ def with_endless_pattern(folder: Path) -> None:
 
 
 def with_normalizer_bomb(folder: Path) -> None:
-    """Every e becomes a quarter of a million, and all of them are looked through again and again."""
+    """Each e becomes a quarter of a million, which are searched again and again."""
     doubled = [_replaced("e", "ee")] * 18
     settings = _settings(folder)
     settings["normalizer"] = {"type": "Sequence", "normalizers": [*doubled, *[_replaced("e", "e")] * 2000]}

@@ -1,9 +1,9 @@
-"""What Axolotl's micro-batches hold.
+"""The contents of Axolotl's micro-batches.
 
-Pairs of a step that are of like length pass together. And while Axolotl trains, passes can become smaller:
-each micro-batch of its loader in parts whose losses add up to the whole's, at rows or, in a row that holds
-several packed sequences, at the borders of documents. They can become larger as well: the loader's
-micro-batches of a step are held back, joined, and shared out over fewer passes. Loader, accumulation,
+Pairs of a step that are of like length pass together. While Axolotl trains, passes can become smaller: each
+micro-batch of its loader is cut into parts whose losses add up to the whole's, between rows or, in a row of
+several packed sequences, between documents. They can also become larger: the loader's micro-batches of a step
+are held back, joined, and shared out over fewer passes. Loader, accumulation,
 optimizer and schedule do not notice.
 """
 
@@ -23,7 +23,7 @@ from trainer.session.step_order import StepOrder
 
 #: TRL's losses of preferences that look at more than one pair at a time.
 _WHOLE_BATCH_LOSSES = {"aot", "aot_unpaired", "bco_pair", "sft"}
-#: Tokens of a pass that counts for nothing.
+#: Tokens of a filler pass, which does not count.
 _FILLER = 8
 
 
@@ -35,13 +35,13 @@ class MicroBatchSplitter:
         self._planned = self._most = plan.batch.micro
         #: Of the loader's largest micro-batch so far.
         self._rows = 0
-        #: Micro-batches of this step that wait for its last one, where passes are larger than planned.
+        #: Micro-batches of this step that wait for its last one, if passes are larger than planned.
         self._held: list[Mapping[str, Any]] = []
-        #: What is computed in parts, while a part of it is: one micro-batch, or a step's joined ones.
+        #: The batch whose parts are being computed: one micro-batch, or several joined.
         self._whole: Mapping[str, Any] | None = None
         self._joined = 1
         self._is_filler = False
-        #: Gets what a pass holds again, after memory ran out in a larger one.
+        #: Called with the size of a pass after memory ran out in a larger one.
         self.on_undone: Callable[[int], None] = lambda micro: None
         self._step, self._loss = trainer.training_step, trainer.compute_loss
         trainer.training_step, trainer.compute_loss = self._split_step, self._partial_loss
@@ -83,8 +83,8 @@ class MicroBatchSplitter:
         return self._in_parts(model, [inputs], num_items_in_batch)
 
     def _joined_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Any:
-        """Hold micro-batches back until the step's last one. Where memory runs out nothing of the step counts
-        yet: it is made again in passes as planned. Of several processes the others would wait."""
+        """Hold micro-batches back until the step's last one. If memory runs out, nothing of the step counts
+        yet: it is repeated in passes as planned. With several processes the others would wait for ever."""
         import torch
 
         self._held.append(inputs)
@@ -118,7 +118,7 @@ class MicroBatchSplitter:
         return total
 
     def _count(self, inputs: Any) -> int:
-        """Sequences, or pairs. Of rewards there is a list of prompts, which is left alone."""
+        """Count sequences, or pairs. GRPO has a list of prompts, which is left alone."""
         if not isinstance(inputs, Mapping) or self._plan.task.task_type.generates:
             return 0
         if self._is_packed(inputs):
@@ -127,7 +127,8 @@ class MicroBatchSplitter:
         return rows // 2 if self._pairs else rows
 
     def _is_packed(self, inputs: Mapping[str, Any]) -> bool:
-        """Whether all sequences of the micro-batch are one row, as for attention of variable lengths."""
+        """Return True if all sequences of the micro-batch are one row, as for attention of variable
+        lengths."""
         positions = inputs.get("position_ids")
         if self._pairs or positions is None or "labels" not in inputs:
             return False
@@ -139,7 +140,7 @@ class MicroBatchSplitter:
         if len(batches) == 1:
             return batches[0]
         if self._is_packed(batches[0]):
-            # What a row begins with is predicted by nothing, least of all by the row before it.
+            # A row's first token is not predicted, least of all by the row before it.
             for batch in batches[1:]:
                 batch["labels"][:, 0] = IGNORED
             keys = [key for key, value in batches[0].items() if _is_row(value)]
@@ -150,7 +151,7 @@ class MicroBatchSplitter:
         }
 
     def _stacked(self, key: str, values: Sequence[Any], rows: int) -> Any:
-        """Rows of several micro-batches, with the widest one's padding. The first one has so many."""
+        """Join rows of several micro-batches, padded to the widest. `rows` are the first one's."""
         import torch
 
         if not isinstance(values[0], torch.Tensor) or not values[0].ndim:
@@ -160,7 +161,7 @@ class MicroBatchSplitter:
             values = [
                 torch.nn.functional.pad(value, (0, widest - value.shape[1]), value=pad) for value in values
             ]
-            if self._pairs and len(values[0]) == rows:  # first all chosen ones, then all rejected ones
+            if self._pairs and len(values[0]) == rows:  # all chosen ones come first
                 halves = [value.chunk(2) for value in values]
                 values = [half[side] for side in (0, 1) for half in halves]
         return torch.cat(list(values))
@@ -184,15 +185,15 @@ class MicroBatchSplitter:
             yield {key: cut(value, start, end) for key, value in inputs.items()}
 
     def _parts_of_row(self, inputs: Mapping[str, Any], passes: int) -> Iterator[dict[str, Any]]:
-        """A packed row in parts of like length, of whole documents. Where it has too few of them, passes that
-        count for nothing follow: ranks with a part of the model each have to make as many."""
+        """Cut a packed row into parts of like length, of whole documents. If there are too few, filler passes
+        follow, which do not count: ranks that share a model must all make the same number."""
         places = cut_places(_borders(inputs), inputs["input_ids"].shape[1], passes)
         for start, end in pairwise(places):
             yield {key: value[:, start:end] if _is_row(value) else value for key, value in inputs.items()}
         self._is_filler = True
         filler = {key: value[:, :_FILLER] if _is_row(value) else value for key, value in inputs.items()}
         for _ in range(passes + 1 - len(places)):
-            # A mean over no labels would be no number.
+            # A mean over no labels would be NaN.
             yield {**filler, "labels": filler["input_ids"]}
 
     def _unsynced(self, model: Any) -> AbstractContextManager[None]:
@@ -213,9 +214,9 @@ class MicroBatchSplitter:
         return (loss * share, outputs) if return_outputs else loss * share
 
     def _loss_share(self, inputs: Mapping[str, Any], num_items_in_batch: Any) -> Any:
-        """What the part's loss is to be multiplied by: 1 where the engine divides a sum by all labels of the
-        step. Else it divides each micro-batch's mean by their number, and joined ones are one, in which each
-        label counts the same."""
+        """Return the factor of a part's loss: 1 if the engine divides a sum by all labels of the step. Else
+        it divides each micro-batch's mean by their number; joined ones count as one mean over all their
+        labels."""
         assert self._whole is not None
         if self._is_filler:
             return 0.0
@@ -228,20 +229,20 @@ class MicroBatchSplitter:
         return self._joined * part / whole
 
     def label_share(self, labels: Any) -> Any:
-        """The part's share of the micro-batch's labels; 1 where nothing is split."""
+        """Return the part's share of the micro-batch's labels; 1 if nothing is split."""
         if self._is_filler:
             return 0.0
         return 1.0 if self._whole is None else _learned(labels) / _learned(self._whole["labels"])
 
 
 def _is_row(value: Any) -> bool:
-    """Whether it has something for each token of a packed row."""
+    """Return True for a tensor with a value for each token of a packed row."""
     return getattr(value, "ndim", 0) == 2 and len(value) == 1
 
 
 def _borders(inputs: Mapping[str, Any]) -> list[int]:
-    """Where a packed row's documents begin. Not where the first token is learned: it would be lost. Padding
-    at the end, without labels, goes with the document before it."""
+    """Return the places where a packed row's documents begin, except those whose first token is learned: a
+    cut would lose it. Padding at the end, without labels, goes with the document before it."""
     positions, labels = inputs["position_ids"][0], inputs["labels"][0]
     learned = labels != IGNORED
     begins = (positions == 0) & ~learned & (learned.flip(0).cumsum(0).flip(0) > 0)
@@ -249,7 +250,8 @@ def _borders(inputs: Mapping[str, Any]) -> list[int]:
 
 
 def cut_places(borders: Sequence[int], length: int, passes: int) -> list[int]:
-    """From 0 to `length`, at the borders next to equal shares; fewer parts where there are too few."""
+    """Return cuts from 0 to `length`, at the borders nearest to equal shares; fewer if borders are too
+    few."""
     places = [0]
     for number in range(1, passes):
         later = [border for border in borders if border > places[-1]]

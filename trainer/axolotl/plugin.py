@@ -121,7 +121,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         return arguments
 
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
-        # Else each of the engine's logs is a line beside the session's events.
+        # Otherwise the engine would print a line beside each of the session's events.
         trainer.remove_callback(PrinterCallback if trainer.args.disable_tqdm else ProgressCallback)
         coefficient = self.spec.run.kl_coefficient if self.supervised else None
         base = self._base(trainer) if coefficient else None

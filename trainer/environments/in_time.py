@@ -1,4 +1,4 @@
-"""A call that is given up when its time is over: a foreign model's template and tokenizer may never end."""
+"""A call with a time limit: a foreign model's template or tokenizer may never end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def in_time(call: Callable[[], T], seconds: float) -> T:
-    """Call in a thread of its own; raise `TimeoutError` if that is not over in time.
+    """Call in a thread of its own; raise `TimeoutError` if that takes too long.
 
-    What is still Python then, as a template is, is ended by an exception. Native code cannot be: its thread
-    stays behind, and is no reason for the process to stay."""
+    Python code, such as a template, is then ended by an exception. Native code cannot be: its thread goes on,
+    but does not keep the process alive."""
     answer: Future[T] = Future()
 
     def work() -> None:
@@ -25,7 +25,7 @@ def in_time(call: Callable[[], T], seconds: float) -> T:
             answer.set_result(call())
         except Exception as error:  # noqa: BLE001 - the caller gets it
             answer.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - a tokenizer's panic, or our own end of it
+        except BaseException as error:  # noqa: BLE001 - a tokenizer's panic, or our SystemExit
             answer.set_exception(BadModel(f"{type(error).__name__}: {error}"[:500]))
 
     thread = threading.Thread(target=work, name="in-time", daemon=True)

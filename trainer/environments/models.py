@@ -323,7 +323,7 @@ class LocalModel:
         """Answer all in one batch: text, and whether it was cut off. None for one that takes too long."""
         torch, tokenizer = self._torch, self._tokenizer
         if not self._lock.acquire(timeout=self._turn_seconds):
-            raise BadModel("its tokenizer or chat template is still at work on another question")
+            raise BadModel("its tokenizer or chat template is still busy with an earlier question")
         try:
             read = tokenizer(
                 [one.prompt for one in batch], return_tensors="pt", padding=True, add_special_tokens=False

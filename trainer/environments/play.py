@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from core.domain.errors import GodMinerError
-from core.domain.records import printable, without_terminal_codes
 from core.domain.tasks import INTERCODE, PVP_GAMES
 from trainer.environments import tables
 from trainer.environments.games import board_game
@@ -41,7 +40,13 @@ from trainer.environments.match import (
 )
 from trainer.environments.models import TURN_SECONDS, ChatModel, EndpointModel, LocalModel
 from trainer.environments.tool_calls import ParserName
-from trainer.environments.transcript import match_folder, shell_folder, write_task, write_transcript
+from trainer.environments.transcript import (
+    match_folder,
+    safe_to_print,
+    shell_folder,
+    write_task,
+    write_transcript,
+)
 
 if TYPE_CHECKING:
     import pyspiel
@@ -329,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
 
     def say(text: str) -> None:
-        sys.stderr.write(_shown(text) + "\n")
+        sys.stderr.write(safe_to_print(text) + "\n")
         sys.stderr.flush()
 
     played, names, code, failure = Played(), list[str](), 0, ""
@@ -354,7 +359,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     group = asked.group and not code
     facts = {**report(played, names, group), **({"failure": failure} if failure else {})}
-    text = json.dumps(facts) if asked.as_json else _shown("\n".join(report_lines(played, names, group)))
+    text = (
+        json.dumps(facts) if asked.as_json else safe_to_print("\n".join(report_lines(played, names, group)))
+    )
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
     try:
@@ -367,12 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _shown(text: str) -> str:
-    """What a server or a model says may hold whatever a terminal obeys."""
-    return printable(without_terminal_codes(text))
-
-
-#: What games need beside the training stack, as it is installed, by the name that is imported.
+#: Packages that games need beside the training stack, by imported name.
 _GAMES = {"pyspiel": "open-spiel", "numba": "numba"}
 
 

@@ -47,10 +47,14 @@ def _call_line(call: ToolCall) -> str:
     return f"> {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})"
 
 
+def safe_to_print(text: str) -> str:
+    """Remove what a terminal would obey: a server's or a model's words may hold control sequences."""
+    return printable(without_terminal_codes(text))
+
+
 def _write(path: Path, text: str) -> Path:
-    """A model's answers may hold whatever a terminal obeys."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(printable(without_terminal_codes(text)), "utf-8", errors="replace")
+    path.write_text(safe_to_print(text), "utf-8", errors="replace")
     return path
 
 

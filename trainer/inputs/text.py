@@ -117,14 +117,14 @@ class TextTask:
         return evaluation_rules(self.spec.era)
 
 
-#: Rows on which a template and a tokenizer are tried.
+#: Rows for the trial of a template and a tokenizer.
 FIRST_ROWS = 8
 
 
 def try_rows(spec: RunSpec, records: Sequence[RawRow], tokenizer: Tokenizer) -> None:
-    """Encode the first rows, and forget them."""
+    """Encode the first rows, without using the result."""
     dataset, rows = spec.dataset, list(records[:FIRST_ROWS])
-    with suppress(BadData):  # said of all rows, if it is true of them
+    with suppress(BadData):  # reported when all rows are encoded
         if isinstance(dataset, EnvironmentDataset):
             fitting_encoder(tokenizer, records, spec.model_path)
         elif isinstance(dataset, DpoDataset):

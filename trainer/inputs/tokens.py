@@ -48,7 +48,7 @@ def load_tokenizer(model_path: str) -> Tokenizer:
     forbid_remote_code()
     try:
         tokenizer: Tokenizer = transformers.AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-    except BaseException as error:  # a foreign folder makes transformers raise what it likes
+    except BaseException as error:  # with a foreign folder transformers may raise anything
         if not isinstance(error, Exception) and not _is_panic(error):
             raise
         raise BadModel(f"{model_path} has no tokenizer that can be loaded: {str(error)[:300]}") from error
@@ -123,13 +123,14 @@ def _config(model_path: str) -> dict[str, Any]:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Of the tokenizer's own code, which is Rust. It is no `Exception`, and has no class to import."""
+    """Return True for a panic in the tokenizer's Rust code: not an `Exception`, and its class cannot be
+    imported."""
     return type(error).__name__ == "PanicException"
 
 
 def tokenized(tokenizer: Tokenizer, texts: Any, **options: Any) -> Any:
-    """Call the tokenizer; `BadModel` where its own code fails: a regular expression that backtracks for too
-    long is a panic."""
+    """Call the tokenizer; raise `BadModel` if its own code fails: a regular expression that backtracks for
+    too long panics."""
     try:
         return tokenizer(texts, **options)
     except BaseException as error:

@@ -90,7 +90,7 @@ def join_process_group(
 
 
 def shard_mesh(plan: TrainingPlan, ranks: NativeCommunicator) -> DeviceMesh | None:
-    """Over which the model is split; None where every rank has the whole."""
+    """The mesh over which the model is split; None if every rank has the whole."""
     if ranks.world == 1 or plan.parallelism is not Parallelism.FSDP:
         return None
     assert plan.fsdp is not None
@@ -103,9 +103,8 @@ def shard_mesh(plan: TrainingPlan, ranks: NativeCommunicator) -> DeviceMesh | No
 
 
 def shard(net: LossModel, plan: TrainingPlan, mesh: DeviceMesh | None, device: torch.device) -> None:
-    """FSDP2: each layer is gathered when it is computed, the next one while it is. Nothing without a mesh.
-
-    The first to come after loading: no pass runs on a model of stand-ins."""
+    """Wrap the model with FSDP2: each layer is gathered for its computation, during that of the one before.
+    Does nothing without a mesh. Must come first after loading: stand-ins cannot compute."""
     from torch.distributed.fsdp import (
         CPUOffloadPolicy,
         MixedPrecisionPolicy,
@@ -140,7 +139,7 @@ def shard(net: LossModel, plan: TrainingPlan, mesh: DeviceMesh | None, device: t
 
 
 def distribute(net: nn.Module, plan: TrainingPlan, ranks: NativeCommunicator) -> nn.Module:
-    """The net over the ranks: as it is where `shard` has split it, or where it is alone."""
+    """Return the net for all ranks: unchanged if `shard` has split it, or on one rank."""
     if ranks.world == 1 or plan.parallelism is Parallelism.FSDP:
         return net
     broadcast_trainable(net, ranks.device)
@@ -151,11 +150,11 @@ def distribute(net: nn.Module, plan: TrainingPlan, ranks: NativeCommunicator) ->
 
 
 def broadcast_trainable(net: nn.Module, device: torch.device) -> None:
-    """Adapters are drawn at random, so every rank takes over the first one's. Shards come from the files."""
+    """Copy the first rank's adapters to all, since they are drawn at random. Shards come from the files."""
     with torch.no_grad():
         for weight in net.parameters():
             if weight.requires_grad and shard_of(weight) is None:
-                first = weight.data.to(device)  # FSDP2 moves later what was read whole
+                first = weight.data.to(device)  # FSDP2 moves whole parameters later
                 dist.broadcast(first, 0)
                 weight.data.copy_(first)
 

@@ -1,8 +1,8 @@
 """bf16 weights whose updates are computed in fp32, a block of them at a time.
 
-With masters the fp32 weights stay beside the others. Without, a block's are made for its update, and its
-moments likewise, and what comes out is rounded up or down at random in proportion: to the nearest, every
-update of less than half a last digit would be lost.
+With masters, fp32 copies of the weights are kept. Without, those of a block and its moments are made for its
+update, and the result is rounded up or down at random, in proportion: rounding to the nearest would lose
+every update of less than half a last digit.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from torch.optim import Optimizer
 from core.planning.persistent_memory import UPDATE_BLOCK
 from trainer.session.ema import own_part, rounded
 
-#: Rows of a weight; all of it where that has no rows, or where the optimizer needs the whole.
+#: All rows: of a weight without rows, or for an optimizer that needs the whole.
 _ALL = slice(None)
 _HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class WeightPart:
-    """Rows of a weight in bf16, and what the optimizer has for them: fp32, without memory between updates if
-    no masters are kept."""
+    """Rows of a bf16 weight, and the optimizer's fp32 copy of them, which has no memory between updates if no
+    masters are kept."""
 
     weight: nn.Parameter
     rows: slice
     copy: nn.Parameter
-    #: Of its weight.
+    #: The last part of its weight.
     last: bool
 
     def of(self, tensor: Tensor) -> Tensor:
-        """This part of a weight or its gradient. Asked each time: FSDP2 changes where a weight is."""
+        """Return this part of a weight or its gradient. Not kept: FSDP2 moves weights."""
         own: Tensor = own_part(tensor)
         return own if self.rows == _ALL else own[self.rows]
 
     def hold(self, values: Tensor) -> None:
-        """The copy has these values from now on, in their memory."""
+        """Let the copy have these values, in their memory."""
         if isinstance(self.copy, DTensor):
             self.copy._local_tensor = values
         else:
@@ -50,7 +50,7 @@ class WeightPart:
 
 @dataclass(frozen=True)
 class UpdateBlock:
-    """What is updated together. Without parts the optimizer has the weights themselves, which are fp32."""
+    """Parts that are updated together. Without parts the optimizer has the weights themselves, in fp32."""
 
     parts: list[WeightPart]
     optimizer: Optimizer
@@ -76,7 +76,7 @@ class MasterWeights:
         by_rows: bool = True,
         seed: int = 0,
     ) -> None:
-        """`kept`: fp32 weights stay. `narrow`: moments are bf16 between updates. `by_rows`: `make` makes an
+        """`kept`: fp32 copies stay. `narrow`: moments are bf16 between updates. `by_rows`: `make` makes an
         optimizer that needs no more than some rows of a matrix. Ranks round alike with the same `seed`."""
         self._kept, self._narrow, self._seed = kept, narrow and not kept, seed
         self._random: torch.Generator | None = None
@@ -131,13 +131,13 @@ class MasterWeights:
 
     @torch.no_grad()
     def reread(self) -> None:
-        """After the weights were changed from outside: the masters are theirs again."""
+        """Copy the weights to the masters, after a change from outside."""
         for block in self._blocks:
             if self._kept and block.parts:
                 torch._foreach_copy_(_values(block.parts), [part.of(part.weight) for part in block.parts])
 
     def restart(self) -> None:
-        """After all steps were taken back: as before the first one."""
+        """Return to the state before the first step, after all steps were undone."""
         self._random = None
         self.reread()
 
@@ -166,7 +166,7 @@ class MasterWeights:
 
     @property
     def layout(self) -> list[str]:
-        """What a state must be of, to be loaded: numbers are where they were only if this is the same."""
+        """Describe the order of a state's numbers: only a state with the same layout can be loaded."""
         kinds = [f"{type(one).__name__} × {len(one.param_groups)}" for one in self.parts]
         return [f"masters kept: {self._kept}", *kinds, *map(str, self._sizes())]
 
@@ -175,7 +175,7 @@ class MasterWeights:
             yield from (part.of(part.weight).numel() for part in block.parts)
 
     def state(self) -> dict[str, Any]:
-        """This rank's part, as plain tensors: moments in the order of the weights, and the masters."""
+        """Return this rank's part, as plain tensors: moments in the order of the weights, and the masters."""
         moments = [
             {key: own_part(value) for key, value in part.state[weight].items()}
             for part, weight in self._weights_by_part()
@@ -186,7 +186,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
-        """What `state` returned, on the same number of ranks, with the same `layout`."""
+        """Load a result of `state`, on the same number of ranks and with the same `layout`."""
         for (part, weight), saved in zip(self._weights_by_part(), state["moments"], strict=True):
             part.state[weight] = {key: _on_device_of(weight, value) for key, value in saved.items()}
         parts = [part for block in self._blocks for part in block.parts if self._kept]
@@ -232,7 +232,7 @@ def _in_blocks(named: list[tuple[str, nn.Parameter]], by_rows: bool) -> Iterator
 
 
 def _row_slices(own: Tensor) -> list[slice]:
-    """Of no more than a block's numbers each; none where a rank has nothing of a weight."""
+    """Return slices of at most a block's numbers; none if this rank has no part of the weight."""
     if own.numel() <= UPDATE_BLOCK:
         return [_ALL] if own.numel() else []
     rows = max(UPDATE_BLOCK // own[0].numel(), 1)
@@ -244,18 +244,18 @@ def _let_go(part: WeightPart) -> None:
 
 
 def _beside(values: Tensor, copy: Tensor) -> Tensor:
-    """Of this rank's values a tensor like the copy: sharded where that is."""
+    """Make a tensor like the copy of this rank's values: sharded if the copy is."""
     if not isinstance(copy, DTensor):
         return values
     sharded = DTensor.from_local(
         values, copy.device_mesh, copy.placements, run_check=False, shape=copy.shape, stride=copy.stride()
     )
-    sharded._local_tensor = values  # where FSDP2 offloads, on the host
+    sharded._local_tensor = values  # may be on the host, with FSDP2's offloading
     return sharded
 
 
 def _on_device_of(weight: Tensor, value: Any) -> Any:
-    """A loaded moment: sharded where its weight is. Step counts stay what they are."""
+    """Return a loaded moment, sharded if its weight is. Step counts are unchanged."""
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     on_device = value.to(own_part(weight).device)

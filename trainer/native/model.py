@@ -257,8 +257,8 @@ def without_adapters(model: nn.Module) -> nn.Module:
 def load_model(
     path: Path, plan: TrainingPlan, device: torch.device, mesh: DeviceMesh | None = None
 ) -> tuple[nn.Module, Attention]:
-    """The base model with the plan's adapters, in the plan's numbers, on the device. With a `mesh` this
-    process reads its shards, and `distributed.shard` comes next."""
+    """Return the base model with the plan's adapters, in the plan's formats, on the device. With a `mesh`
+    this process reads its shards, and `distributed.shard` must follow."""
     model, attention = _load_pretrained(path, plan, device, mesh)
     unsupported = [name for name in _STRANGE_HEADS if getattr(model.config, name, None) not in (None, 1, 1.0)]
     if unsupported or getattr(model.get_output_embeddings(), "bias", None) is not None:
@@ -385,7 +385,7 @@ def add_adapters(model: nn.Module, plan: TrainingPlan) -> nn.Module:
 
 @torch.no_grad()
 def _set_magnitudes(model: nn.Module) -> None:
-    """DoRA's magnitudes begin as the norms of the rows, which PEFT cannot compute where a rank has some."""
+    """Compute DoRA's first magnitudes, the norms of the rows: PEFT cannot if each rank has some of them."""
     for layer in model.modules():
         for magnitude in getattr(layer, "lora_magnitude_vector", {}).values():
             shard = shard_of(layer.get_base_layer().weight)  # type: ignore[operator]
@@ -394,7 +394,7 @@ def _set_magnitudes(model: nn.Module) -> None:
 
 
 def compute_dtype(plan: TrainingPlan) -> torch.dtype:
-    """What is computed with. A full fine-tune's fp32 weights are the optimizer's
+    """Return the format of computation. A full fine-tune's fp32 weights are the optimizer's
     (`master_weights`)."""
     if plan.precision.bf16:
         return torch.bfloat16

@@ -197,7 +197,7 @@ class Stepper:
     def _gradients(self, batches: list[TokenBatch], shares: Tensor) -> Tensor:
         device, world = self._ranks.device, self._ranks.world
         summed = torch.zeros((), device=device)
-        # There is no memory for the whole gradients of a sharded model between two passes.
+        # Between two passes there is no memory for whole gradients of a sharded model.
         sharded = self.plan.parallelism is Parallelism.FSDP
         for number, batch in enumerate(batches, start=1):
             with distributed.no_sync(self.distributed, last=sharded or number == len(batches)):

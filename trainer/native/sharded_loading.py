@@ -31,7 +31,7 @@ _SHARD = "shard_of_native_trainer"
 
 @contextmanager
 def reading_in_shards(mesh: DeviceMesh | None) -> Iterator[None]:
-    """Models that transformers loads meanwhile are split over `mesh` before their weights are read."""
+    """Split models that transformers loads over `mesh`, before their weights are read."""
     if mesh is None:
         yield
         return
@@ -42,7 +42,7 @@ def reading_in_shards(mesh: DeviceMesh | None) -> Iterator[None]:
             _split_empty(model, mesh)
         return model
 
-    # The name is inherited: this hides it for a while.
+    # The method is inherited: this hides it for a while.
     PreTrainedModel.maybe_distribute_model = staticmethod(split)
     try:
         yield
@@ -64,7 +64,7 @@ def _split_empty(model: Any, mesh: DeviceMesh) -> None:
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Every parameter, with its module and its name there; those that modules share come several times."""
+    """Yield every parameter with its module and its name there; shared ones come several times."""
     for prefix, module in model.named_modules():
         for own, weight in module._parameters.items():
             if weight is not None:
@@ -79,7 +79,7 @@ def _empty_shard(weight: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
 
 
 def placements_on(mesh: DeviceMesh) -> list[Placement]:
-    """As FSDP2 splits: by rows over the last dimension, copies over the first of two."""
+    """Return FSDP2's placements: rows split over the last dimension, copies over the first of two."""
     return [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
 
 
@@ -90,9 +90,9 @@ def _as_shard(local: Tensor, mesh: DeviceMesh, whole: Tensor) -> DTensor:
 
 
 def _made_of_others(model: Any, shards: int) -> re.Pattern[str]:
-    """Names of parameters whose rows of one shard are not the same rows of the tensors that they are made of.
+    """Match names of parameters whose rows are not the same rows of the tensors that they are made of.
 
-    Experts that are stacked are; halves that are cut out of one tensor, for example, are not."""
+    Stacked experts keep their rows; halves that are cut out of one tensor, for example, do not."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 
@@ -115,7 +115,8 @@ def _made_of_others(model: Any, shards: int) -> re.Pattern[str]:
 
 
 def put_stand_ins(model: nn.Module, device: torch.device) -> None:
-    """In the place of shards, whole shapes of one number: PEFT takes shape, device and format from there."""
+    """Replace shards by tensors of the whole shape that repeat one number, from which PEFT takes shape,
+    device and format."""
     seen: dict[int, nn.Parameter] = {}
     for _, module, own, weight in list(_places(model)):
         if not isinstance(weight.data, DTensor):
@@ -128,13 +129,13 @@ def put_stand_ins(model: nn.Module, device: torch.device) -> None:
 
 
 def shard_of(weight: Tensor) -> DTensor | None:
-    """What a stand-in stands for; None for any other parameter."""
+    """Return the shard that a stand-in stands for; None for any other parameter."""
     shard: DTensor | None = getattr(weight, _SHARD, None)
     return shard
 
 
 class DetachedShard(NamedTuple):
-    """A parameter of a model that FSDP2 is to wrap without weights, and every place where it is."""
+    """A shard taken out of a model that FSDP2 is to wrap without weights, and all its places."""
 
     shard: DTensor
     places: list[tuple[nn.Module, str]]
@@ -157,7 +158,7 @@ def detach_shards(net: nn.Module) -> list[DetachedShard]:
 
 
 def attach_shards(detached: list[DetachedShard], offload: bool) -> None:
-    """Put them where FSDP2 has its own, empty ones; it looks for them at the first pass."""
+    """Put shards in place of FSDP2's empty ones; it looks for them at the first pass."""
     while detached:
         shard, places = detached.pop()
         module, own = places[0]

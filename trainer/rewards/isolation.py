@@ -1,5 +1,5 @@
-"""What keeps reward code away from the training: another user where we may become one, Landlock for files and
-signals, a filter of system calls, and a test whether all that holds.
+"""Isolation of reward code from the training: another user if we may become one, Landlock for files and
+signals, a filter of system calls, and a test that all this holds.
 
 Reward code comes from a validator and runs beside the trainer, mostly as the same user: in containers without
 capabilities there is no other. None of this needs a privilege, and none of it can be taken off again:
@@ -160,7 +160,7 @@ def usable_uid(wanted: int, scratch: str) -> int | None:
 
 
 def can_work(uid: int, modules: list[str], scratch: str) -> bool:
-    """Whether we may become that user, who then can read `modules` and write into `scratch`."""
+    """Return True if we may become that user, and it can read `modules` and write into `scratch`."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -182,7 +182,7 @@ def isolate_process(
     Modes, owners and times of files cannot be changed. With `for_shell` such calls do nothing and report
     success: commands as common as touch and sed make them on the way, and fail where they fail. A user of its
     own does not keep a shell from what everybody may write: what Landlock lacks is refused all the same."""
-    # After the user has changed, which takes it off.
+    # After the change of user, which resets it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     drop_capabilities()
     abi = _landlock(folder)

@@ -38,8 +38,8 @@ RewardRequest = dict[str, Any]
 
 
 def limit_resources(*, own_user: bool) -> None:
-    """Limit what a reward may use. The limit on processes counts all those of a user, so it is set only where
-    that user has no others. Before the user changes: another may not write into /proc/self."""
+    """Limit what a reward may use. The limit on processes counts all those of a user, so it is set only if
+    that user has no others. Must come before the change of user: another may not write into /proc/self."""
     for kind, most in (
         (resource.RLIMIT_AS, MEMORY_LIMIT),
         (resource.RLIMIT_FSIZE, FILE_LIMIT),

@@ -62,8 +62,8 @@ def prepare(spec: PrepareSpec) -> PreparedRows:
 
 @contextmanager
 def _trial(spec: PrepareSpec) -> Iterator[None]:
-    """The runner ends this process where that takes too long: what a model's template or tokenizer does may
-    never end, and nothing within the process is sure to run beside it."""
+    """Mark a trial, so that the runner ends this process if it takes too long: a template or tokenizer may
+    never end, and no thread of this process is sure to run beside it."""
     spec.trial_path.touch()
     yield
     spec.trial_path.unlink()

@@ -81,7 +81,8 @@ OVERRUN_S, OVERRUN_SHARE = 60.0, 0.4
 HANG_FACTOR, HANG_MIN_S = 30.0, 1200.0
 #: How many times the planned time to the first step may pass before our plugin must have been loaded.
 MARKER_FACTOR, MARKER_MIN_S = 3.0, 300.0
-#: A tokenizer is loaded, and encodes some rows, in seconds; on a busy host in tens of them.
+#: Time limit for loading a tokenizer and encoding some rows, which takes seconds, or tens of them on a busy
+#: host.
 TRIAL_S = 120.0
 
 
@@ -281,7 +282,7 @@ class TextRunner:
 
 
 def _endless_trial(path: Path) -> Termination | None:
-    """A template or a tokenizer that never ends would use up the job's time, and hold its GPUs."""
+    """End a trial that takes too long: it would use up the job's time, and hold its GPUs."""
     try:
         seconds = time.time() - path.stat().st_mtime
     except OSError:
@@ -301,8 +302,8 @@ def _commands(plan: TrainingPlan, inputs: RunInputs, rendered: RenderedRun) -> l
 
 def _for_engine(plan: TrainingPlan) -> TrainingPlan:
     """The plan as the engine sees it: where the session scores, the engine itself holds nothing out. The
-    native trainer has no other evaluation than the session's, and reads the held-out rows and the patience
-    from the plan."""
+    native trainer has only the session's evaluation, and reads the held-out rows and the patience from the
+    plan."""
     if plan.engine is Engine.NATIVE or plan.steps.eval_metric is EvalMetric.LOSS:
         return plan
     update = {"eval_rows": 0, "load_best": False, "early_stopping_patience": None}

@@ -84,8 +84,8 @@ def drop_gathered(model: Any) -> None:
 
 
 def rounded(values: Any, dtype: Any, random: Any = None) -> Any:
-    """fp32 to bf16, up or down at random in proportion; any other format as it is. `random` is a generator of
-    torch's, else its own of the device."""
+    """fp32 to bf16, up or down at random in proportion; leave other formats as they are. `random` is a
+    generator, by default the device's own."""
     import torch
 
     if dtype is not torch.bfloat16:

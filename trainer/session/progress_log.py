@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def _print(text: str) -> None:
-    # A log that can no longer be written must not end a training.
+    # A closed log must not end a training.
     with contextlib.suppress(OSError, ValueError):
         print(text, flush=True)  # noqa: T201 - the log of a run is the output of its processes
 

@@ -129,7 +129,7 @@ def _numbers(plan: TrainingPlan) -> Table:
 
 
 def _counts_table(plans: Sequence[TrainingPlan]) -> Table:
-    """Return what each number of GPUs does; worth: of all that the profile asks for (docs/planning.md)."""
+    """Return a table of GPU counts; worth is a share of all that the profile asks for (docs/planning.md)."""
     table = plain_table("gpus", "epochs", "steps", "time", "GPU-hours", "worth", header_style="dim")
     for plan in plans:
         hours = plan.time.total_s / 3600

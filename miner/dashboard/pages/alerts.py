@@ -70,7 +70,7 @@ class _OpenAlerts:
 
     def show_lost(self, link: DaemonLink) -> None:
         if link.lost_at is not None:
-            self._nothing.show("What is wrong now is not known.")
+            self._nothing.show("Current alerts are unknown.")
             set_visible(self._nothing, True)
 
     def show(self, alerts: list[Record], silences: list[Record]) -> None:

@@ -258,7 +258,7 @@ class _Alerts:
 
     def show_lost(self, link: DaemonLink) -> None:
         if link.lost_at is not None:
-            self._nothing.show("What is wrong now is not known.")
+            self._nothing.show("Current alerts are unknown.")
             set_visible(self._nothing, True)
 
     def _make(self, view: PageView, alert: Record) -> Callable[[Record], None]:

@@ -1,8 +1,8 @@
 """Check the installed packages of the daemon and of the trainer: start-up code, and files changed since.
 
-The environments are read and never run: a start of their Python would run what is looked for. Changes are
-found by comparing with each package's RECORD, which a wheel brings along and pip completes. Its wheel was the
-right one by its hash when it was installed.
+The environments are read and never run: starting their Python would run the code in question. Files are
+compared with each package's RECORD, which comes with the wheel and is completed by pip; the wheel itself was
+checked by its hash at installation.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from miner.doctor.examine import CheckContext, DoctorCheck, Finding, ok, skip, w
 from miner.engines.choose import training_python
 
 WHAT = "packages"
-#: Packages' `.pth` files with code for every start of Python. Who else has one is named: in 2026 wallets were
-#: taken that way.
+#: Known `.pth` files with code for every start of Python. Others are reported: in 2026 wallets were stolen
+#: that way.
 KNOWN_START_CODE = frozenset({"distutils-precedence.pth", "coloredlogs.pth"})
-#: Imported by every start of Python, and part of no package of ours.
+#: Imported at every start of Python, and part of no package of ours.
 START_MODULES = ("sitecustomize.py", "usercustomize.py")
-#: For reading files again whose times are later than the installation. A copied environment has only such.
+#: Time for hashing files that are newer than their installation; in a copied environment all are.
 READ_SECONDS = 5.0
-#: pip writes RECORD last, but the files of one package may share its second.
+#: Tolerance: pip writes RECORD last, but within the same second as other files.
 SLACK_NS = 1_000_000_000
 LIMIT_SECONDS = 60.0
 SHOWN = 5
 
 
 class Recorded(NamedTuple):
-    """What one package's RECORD says of a file."""
+    """The entry of a file in one package's RECORD."""
 
     digest: str
     size: str
@@ -46,14 +46,14 @@ class Recorded(NamedTuple):
 
 @dataclass
 class Environment:
-    """One folder of installed packages as it is found."""
+    """One folder of installed packages."""
 
     folder: Path
     packages: int = 0
-    #: By file: careless packages share some, and any of their versions is right.
+    #: By file: some packages share files, and each one's version is right.
     recorded: dict[str, list[Recorded]] = field(default_factory=dict)
     changed: list[str] = field(default_factory=list)
-    #: Files that would have been read again, had there been time.
+    #: Files that were not hashed for lack of time.
     unread: int = 0
 
 
@@ -76,8 +76,8 @@ def findings_of(prefix: str, whose: str) -> Iterator[Finding]:
             yield warn(
                 WHAT,
                 f"{whose} in {folder}: {', '.join(problems[:SHOWN])}{more}",
-                "find out who did that; if nobody of yours, take the hotkey for stolen. Then remove the "
-                "environment and make install (or make training) again",
+                "find out who did that; if none of your people did, treat the hotkey as stolen. Then remove "
+                "the environment and make install (or make training) again",
             )
         else:
             yield ok(
@@ -115,7 +115,7 @@ def _is_code(name: str) -> bool:
 
 
 def _is_as_recorded(path: str, versions: list[Recorded], may_read: bool) -> bool | None:
-    """None if it would have to be read and there is no time; it is if touched after its installation."""
+    """Return None if the file is newer than its installation and there is no time to hash it."""
     try:
         now = os.stat(path)
         if all(one.size and now.st_size != int(one.size) for one in versions):
@@ -133,7 +133,7 @@ def _digest(path: str) -> str:
 
 
 def _start_code(found: Environment) -> Iterator[str]:
-    """What runs at each start of this Python, and is not known to."""
+    """Yield unexpected code that runs at each start of this Python."""
     for path in sorted(found.folder.glob("*.pth")):
         if path.name not in found.recorded:
             yield f"{path.name} belongs to no package"

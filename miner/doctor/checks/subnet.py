@@ -139,7 +139,7 @@ def callers(metagraph: Metagraph, settings: Settings) -> Finding:
 
 
 def purpose(settings: Settings) -> Iterator[Finding]:
-    """Say that offers have ended upstream, unless the daemon hands out a repository for tournaments."""
+    """Warn that validators send no offers, unless the daemon hands out a repository for tournaments."""
     if settings.chain is not ChainKind.BITTENSOR:
         return
     kinds = [

@@ -139,7 +139,7 @@ _FINAL_REFUSALS = re.compile(
     r"|invalid|not supported|cannot set both",
     re.IGNORECASE,
 )
-#: A program of Docker's was killed while it began the container, as when memory is short.
+#: A program of Docker's was killed while it started the container, for example for lack of memory.
 _KILLED = re.compile(r"signal: killed", re.IGNORECASE)
 _LEFTOVER_CONFLICT = re.compile(r"already (exists|in use)")
 

@@ -183,9 +183,8 @@ class ProcessEngine:
         )
 
     def _await_signature(self, key: str, pid: int) -> None:
-        """Wait for the wrapper's start; a failed one is reported here, not later as a lost run.
-
-        One that a signal has ended, as when memory is short, says nothing of the run: it is a lost one."""
+        """Wait for the wrapper's start; a failed one is reported here, not later as a lost run. One that a
+        signal ended, for example for lack of memory, is no fault of the run: it counts as lost."""
         ends = time.monotonic() + SIGN_S
         while not self._registry.was_started(key):
             if not self._registry.is_alive(key):

@@ -102,7 +102,7 @@ class RunRegistry:
             return None
 
     def sign_for_lost(self, key: str) -> None:
-        """Sign the lock in the place of a wrapper that could not do so any more: its key is used."""
+        """Sign the lock with the key of a wrapper that ended before it could."""
         (self.directory(key) / LOCK_FILE).write_bytes(b"{}")
 
     def was_started(self, key: str) -> bool:

@@ -47,7 +47,7 @@ class PolicyRules(Record):
         default_factory=dict,
         description='Most hours by task type or image model: `8`, or `"<20"`. The most specific entry '
         "applies; "
-        "`sd` is Stable Diffusion 1 and 2, which nothing here trains: they are refused whatever the hours.",
+        "`sd` is Stable Diffusion 1 and 2, which no engine here trains: they are always refused.",
     )
     max_hours: Hours | None = Field(default=None, description="Most hours for any task.")
     min_hours: float = Field(default=0.25, ge=0, description="Fewest hours.")
@@ -180,7 +180,7 @@ class ValueTerms(Record):
         default=1.2,
         ge=0,
         description="`gpu_strategy: by_value`: points that others would bring in an hour of the last free "
-        "GPU. Of earlier ones less, by the third power of the share of GPUs held.",
+        "GPU. Earlier ones cost less, by the third power of the share of GPUs held.",
     )
 
 

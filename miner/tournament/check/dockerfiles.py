@@ -40,12 +40,12 @@ GIVEN_ARGUMENTS = frozenset(
 )
 _DIRECTIVE = re.compile(r"#\s*(?P<name>syntax|escape|check)\s*=\s*(?P<value>\S+)", re.IGNORECASE)
 _HEREDOC = re.compile(r"(?<![<\d])<<-?\s*[\"']?[A-Za-z_]\w*[\"']?")
-#: A text in quotes, but for the name of a here-document. One that is not closed goes to the end.
+#: A quoted text, except the name of a here-document. An unclosed one goes to the end.
 _QUOTED = re.compile(r"(?<![<-])(?:\"(?s:\\.|[^\"\\])*+(?:\"|\\?\Z)|'[^']*+(?:'|\Z))")
 _VARIABLE = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w{0,200})(?P<rest>[^}]{0,500})\})"
 )
-#: No Dockerfile that somebody wrote is larger.
+#: No Dockerfile written by hand is larger.
 MOST_BYTES = 1 << 18
 _SECRET_NAME = re.compile(
     r"(?:^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)(?:_|$)", re.I

@@ -1,4 +1,4 @@
-"""One time limit over a whole check: a repository may be made to keep its readers busy."""
+"""One time limit for a whole check: a repository may be made to keep its readers busy."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from contextlib import contextmanager
 from core.domain.errors import GodMinerError
 from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding
 
-#: Our own checkout takes one minute on two busy cores.
+#: Time limit. Our own checkout takes one minute on two busy cores.
 CHECK_LIMIT_S = 600.0
-#: For what is cleaned up on the way out. Then it is interrupted again, should the first have been swallowed.
+#: Time to clean up. Then the signal comes again, in case the first exception was swallowed.
 _AGAIN_S = 30.0
 
 
 class CheckTooSlow(GodMinerError):
-    """A repository that could not even be cloned within the limit over all."""
+    """A repository that could not be cloned within the limit."""
 
     code = "check_too_slow"
 
 
 class TimeIsUp(BaseException):
-    """The limit is reached. No `except Exception` on the way takes it for a failure of its own."""
+    """The limit is reached. It is a `BaseException`, so that no `except Exception` catches it on the way."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeIsUp` in the main thread after so long, by a signal: it ends loops, regular expressions and
-    waits for other processes alike."""
+    """Raise `TimeIsUp` in the main thread after so many seconds, by a signal, which ends loops, regular
+    expressions and waits for other processes alike."""
 
     def on_alarm(*_: object) -> None:
         raise TimeIsUp
@@ -56,7 +56,7 @@ def run_within_limit(
                 on_finding(finding)
                 number = finding.number + 1
     except TimeIsUp:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # it may have come while the limit was taken off
+        signal.setitimer(signal.ITIMER_REAL, 0)  # it may have come while the limit was removed
         if entry is None:
             raise CheckTooSlow(
                 f"cloning was not done within {CHECK_LIMIT_S:g} s in all: look at the connection, or name "

@@ -31,8 +31,8 @@ _PICTURES = frozenset({".png", ".jpg", ".jpeg", ".gif", ".webp", ".ico", ".pdf"}
 _CODE = frozenset({".py", ".sh", ".bash", ".js", ".ts", ".mjs", ".dockerfile", ""})
 #: The longest line of readable code; minified code has thousands on one.
 LONGEST_LINE = 500
-#: Patterns begin where a run begins and give nothing back: each letter is looked at a few times, whatever the
-#: text is. Without that 4 MB of 199 letters and a dash, over and over, take 11 s.
+#: Patterns begin where a run begins and never backtrack: each letter is read a few times, whatever the text.
+#: Otherwise 4 MB of 199 letters and a dash, repeated, take 11 s.
 _RUN = r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]"
 _BASE64 = re.compile(rf"{_RUN}{{200,}}|(?:{_RUN}{{60,}}+={{0,2}}+[\"'\\]*+\s++[\"']?+){{5,}}")
 _ESCAPES = re.compile(r"(?<!\\x[0-9a-fA-F]{2})(?:\\x[0-9a-fA-F]{2}){40,}")
@@ -45,7 +45,7 @@ _DECODES = frozenset(
 )
 #: Parsing a thousand files takes seconds; few of them name any of these.
 _MAY_DECODE = re.compile("|".join([*_DECODES, "marshal", "codecs"]).encode())
-#: A parser needs seconds and gigabytes for what nobody wrote by hand.
+#: Parsing a larger file takes seconds and gigabytes; nobody writes one by hand.
 MOST_PARSED_BYTES = 2_000_000
 _LFS = b"version https://git-lfs.github.com/"
 
@@ -122,7 +122,7 @@ def _by_its_file(path: Path) -> Iterator[str]:
     if suffix not in _CODE:
         return
     if suffix == ".py" and size > MOST_PARSED_BYTES:
-        yield "too large to look for decoded text that it runs"
+        yield "too large to be searched for decoded text that it runs"
     text = content.decode("utf-8", "replace")
     longest = max(map(len, text.splitlines()), default=0)
     if longest > LONGEST_LINE:

@@ -22,7 +22,7 @@ H100 = GPU_KINDS["H100-SXM"]
 
 
 def machine(gpus: int, numbers: int, sockets: int = 1, threads: int = 1, **changes: object) -> Hardware:
-    """Numbered as Linux does: all first threads, socket after socket, then all second ones."""
+    """Number cores as Linux does: all first threads, socket by socket, then all second ones."""
     physical = tuple(tuple(range(core, numbers, numbers // threads)) for core in range(numbers // threads))
     per_socket = len(physical) // sockets
     near = [
@@ -39,7 +39,7 @@ def machine(gpus: int, numbers: int, sockets: int = 1, threads: int = 1, **chang
 
 
 def shares(hardware: Hardware, wanted: str | None = None) -> list[str | None]:
-    """Of jobs on one GPU each."""
+    """Return the cores of jobs on one GPU each."""
     each = hardware.gpus.take(1)
     hosts = hardware.gpus.count
     return [
@@ -91,7 +91,7 @@ def test_the_notation_is_dockers(text: str) -> None:
         (machine(4, 2), "0-1", ["0-1"] * 4),
     ],
 )
-def test_each_gpu_has_as_many_cores_near_to_it_as_far_as_they_go(
+def test_each_gpu_has_equally_many_cores_near_ones_first(
     hardware: Hardware, wanted: str | None, expected: list[str]
 ) -> None:
     assert shares(hardware, wanted) == expected

@@ -156,11 +156,11 @@ def test_the_more_others_ask_for_gpus_the_fewer_a_task_gets() -> None:
         _flagship(TrainingWorth(4.8, 0.3, (price,) * 4), rows=100_000).gpus.count for price in (0.0, 0.2, 0.5)
     ]
     assert counts == [4, 2, 1]
-    assert "nobody else asks" in _flagship().reasons["gpus"].text
+    assert "no other task waits" in _flagship().reasons["gpus"].text
     assert "up to 0.5 points" in _flagship(TrainingWorth(4.8, 0.3, (0.0, 0.5))).reasons["gpus"].text
 
 
-def test_of_complete_trainings_the_cheapest_is_taken_where_others_ask_for_gpus() -> None:
+def test_when_others_want_gpus_the_cheapest_complete_training_is_taken() -> None:
     """More than all epochs is worth nothing: further GPUs would only end it earlier, for more GPU-hours."""
     plan = _flagship(TrainingWorth(4.8, 0.3, (0.3,) * 4))
     assert (plan.gpus.count, plan.steps.share) == (2, 1.0)

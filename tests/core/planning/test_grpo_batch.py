@@ -26,7 +26,7 @@ def plan_of(
     batch: int | None = None,
     least_steps: int = 100,
 ) -> TrainingPlan:
-    """By `steady`; with `batch` of that size, whatever the time."""
+    """Plan by `steady`; with `batch` set, a batch of that size."""
     facts, hardware = facts_from_name(model), host(gpus)
     profile = resolve_profile(load_profile("steady"), TaskType.GRPO, facts)
     update: dict[str, object] = {"least_steps": least_steps}
@@ -83,7 +83,7 @@ def test_half_a_billion_on_an_h100_answers_seven_times_the_prompts_of_32_complet
     assert plan.optimizer.learning_rate == small.optimizer.learning_rate
 
 
-def test_so_many_steps_remain() -> None:
+def test_at_least_the_profiles_least_steps_remain() -> None:
     few, many = plan_of(), plan_of(least_steps=300)
     assert few.steps.total < 300 <= many.steps.total
     assert many.batch.effective == 128

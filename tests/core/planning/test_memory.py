@@ -204,7 +204,7 @@ def test_the_native_trainer_updates_no_more_than_a_block_at_a_time(
 
 
 def test_muons_embeddings_have_both_states_of_adamw() -> None:
-    """For each engine: twice a matrix's one."""
+    """The embeddings' states are twice a matrix's, for each engine."""
     candidate = a_candidate(**FULL, optimizer=Optimizer.MUON)
     numbers = candidate.shape.params + candidate.shape.embedding_params
     assert memory_of(candidate, 0)["optimizer"] == 2 * numbers

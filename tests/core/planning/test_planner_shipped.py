@@ -1,4 +1,4 @@
-"""What an expert would look for in the plans of shipped profiles, over models and machines."""
+"""An expert's checks of the plans of shipped profiles, over models and machines."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_gpus_of_a_host_are_divided_evenly(plans: list[tuple[str, TrainingPlan]]
 
 
 def test_steps_have_the_rows_that_were_asked_for(plans: list[tuple[str, TrainingPlan]]) -> None:
-    """Three GPUs made 33 of 32."""
+    """Three GPUs would turn 32 rows into 33."""
     odd = [name for name, plan in plans if plan.batch.effective % 8]
     assert odd == []
 
@@ -75,7 +75,7 @@ def test_ranks_above_eight_are_multiples_of_eight(plans: list[tuple[str, Trainin
 def test_no_gpu_is_left_idle_by_small_grpo_steps_where_the_batch_is_ours_to_choose(
     plans: list[tuple[str, TrainingPlan]],
 ) -> None:
-    """Other profiles have their sources' numbers."""
+    """Other profiles keep their sources' numbers."""
     rewarded = [
         (name, plan) for name, plan in plans if plan.grpo and name.startswith(("steady ", "h100-fast "))
     ]

@@ -167,7 +167,7 @@ def test_evaluation_costs_a_third_of_training_at_most_and_nothing_without_rows()
 
 def test_a_generation_of_a_few_waits_for_the_weights_and_one_of_many_for_products() -> None:
     def token_s(completions: int) -> float:
-        """Without the prompts' part."""
+        """Return the seconds of a token, without the prompts' part."""
         grpo = a_candidate(task=TaskType.GRPO, micro=8, accumulation=completions // 8, length=512)
         short, long = (replace(grpo, vllm_share=0.5, completion=tokens) for tokens in (128, 256))
         return (generate_seconds(long) - generate_seconds(short)) / 128

@@ -150,7 +150,7 @@ def test_a_text_that_is_checked_reads_no_file_outside_of_the_folders_of_profiles
 ) -> None:
     elsewhere = write(tmp_path / "elsewhere", secret="targets: {lora_r: SECRET}")
     mine, text = tmp_path / "profiles", f"description: x\nextends: {where.format(elsewhere=elsewhere)}"
-    with pytest.raises(ConfigError, match=r"a\.yaml:2: extends .*reads no file outside of") as caught:
+    with pytest.raises(ConfigError, match=r"a\.yaml:2: extends .*must name a file in") as caught:
         PROFILE_KIND.layers_of_text(text, mine / "a.yaml", [mine])
     assert "SECRET" not in str(caught.value)
     assert str(mine) in str(caught.value)

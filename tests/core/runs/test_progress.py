@@ -67,7 +67,7 @@ def test_steps_are_reported_now_and_then_and_the_last_one_always() -> None:
 @each(
     ("event", "wanted"),
     [
-        (StepEvent(t=0, step=1, loss=None), "step 1  loss no number"),
+        (StepEvent(t=0, step=1, loss=None), "step 1  loss NaN"),
         (
             StepEvent(
                 t=0,

@@ -90,7 +90,7 @@ def test_a_file_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_only_what_ends_is_read(tmp_path: Path) -> None:
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
     """A named pipe without a writer would be waited for for ever."""
     (tmp_path / "file").write_bytes(b"text")
     os.mkfifo(tmp_path / "pipe")

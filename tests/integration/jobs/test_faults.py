@@ -86,10 +86,10 @@ os.execv(sys.executable, [sys.executable, "-I", "-S", real, *sys.argv[1:]])
 
 
 @pytest.mark.parametrize("kind", ["process"])
-async def test_what_is_killed_before_its_start_record_is_lost_and_tried_again(
+async def test_a_run_killed_before_its_start_record_is_lost_and_tried_again(
     field: Field, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when memory is short."""
+    """A kill for lack of memory, for example."""
     script = tmp_path / "wrapper.py"
     script.write_text(KILLED_AT_ONCE.format(real=wrapper.__file__, begun=str(tmp_path / "begun")))
     monkeypatch.setattr(wrapper, "__file__", str(script))

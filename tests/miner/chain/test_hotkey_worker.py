@@ -1,4 +1,4 @@
-"""What the process that holds the hotkey consists of."""
+"""The code that the process with the hotkey loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from miner.chain import hotkey_worker
 from miner.chain.identity import create_temporary_hotkey, opened_hotkey
 from tests.miner.chain.test_identity import Wallets
 
-#: All that it imports besides the standard library: a longer list is more that can take the key.
+#: All that it imports besides the standard library: each further package could take the key.
 THIRD_PARTY = ["bittensor_core"]
 SITE = Path(bittensor_core.__file__).parents[1]
 LIST = """

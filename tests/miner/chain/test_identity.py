@@ -114,7 +114,7 @@ def test_a_wrong_password_is_distinguished_and_not_repeated(encrypted: tuple[Wal
     assert "horse" not in str(caught.value)
 
 
-def test_what_keeps_an_encrypted_hotkey_shut_is_said_and_a_plain_one_has_no_problem(
+def test_the_reason_why_an_encrypted_hotkey_stays_locked_is_given_and_a_plain_one_has_none(
     encrypted: tuple[Wallets, Identity], tmp_path: Path
 ) -> None:
     at, _ = encrypted
@@ -161,7 +161,7 @@ def test_an_unlocking_that_takes_too_long_is_given_up(
 ) -> None:
     monkeypatch.setattr(identity, "UNLOCK_SECONDS", 0.01)
     at, _ = encrypted
-    with pytest.raises(IdentityError, match="not open after 0 s"):
+    with pytest.raises(IdentityError, match="not be unlocked within 0 s"):
         unlock(Wallets(at.wallet_path, wallet_password=PASSWORD))
 
 

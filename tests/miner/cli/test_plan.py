@@ -56,6 +56,8 @@ def test_memory_timeline_concessions_and_configuration_are_shown() -> None:
         "lora_r",
     ):
         assert line in found.output
+    table = found.output.partition("On fewer GPUs")[2].split("Memory of one GPU")[0].splitlines()
+    assert [line.split()[0] for line in table if line[:1].isdigit()] == ["4", "2", "1"]
     assert "█" in found.output
 
 

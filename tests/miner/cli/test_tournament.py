@@ -94,7 +94,7 @@ def endless(entry: CheckedEntry) -> RuleFinding:
     raise AssertionError("it ended by itself")
 
 
-def test_a_repository_that_keeps_a_rule_busy_ends_with_a_finding_of_that(
+def test_a_repository_that_keeps_a_rule_busy_ends_with_a_finding_at_that_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "temporary").mkdir()
@@ -111,9 +111,7 @@ def test_a_repository_that_keeps_a_rule_busy_ends_with_a_finding_of_that(
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_a_clone_that_takes_all_of_the_time_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clone_that_uses_up_the_time_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
 
     class Silent(BaseHTTPRequestHandler):

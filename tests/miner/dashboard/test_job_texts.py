@@ -1,4 +1,4 @@
-"""What pages say of a job in a few words."""
+"""Short texts about a job on pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from miner.dashboard.job_texts import shown_target
 
 
-def test_the_target_shown_is_that_of_the_attempt_that_the_result_is_of() -> None:
+def test_the_target_shown_is_that_of_the_attempt_with_the_result() -> None:
     attempts = [
         {"number": 1, "target": "loss below 0.064: not reached"},
         {"number": 2, "target": "loss below 0.064: not measured"},

@@ -1,4 +1,4 @@
-"""What the host around the GPUs says of itself."""
+"""Facts about the host of the GPUs."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ async def test_files_are_listed_and_a_missing_one_is_no_page(running: DaemonInPr
 
 
 async def test_a_check_shows_nothing_of_files_that_are_no_profiles(running: DaemonInProcess) -> None:
-    """Also the page asks for it, without the operator's token."""
+    """The dashboard asks for it too, without the operator's token."""
     secret = running.daemon.settings.data_dir / "secret.yaml"
     secret.write_text("targets: {lora_r: SECRETVALUE}\n")
     for path in (str(secret), "../secret.yaml"):

@@ -209,7 +209,7 @@ def test_what_is_not_http_gets_a_400_and_is_hung_up_on(daemon: DaemonProcess, na
 
 
 def test_two_hosts_are_refused(daemon: DaemonProcess) -> None:
-    """On the operator's port, too, which serves by the same protocol."""
+    """The operator's port refuses them too: it serves by the same protocol."""
     for port in (daemon.port, daemon.stack.operator_port):
         with RawConnection(port) as raw:
             reply = raw.send(

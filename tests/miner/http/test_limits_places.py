@@ -1,4 +1,4 @@
-"""How many connections there may be, and which one makes way for another."""
+"""Limits on open connections, and the choice of one to close for a new one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def narrow() -> Iterator[tuple[ProtocolServer, Connect]]:
 
 
 def hold_all_places_of_strangers(server: ProtocolServer, connect: Connect) -> list[RawConnection]:
-    """With requests that are being answered, which are not hung up on."""
+    """Take the places with requests that are being answered, which are never closed."""
     busy = [connect(address).send(request("/wait")) for address in (HERE, ELSEWHERE) * 3]
     server.wait_until(lambda: server.started.count("/wait") == len(busy))
     return busy
@@ -56,7 +56,7 @@ def test_one_address_cannot_take_all_connections(narrow: tuple[ProtocolServer, C
 def test_idle_connections_of_an_address_shut_out_nobody_behind_it(
     narrow: tuple[ProtocolServer, Connect],
 ) -> None:
-    """A validator may share its address with somebody who opens connections and sends nothing."""
+    """A validator may share its address with a client that opens connections and sends nothing."""
     _, connect = narrow
     idle = [connect(HERE) for _ in range(3)]
     assert connect(HERE).send(LAST).last_reply().status == 200
@@ -92,7 +92,7 @@ def test_strangers_take_no_places_of_those_that_are_known(narrow: tuple[Protocol
     assert connect(THIRD).send(LAST).last_reply().status == 200
 
 
-def test_who_shows_by_its_headers_that_it_is_known_makes_way_for_no_stranger(
+def test_a_client_known_by_its_headers_makes_way_for_no_stranger(
     narrow: tuple[ProtocolServer, Connect],
 ) -> None:
     server, connect = narrow
@@ -107,7 +107,7 @@ def test_who_shows_by_its_headers_that_it_is_known_makes_way_for_no_stranger(
 
 
 def test_the_oldest_connection_of_the_network_with_most_is_found_whatever_came_and_went() -> None:
-    """Against a plain search, which takes longer the more there are."""
+    """A plain search, which takes longer the more there are, finds the same one."""
     random, places = Random(1), Places[int](10**6, 10**6)
     idle: dict[int, str] = {}
     networks: dict[int, str] = {}

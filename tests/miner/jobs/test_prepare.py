@@ -285,7 +285,7 @@ async def test_jobs_that_run_together_have_the_cores_of_their_gpus(one_gpu_each:
     assert {spec.env["OMP_NUM_THREADS"] for spec in harness.engine.submitted} == {"4"}
 
 
-async def test_after_memory_ran_out_a_job_has_the_cores_of_the_gpu_that_it_has_then(
+async def test_after_memory_ran_out_a_job_has_the_cores_of_its_new_gpu(
     one_gpu_each: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = one_gpu_each

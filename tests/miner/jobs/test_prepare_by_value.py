@@ -75,8 +75,8 @@ async def gpus_of(harness: JobsHarness, job_id: int) -> tuple[str, ...]:
     return (await harness.attempts(job_id))[-1].gpus
 
 
-async def test_a_job_gets_the_gpus_that_its_offer_was_decided_to_get(harness: JobsHarness) -> None:
-    """Also where others have come meanwhile, and a GPU is dearer than it was; theirs are left to them."""
+async def test_a_job_gets_the_gpus_that_its_offer_reserved(harness: JobsHarness) -> None:
+    """Even if others came later and raised the price of a GPU, it keeps its own, and they keep theirs."""
     decision, other = accept(harness, JOB), accept(harness, OTHER)
     assert decision.placement is not None
     assert other.placement is not None
@@ -88,11 +88,11 @@ async def test_a_job_gets_the_gpus_that_its_offer_was_decided_to_get(harness: Jo
     assert held.gpus == other.placement.gpus
 
 
-@pytest.mark.parametrize("somebody_waits", [False, True])
-async def test_an_operators_task_has_the_host_until_somebody_waits(
-    harness: JobsHarness, somebody_waits: bool
+@pytest.mark.parametrize("another_waits", [False, True])
+async def test_an_operators_task_has_the_host_until_another_waits(
+    harness: JobsHarness, another_waits: bool
 ) -> None:
-    if somebody_waits:
+    if another_waits:
         waiting = accept(harness, OTHER).placement
         assert waiting is not None
         harness.fleet.release(OTHER)
@@ -103,4 +103,4 @@ async def test_an_operators_task_has_the_host_until_somebody_waits(
         "mine", TaskType.INSTRUCT, LLAMA, HOURS, None, time.time(), json.dumps(wanted).encode()
     )
     job = (await harness.jobs.start_own(start, OPERATOR)).job_id
-    assert len(await gpus_of(harness, job)) == (1 if somebody_waits else 4)
+    assert len(await gpus_of(harness, job)) == (1 if another_waits else 4)

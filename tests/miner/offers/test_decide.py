@@ -231,7 +231,7 @@ def test_the_hashes_are_those_of_policy_and_profile() -> None:
 
 
 @pytest.mark.parametrize("model", ["runwayml/stable-diffusion-v1-5", "someone/sd-2.1-anime"])
-def test_pictures_of_a_model_that_nothing_here_trains_are_refused(model: str) -> None:
+def test_image_tasks_of_a_model_that_no_engine_trains_are_refused(model: str) -> None:
     decision = decided(picture_offer(model=model), policy("h100x4"))
     assert not decision.accepted
     assert decision.refusal is Refusal.NO_ENGINE

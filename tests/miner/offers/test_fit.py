@@ -82,7 +82,7 @@ def test_where_too_few_gpus_are_free_it_is_planned_for_fewer() -> None:
 
 
 def test_by_value_a_task_gets_gpus_by_what_it_gains_and_what_others_hold() -> None:
-    """As on the shipped flagship: two of four where none is held, one of the last two."""
+    """The shipped flagship: two of four idle GPUs, or one of the last two."""
     alone = decided(offer(hours_to_complete=4), policy("h100x4"), fleet(), plan_by="h100x4")
     assert len(alone.placement.gpus) == 2
     busy = fleet("4xH100", hold("a", "0", end=9), hold("b", "1", end=9))

@@ -186,7 +186,7 @@ def test_branches_and_tags_are_the_same_in_every_form_of_a_repository(tmp_path: 
     assert uncommitted_files(tmp_path / "bare") == []
 
 
-def test_paths_that_are_none_are_an_error_and_no_traceback(tmp_path: Path) -> None:
+def test_invalid_paths_are_an_error_without_a_traceback(tmp_path: Path) -> None:
     deep, zero = tmp_path / "deep", tmp_path / "zero"
     make_repository(deep, {"a": "1\n"})
     refs = os.open(deep / ".git/refs/heads", os.O_RDONLY)

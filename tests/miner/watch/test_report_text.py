@@ -91,7 +91,7 @@ def test_markdown_keeps_hostile_names_in_their_cells(report: dict[str, Any]) -> 
     assert "\x1b" not in text
 
 
-def test_what_apprise_makes_of_the_markdown_for_mail_has_no_element_of_a_hostile_name(
+def test_the_html_that_apprise_makes_for_mail_has_no_element_from_a_hostile_name(
     report: dict[str, Any],
 ) -> None:
     report["alerts"][0]["example"] = "<img src=x onerror=alert(1)> [c](javascript:alert(2)) &#60;b>"

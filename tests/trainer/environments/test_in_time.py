@@ -12,15 +12,15 @@ from trainer.errors import BadModel
 
 
 class Panic(BaseException):
-    """As the tokenizers' own."""
+    """Like the panic of the tokenizers library."""
 
 
-def test_what_is_over_in_time_is_answered() -> None:
+def test_a_call_that_ends_in_time_is_answered() -> None:
     assert in_time(lambda: 7, 60.0) == 7
 
 
 @pytest.mark.parametrize(("raised", "seen"), [(KeyError("x"), KeyError), (Panic("onig"), BadModel)])
-def test_what_fails_fails_here_and_a_panic_is_an_error_of_the_model(
+def test_a_failure_reaches_the_caller_and_a_panic_is_a_bad_model(
     raised: BaseException, seen: type[Exception]
 ) -> None:
     def fail() -> Any:
@@ -30,7 +30,7 @@ def test_what_fails_fails_here_and_a_panic_is_an_error_of_the_model(
         in_time(fail, 60.0)
 
 
-def test_what_never_ends_is_ended() -> None:
+def test_a_call_that_never_ends_is_ended() -> None:
     ended = threading.Event()
 
     def endless() -> None:

@@ -118,8 +118,8 @@ CALLS = "for (@ARGV) { syscall($_, (-1) x 6); print $_, ' ', $!+0, qq(\\n) }"
 
 @pytest.mark.skipif(shutil.which("perl", path="/usr/bin:/bin") is None, reason="perl makes the calls")
 @pytest.mark.skipif(platform.machine() not in ARCHITECTURES, reason="its system calls are not known")
-def test_a_command_changes_nothing_of_the_whole_machine(machine: ShellMachine) -> None:
-    """Not its clock, name, swap, modules, mounts, accounting, and it does not restart it."""
+def test_a_command_changes_nothing_outside_its_copy_of_the_machine(machine: ShellMachine) -> None:
+    """Clock, name, swap, modules, mounts and accounting stay as they are, and nothing restarts."""
     column = list(ARCHITECTURES).index(platform.machine())
     refused = {
         rule.name: rule.numbers[column]
@@ -145,7 +145,7 @@ def test_a_command_has_no_capability_and_gets_none(machine: ShellMachine) -> Non
 
 
 @pytest.mark.skipif(not ROOT, reason="only root becomes another user")
-def test_commands_of_root_have_a_user_of_their_own(machine: ShellMachine) -> None:
+def test_commands_run_as_root_get_a_user_of_their_own(machine: ShellMachine) -> None:
     with ShellMachine() as other:
         users = [each.run("id -u; id -g; id -G").stdout.split() for each in (machine, other)]
     assert all(len(set(ids)) == 1 and int(ids[0]) > FIRST_COMMANDS_UID for ids in users)

@@ -200,7 +200,7 @@ def test_a_transcript_shows_what_was_asked_answered_and_played(tmp_path: Any) ->
     assert "== afterwards, player 0, one\n> long_term_memory_append(" in text
 
 
-def test_a_transcript_holds_nothing_that_a_terminal_obeys(tmp_path: Any) -> None:
+def test_a_transcript_holds_no_control_sequences(tmp_path: Any) -> None:
     note = ToolCall("working_memory_append", {"slot": 1, "content": "\x1b[2Jgone\x07"})
     record = play_game("othello", 26226, (model("\x1b]0;title\x07one", moves(note)), at_random()))
     text = write_transcript(tmp_path, 1, record).read_text()

@@ -1,4 +1,4 @@
-"""How much memory something takes."""
+"""Measure the memory that a call allocates."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import torch
 
-#: Allocated in between, so that the list of all allocations shows where one thing ends and the next begins.
+#: Allocated between the two calls, to find the start of the second in the list of all allocations.
 _MARK = 1_234_567
 
 
 def bytes_allocated(
     work: Callable[[], object], before: Callable[[], object] = lambda: None, mapped: int = 0
 ) -> int:
-    """The most at a time in this thread, beside what was there at first; without a file of so many bytes that
-    is mapped. Only what was allocated by `before` is seen to be freed."""
+    """Return the peak of `work` in this thread, on top of `before`; a mapped file of `mapped` bytes is left
+    out. Of earlier memory only that of `before` counts when freed."""
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, profile_memory=True) as seen:
         first = before()

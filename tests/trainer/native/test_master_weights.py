@@ -90,7 +90,7 @@ def planned_bytes(candidate: RunCandidate) -> float:
 
 
 def weigh_all(rank: int, world: int = 2) -> None:
-    """Every plan's bytes after two steps."""
+    """Write every plan's bytes after two steps."""
     weighed = {}
     for name in PLANS:
         if world > 1 and "adafactor" in name:
@@ -163,7 +163,7 @@ def weights_after(folder: Path, count: int, **changes: Any) -> tuple[list[float]
 
 
 class PlainBf16(MasterWeights):
-    """What the training would be without masters and without rounding at random."""
+    """The training without masters and without random rounding."""
 
     def __init__(self, named: Any, make: Any, **_: Any) -> None:
         self._plain = make(list(named))
@@ -181,10 +181,10 @@ class PlainBf16(MasterWeights):
 
 
 @pytest.mark.parametrize("name", [Optimizer.ADAMW_TORCH_FUSED, Optimizer.MUON])
-def test_rounded_at_random_small_steps_teach_what_masters_learn(
+def test_small_steps_rounded_at_random_learn_as_much_as_with_masters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Optimizer
 ) -> None:
-    """At a rate whose updates are mostly below half a last digit."""
+    """The rate is so low that most updates are below half a last digit."""
 
     def last(master: bool) -> float:
         optimizer = with_optimizer(name, rate=1e-4, master=master)

@@ -52,7 +52,8 @@ def load_and_measure(rank: int) -> None:
 
 
 def in_bf16(folder: Path) -> None:
-    """Stored in other numbers than it is trained in, all that is read is copied to memory."""
+    """Store the model in another format than it is trained in, so that everything read is copied to
+    memory."""
     from transformers import AutoModelForCausalLM
 
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
@@ -76,7 +77,7 @@ def test_no_rank_ever_holds_more_than_its_shards_and_a_matrix(
 
 
 def compare_with_the_whole(rank: int) -> None:
-    """With an adapter and without, each weight of every rank's model and all buffers."""
+    """Compare each weight of every rank's model and all buffers, with and without an adapter."""
     register_fused()
     experts = "experts" in Path("model/config.json").read_text()
     plans = [split_plan(full=True), split_plan(), split_plan(adapter=DORA)]
@@ -143,7 +144,7 @@ def of_odd_sizes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [of_experts, of_cut_tensors, of_odd_sizes])
-def test_what_is_read_in_shards_is_the_model(
+def test_a_model_read_in_shards_equals_the_whole(
     forks: ForkServer, tmp_path: Path, make: Callable[[Path], Any]
 ) -> None:
     make(tmp_path / "model")

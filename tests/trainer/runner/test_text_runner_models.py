@@ -83,7 +83,7 @@ ENDLESS = 3 * "{% for one in range(99999) %}" + 3 * "{% endfor %}"
 
 
 @pytest.mark.parametrize("kind", ["template", "normalizer", "pattern"])
-def test_what_never_encodes_a_row_is_a_bad_model_and_not_a_crash(
+def test_a_tokenizer_that_never_encodes_a_row_is_a_bad_model_and_not_a_crash(
     forks: ForkServer, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A crash is tried again, and what never ends held the GPUs until the deadline."""

@@ -29,7 +29,7 @@ SHELL = "/bin/bash"
 #: Bytes of each stream, and processes at a time, after which a command is ended.
 MOST_OUTPUT, MOST_PROCESSES = 1 << 20, 200
 TICK_S = 0.25
-#: Above those of reward code. Each of these processes has a user of its own, by its process id.
+#: Above the users of reward code. Each of these processes has its own, by its process id.
 FIRST_COMMANDS_UID = FIRST_UID + 100_000_000
 _CANNOT_RUN, _KILLED = 126, 137
 _READY = b"ready"
@@ -58,7 +58,7 @@ def _answer(lines: Any, answer: dict[str, Any]) -> None:
 
 
 def _own_user(folder: str) -> int | None:
-    """A user for the commands, to whom the folder is given; None where we may not become one."""
+    """Return a user for the commands and give it the folder; None if we may not become another user."""
     uid = FIRST_COMMANDS_UID + os.getpid()
     if os.geteuid() != 0:
         return None
@@ -107,7 +107,7 @@ def _run(command: str, seconds: float, uid: int | None, isolate: Callable[[], ob
     pipes = [os.pipe() for _ in range(3)]
     if uid is not None:
         for _, writing in pipes[:2]:
-            os.fchown(writing, uid, uid)  # for those who open /dev/stdout or /dev/stderr by its name
+            os.fchown(writing, uid, uid)  # for programs that open /dev/stdout or /dev/stderr by name
     child = os.fork()
     if child == 0:
         code = _CANNOT_RUN

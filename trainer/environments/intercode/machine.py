@@ -105,7 +105,7 @@ class ShellMachine:
             hello = self._reply(60.0)
             #: For people.
             self.isolation = str(hello["isolation"])
-            #: The user that commands run as, to whom the copy belongs; None for our own.
+            #: The user that runs commands and owns the copy; None for our own.
             self._uid: int | None = hello["uid"]
             if unsafe := [way for way in hello["exposed"] if way.startswith(_UNSAFE)]:
                 raise ShellUnavailable(
@@ -152,7 +152,7 @@ class ShellMachine:
         os.makedirs(os.path.join(self.root, "tmp"))
         files.write(self.root, self._now)
         if self._uid is not None:
-            # From below: nobody else can change the copy before it is whole.
+            # From the leaves up, so that the user cannot change the copy before it is complete.
             for folder, folders, names in os.walk(self.root, topdown=False):
                 for name in (*folders, *names):
                     os.chown(os.path.join(folder, name), self._uid, self._uid, follow_symlinks=False)

@@ -15,7 +15,7 @@ from miner.doctor.examine import FindingStatus
 
 
 def install(prefix: Path, name: str, files: dict[str, str]) -> Path:
-    """A package as pip leaves it: its files, then their RECORD."""
+    """Write a package as pip does: its files, then their RECORD."""
     folder = prefix / "lib" / "python3.11" / "site-packages"
     lines = []
     for file, text in files.items():
@@ -49,7 +49,7 @@ def found(prefix: Path) -> tuple[FindingStatus, str]:
     return finding.status, finding.detail
 
 
-def test_an_environment_as_it_was_installed_is_well(prefix: Path) -> None:
+def test_an_unchanged_environment_passes(prefix: Path) -> None:
     status, detail = found(prefix)
     assert status is FindingStatus.OK
     assert "2 in" in detail
@@ -65,7 +65,7 @@ def test_an_environment_as_it_was_installed_is_well(prefix: Path) -> None:
         ("sesame/oil.so", "more machine code", "sesame/oil.so was changed"),
     ],
 )
-def test_what_came_or_changed_after_the_installation_is_named(
+def test_files_added_or_changed_after_the_installation_are_named(
     name: str, text: str, expected: str, prefix: Path
 ) -> None:
     path = site(prefix) / name
@@ -78,7 +78,7 @@ def test_what_came_or_changed_after_the_installation_is_named(
 
     while not written_later():  # the file system's clock ticks every few milliseconds
         pass
-    if before is not None:  # as one would who hides it
+    if before is not None:  # as an attacker who hides it would
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     status, detail = found(prefix)
     assert status is FindingStatus.WARN
@@ -97,13 +97,13 @@ def test_a_missing_file_is_named(prefix: Path) -> None:
     assert "sesame/__init__.py was changed" in found(prefix)[1]
 
 
-def test_a_file_that_two_packages_bring_may_be_either_ones(prefix: Path) -> None:
+def test_a_file_of_two_packages_may_be_the_version_of_either(prefix: Path) -> None:
     install(prefix, "tahini", {"docs/conf.py": "one = 1\n"})
     install(prefix, "halva", {"docs/conf.py": "two = 2\n"})
     assert found(prefix)[0] is FindingStatus.OK
 
 
-def test_what_there_is_no_time_to_read_is_said(prefix: Path) -> None:
+def test_files_that_were_not_read_for_lack_of_time_are_reported(prefix: Path) -> None:
     module, record = site(prefix) / "sesame/__init__.py", site(prefix) / "sesame-1.dist-info/RECORD"
     while module.stat().st_ctime_ns <= record.stat().st_ctime_ns:
         os.utime(module)  # as a copy would

@@ -180,7 +180,7 @@ def test_a_nodes_file_is_read_for_real_and_good_for_trials(tmp_path: Path, own: 
         ({"chain": "file"}, None),
     ],
 )
-def test_a_miner_without_a_tournament_entry_hears_that_no_offers_come(
+def test_a_miner_without_a_tournament_entry_is_warned_that_no_offers_come(
     tmp_path: Path, given: dict[str, str], status: FindingStatus | None
 ) -> None:
     found = list(subnet.purpose(settings(tmp_path, **given)))

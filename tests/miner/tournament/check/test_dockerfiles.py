@@ -174,7 +174,7 @@ def test_a_list_of_texts_is_one() -> None:
 
 
 @pytest.mark.parametrize("piece", ['\\"', '"\\\n', "${A", "'", "--link ", "<< "])
-def test_no_text_keeps_its_reader_busy(piece: str) -> None:
+def test_no_dockerfile_keeps_its_reader_busy(piece: str) -> None:
     """A Dockerfile of the size that is read: each of these took minutes, or hours."""
     text = "FROM a\nCOPY " + (piece * MOST_BYTES)[:MOST_BYTES] + "\n"
     began = time.process_time()
@@ -182,7 +182,7 @@ def test_no_text_keeps_its_reader_busy(piece: str) -> None:
     assert time.process_time() - began < 20
 
 
-def test_a_dockerfile_that_nobody_wrote_by_hand_is_refused(tmp_path: Path) -> None:
+def test_a_dockerfile_too_large_to_be_written_by_hand_is_refused(tmp_path: Path) -> None:
     name = "dockerfiles/standalone-text-trainer.dockerfile"
     entry = open_small(tmp_path, {name: GOOD + "# \n" * MOST_BYTES})
     found = check_dockerfiles(entry)

@@ -107,7 +107,7 @@ def test_a_python_file_that_is_too_large_to_be_parsed_is_for_a_person(tmp_path: 
     content = "exec(b64decode(a))\n" + "x = 1\n" * (MOST_PARSED_BYTES // 6)
     found = check_obfuscation(open_small(tmp_path, {"a.py": content}))
     assert found.state is FindingState.UNKNOWN
-    assert "a.py: too large to look for decoded text that it runs" in found.notes
+    assert "a.py: too large to be searched for decoded text that it runs" in found.notes
 
 
 @pytest.mark.parametrize(
