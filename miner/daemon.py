@@ -391,8 +391,8 @@ class Daemon:
         self.fleet.schedule()
 
     async def reload_files(self) -> None:
-        """Load edits of policies, profiles, rules and FLEET_FILE. If their file system hangs, what was read
-        last stays in force."""
+        """Load edits of policies, profiles, rules and FLEET_FILE. If their file system hangs or fails, what
+        was read last stays in force."""
 
         def look() -> None:
             self.inventory.refresh_file()
@@ -401,7 +401,7 @@ class Daemon:
 
         try:
             await self._file_looks.run(look)
-        except TimeoutError as error:
+        except OSError as error:  # no answer in time, or that of a server which has lost its files
             if not self._files_hang:
                 self._files_hang = f"{error}; what was read before stays in force"
                 self.alerts(AlertKind.FILES_HANG, self._files_hang)

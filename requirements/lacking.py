@@ -19,6 +19,10 @@ def lacking(text: str, installed: set[str]) -> str:
     return "".join(name + rest for name, rest in entries if normalized(name) not in installed)
 
 
+def installed() -> set[str]:
+    names = [one.metadata["Name"] for one in distributions()]
+    return {normalized(name) for name in names if name}  # None: the remains of a package that was removed
+
+
 if __name__ == "__main__":
-    here = {normalized(one.metadata["Name"]) for one in distributions()}
-    sys.stdout.write(lacking(Path(sys.argv[1]).read_text("utf-8"), here))
+    sys.stdout.write(lacking(Path(sys.argv[1]).read_text("utf-8"), installed()))

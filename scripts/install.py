@@ -7,6 +7,7 @@ output is shown only if it fails.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -16,6 +17,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+#: What requirements/ has the hashes for, on Linux with x86-64. Of any other pip would say that files do not
+#: match their hashes, as if somebody had changed them.
+PYTHONS = ("3.11", "3.12", "3.13")
 #: The files of requirements/ by part: all that it needs, with the hashes of what may be installed.
 DAEMON = {
     "daemon": ("build", "image", "daemon"),
@@ -41,9 +45,7 @@ def main() -> int:
     if len(sys.argv) != 3 or sys.argv[1] not in (*DAEMON, *TRAINING):
         raise SystemExit(__doc__)
     what, folder = sys.argv[1], Path(sys.argv[2]).absolute()
-    if sys.version_info < (3, 11):  # noqa: UP036 - whichever python3 the shell finds
-        version = sys.version.split()[0]
-        raise SystemExit(f"god-miner needs Python 3.11 or newer, {sys.executable} is {version}: set PYTHON=")
+    check_platform(platform.python_version(), f"{platform.system()} {platform.machine()}")
     note = make_environment(folder)
     if what in DAEMON:
         code = install(folder, what, locked(*DAEMON[what])) or install(
@@ -54,6 +56,17 @@ def main() -> int:
     if note:
         print(note, flush=True)
     return code
+
+
+def check_platform(version: str, machine: str) -> None:
+    if version.rpartition(".")[0] not in PYTHONS:
+        known = f"Python {PYTHONS[0]} to {PYTHONS[-1]}"
+        raise SystemExit(f"god-miner is installed with {known}, {sys.executable} is {version}: set PYTHON=")
+    if machine != "Linux x86_64":
+        raise SystemExit(
+            f"requirements/ has the hashes for Linux x86_64, and this is {machine}: without hashes "
+            "`pip install -e .` installs god-miner into an environment of yours"
+        )
 
 
 def make_environment(folder: Path) -> str:

@@ -28,10 +28,10 @@ except ModuleNotFoundError:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, from anywhere
 from scripts import pins
+from scripts.install import PYTHONS
 from scripts.pins import FOLDER, ROOT, Pin, normalized
 from scripts.tools import program
 
-PYTHONS = ("3.11", "3.12", "3.13")
 #: The platform to resolve for. uv repeats it after every line; the files leave it out.
 PLATFORM = (
     "python_full_version < '3.14'",

@@ -1,6 +1,6 @@
 """Run the trainer's tests in the training environment: PYTHON scripts/training_tests.py FOLDER [arguments].
 
-That environment may be somebody else's and is not changed. What the tests need beside it is installed once
+That environment may be in use elsewhere and is not changed. What the tests need beside it is installed once
 into FOLDER, which comes last on the path.
 """
 

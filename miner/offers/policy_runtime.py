@@ -65,6 +65,8 @@ class _ConfigInForce(Generic[C]):
         self._alert = alert
         self._live: LiveConfig[C]
         self.chosen = ChosenName("", "")
+        #: Why what an edit chose since is not in force.
+        self._not_found: ConfigError | None = None
 
     @property
     def noun(self) -> str:
@@ -73,22 +75,35 @@ class _ConfigInForce(Generic[C]):
     @property
     def problem(self) -> str | None:
         """Why the files as they are now are not in force; None: they are."""
-        return str(self._live.problem) if self._live.problem else None
+        problem = self._not_found or self._live.problem
+        return str(problem) if problem else None
 
     def choose(self, chosen: ChosenName, default: str) -> C:
-        """Follow the files of the chosen name. `ConfigError` when nothing has it. Where they cannot be used,
-        their last good state takes their place, else a shipped one of that name or of the name `default`."""
-        if chosen.name != self.chosen.name:
-            self._live = LiveConfig(
-                self._load,
-                chosen.name,
-                [self._directory],
-                lambda error: self._report(f"the last good {self.noun} stays in force: {error}"),
-                lambda error: self._replacement(chosen.name, default, error),
-            )
-            log.info("%s %s is in force: %s", self.noun, chosen.name, chosen.why)
-        self.chosen = chosen
+        """Follow the files of the chosen name. `ConfigError` when nothing has it at the start; later, what is
+        in force stays. Where they cannot be used, their last good state takes their place, else a shipped one
+        of that name or of the name `default`."""
+        try:
+            if chosen.name != self.chosen.name:
+                self._live = self._followed(chosen.name, default)
+                log.info("%s %s is in force: %s", self.noun, chosen.name, chosen.why)
+        except ConfigError as error:
+            if not self.chosen.name:
+                raise
+            if str(error) != str(self._not_found):
+                self._report(f"{self.noun} {self.chosen.name} stays in force: {error}")
+            self._not_found = error
+        else:
+            self.chosen, self._not_found = chosen, None
         return self._live.refresh()
+
+    def _followed(self, name: str, default: str) -> LiveConfig[C]:
+        return LiveConfig(
+            self._load,
+            name,
+            [self._directory],
+            lambda error: self._report(f"the last good {self.noun} stays in force: {error}"),
+            lambda error: self._replacement(name, default, error),
+        )
 
     def refresh(self) -> C:
         config = self._live.refresh()
@@ -206,9 +221,9 @@ class PolicyRuntime:
     def refresh(self, hardware: Hardware | None) -> None:
         """Take up what was edited.
 
-        `ConfigError` when a policy or a profile that was chosen does not exist; one that cannot be used is
-        replaced, with an alert. `hardware` is all that is installed, also what is out for a while: None while
-        nobody knows, and then what is in force stays so.
+        `ConfigError` when at the start a policy or a profile that was chosen does not exist; one that cannot
+        be used is replaced, with an alert. `hardware` is all that is installed, also what is out for a while:
+        None while nobody knows, and then what is in force stays so.
         """
         if hardware is not None or not self._policies.chosen.name:
             chosen = active_policy_name(self._settings, hardware)

@@ -378,7 +378,8 @@ class LiveAlertRules:
     @property
     def problem(self) -> str | None:
         """Why the file as it is now is not in force; None: it is, or there is none."""
-        return str(self._live.problem) if self._live.problem else None
+        problem = self._live.problem
+        return str(problem) if problem else None
 
     def current(self) -> LoadedAlertRules:
         """The rules as read last; no file is checked."""

@@ -132,6 +132,40 @@ async def test_offers_are_answered_while_the_file_system_of_the_operators_files_
         await daemon.alert_service.evaluate()
 
 
+async def test_a_policy_that_names_no_profile_is_alerted_of_and_keeps_no_other_edit_from_its_effect(
+    daemon: Daemon,
+) -> None:
+    file = daemon.settings.policy_dir / "everything-feasible.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("extends: everything-feasible\nprofile: nope\n")
+    daemon.settings.alerts_file.write_text("rules: {gpu-hot: {off: true}}\n")
+    before = daemon.policy_runtime.profile
+    for _ in range(2):
+        await daemon.reload_files()
+    await daemon.alert_service.evaluate()
+    rows = await daemon.store.read(open_alerts)
+    assert [row.rule for row in rows].count("profile_problem") == 1
+    assert "nope" in str(daemon.policy_runtime.problems["profile_problem"])
+    assert daemon.policy_runtime.profile is before
+    assert "gpu-hot" not in daemon.alert_service.rules.current().rules
+    file.write_text("extends: everything-feasible\n")
+    await daemon.reload_files()
+    assert daemon.policy_runtime.problems["profile_problem"] is None
+
+
+async def test_an_alert_of_the_operators_files_lasts_while_their_file_system_fails_and_ends_then(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as failing:
+        failing.setattr(daemon.inventory, "refresh_file", lambda: os.stat("/dev/null/file"))
+        await daemon.reload_files()
+    await daemon.alert_service.evaluate()
+    assert "files_hang" in [row.rule for row in await daemon.store.read(open_alerts)]
+    while "files_hang" in [row.rule for row in await daemon.store.read(open_alerts)]:
+        await daemon.reload_files()
+        await daemon.alert_service.evaluate()
+
+
 async def test_a_named_pipe_in_the_place_of_the_operators_files_stops_nothing(
     daemon: Daemon, keys: ThrowawayKeys
 ) -> None:

@@ -77,6 +77,14 @@ def test_a_base_keeps_what_it_has_and_gets_what_it_lacks() -> None:
     assert lacking.lacking(text, set(names)) == ""
 
 
+def test_a_base_may_hold_the_remains_of_a_package_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torn-1.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "pytest" in lacking.installed()
+
+
 def test_data_with_another_hash_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "packages" / "corpora" / "words.zip"
     source.parent.mkdir(parents=True)

@@ -66,6 +66,22 @@ def test_an_environment_of_another_python_is_kept_and_named(
     assert bool(after) is not mine
 
 
+@pytest.mark.parametrize(
+    ("version", "machine", "message"),
+    [
+        ("3.10.12", "Linux x86_64", "Python 3.11 to 3.13, .* is 3.10.12: set PYTHON="),
+        ("3.14.1", "Linux x86_64", "Python 3.11 to 3.13, .* is 3.14.1: set PYTHON="),
+        ("3.12.3", "Linux aarch64", "hashes for Linux x86_64, and this is Linux aarch64"),
+    ],
+)
+def test_what_there_are_no_hashes_for_is_refused_and_not_taken_for_a_forgery(
+    version: str, machine: str, message: str
+) -> None:
+    install.check_platform("3.13.0rc1", "Linux x86_64")
+    with pytest.raises(SystemExit, match=message):
+        install.check_platform(version, machine)
+
+
 def test_one_line_shows_the_progress_of_an_installation(capsys: pytest.CaptureFixture[str]) -> None:
     progress = install.Progress("demo")
     for line in (

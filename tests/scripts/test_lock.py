@@ -33,7 +33,7 @@ def test_every_file_has_versions_and_hashes_alone() -> None:
         assert all(pin.hashes for pin in found)
 
 
-@pytest.mark.parametrize("python", lock.PYTHONS)
+@pytest.mark.parametrize("python", install.PYTHONS)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_names_each_package_once(part: str, python: str) -> None:
     names = [

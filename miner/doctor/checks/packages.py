@@ -25,8 +25,10 @@ WHAT = "packages"
 #: Known `.pth` files with code for every start of Python. Others are reported: in 2026 wallets were stolen
 #: that way.
 KNOWN_START_CODE = frozenset({"distutils-precedence.pth", "coloredlogs.pth"})
-#: Imported at every start of Python, and part of no package of ours.
-START_MODULES = ("sitecustomize.py", "usercustomize.py")
+#: Imported at every start of Python, as a file of any kind or a folder, and part of no package of ours.
+START_MODULES = frozenset({"sitecustomize", "usercustomize"})
+#: Files that virtualenv and `uv venv` make with the environment itself: both of them, or neither.
+MADE_WITH_ENVIRONMENT = ("_virtualenv.pth", "_virtualenv.py")
 #: Time for hashing files that are newer than their installation; in a copied environment all are.
 READ_SECONDS = 5.0
 #: Tolerance: pip writes RECORD last, but within the same second as other files.
@@ -136,16 +138,26 @@ def _start_code(found: Environment) -> Iterator[str]:
     """Yield unexpected code that runs at each start of this Python."""
     for path in sorted(found.folder.glob("*.pth")):
         if path.name not in found.recorded:
-            yield f"{path.name} belongs to no package"
+            if path.name not in MADE_WITH_ENVIRONMENT or not _is_as_made(found.folder):
+                yield f"{path.name} belongs to no package"
         elif path.name not in KNOWN_START_CODE and _has_code(path):
             yield f"{path.name} runs code at each start of Python"
-    for name in START_MODULES:
-        if (found.folder / name).exists():
+    for name in sorted(os.listdir(found.folder)):
+        if name.partition(".")[0] in START_MODULES:
             yield f"{name} runs at each start of Python"
 
 
+def _is_as_made(folder: Path) -> bool:
+    """No change after the environment itself was made."""
+    try:
+        made = (folder.parents[2] / "pyvenv.cfg").stat().st_ctime_ns + SLACK_NS
+        return all((folder / name).stat().st_ctime_ns <= made for name in MADE_WITH_ENVIRONMENT)
+    except OSError:
+        return False
+
+
 def _has_code(path: Path) -> bool:
-    lines = path.read_text("utf-8", errors="replace").splitlines()
+    lines = path.read_text("utf-8-sig", errors="replace").splitlines()  # as Python reads it
     return any(line.startswith(("import ", "import\t")) for line in lines)
 
 

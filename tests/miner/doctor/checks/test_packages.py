@@ -23,7 +23,7 @@ def install(prefix: Path, name: str, files: dict[str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        lines.append(f"{file},sha256={digest},{len(text)}\n")
+        lines.append(f"{file},sha256={digest},{len(text.encode())}\n")
     record = folder / f"{name}-1.dist-info" / "RECORD"
     record.parent.mkdir()
     record.write_text("".join([*lines, f"{name}-1.dist-info/RECORD,,\n"]))
@@ -56,11 +56,25 @@ def test_an_unchanged_environment_passes(prefix: Path) -> None:
     assert "4 files of code as installed" in detail
 
 
+def made_by_uv(prefix: Path) -> None:
+    (site(prefix) / "_virtualenv.py").write_text("x = 1\n")
+    (site(prefix) / "_virtualenv.pth").write_text("import _virtualenv")
+    (prefix / "pyvenv.cfg").write_text("uv = 0.13.9\n")
+
+
+def test_an_environment_that_uv_made_is_well(prefix: Path) -> None:
+    made_by_uv(prefix)
+    assert found(prefix)[0] is FindingStatus.OK
+
+
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
         ("litellm_init.pth", "import base64\n", "litellm_init.pth belongs to no package"),
+        ("_virtualenv.pth", "import _virtualenv", "_virtualenv.pth belongs to no package"),
+        ("_virtualenv.py", "x = 2\n", "_virtualenv.pth belongs to no package"),
         ("sitecustomize.py", "", "sitecustomize.py runs at each start of Python"),
+        ("sitecustomize.abi3.so", "", "sitecustomize.abi3.so runs at each start of Python"),
         ("sesame/__init__.py", "seeds = 2\n", "sesame/__init__.py was changed"),
         ("sesame/oil.so", "more machine code", "sesame/oil.so was changed"),
     ],
@@ -68,9 +82,12 @@ def test_an_unchanged_environment_passes(prefix: Path) -> None:
 def test_files_added_or_changed_after_the_installation_are_named(
     name: str, text: str, expected: str, prefix: Path
 ) -> None:
+    if name == "_virtualenv.py":
+        made_by_uv(prefix)
     path = site(prefix) / name
     before = path.stat() if path.exists() else None
-    installed = max(record.stat().st_ctime_ns for record in site(prefix).glob("*/RECORD"))
+    records = [*site(prefix).glob("*/RECORD"), *prefix.glob("pyvenv.cfg")]
+    installed = max(record.stat().st_ctime_ns for record in records)
 
     def written_later() -> bool:
         path.write_text(text)
@@ -85,8 +102,9 @@ def test_files_added_or_changed_after_the_installation_are_named(
     assert expected in detail
 
 
-def test_start_up_code_that_a_package_brings_along_is_named_too(prefix: Path) -> None:
-    install(prefix, "litellm", {"litellm_init.pth": "import subprocess\n"})
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
+def test_start_up_code_that_a_package_brings_along_is_named_too(mark: str, prefix: Path) -> None:
+    install(prefix, "litellm", {"litellm_init.pth": f"{mark}import subprocess\n"})
     status, detail = found(prefix)
     assert status is FindingStatus.WARN
     assert "litellm_init.pth runs code at each start of Python" in detail
