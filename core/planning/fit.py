@@ -142,16 +142,17 @@ class _Search:
         return self.by_time() if self.choice.by_time else self.by_strategy()
 
     def by_value(self) -> TimedCandidate | None:
-        """The count whose training is worth most once its GPU-hours are paid for. Something is given up only
-        where no count trains enough without."""
+        """The count whose training is worth most once its GPU-hours are paid for. Where none completes the
+        training without loss, counts that do not fit without compete with what gives something up."""
         pool: list[TimedCandidate] = []
+        too_small: list[int] = []
         for count in self.choice.counts:
             if not pool or self._could_be_worth_more(pool[-1], count):
                 timed = self.at(count, lossy=False)
                 pool += [timed] if timed else []
-        if not any(trains_enough(timed, self.needs.limits) for timed in pool):
-            known = {timed.candidate.world for timed in pool}
-            pool += self._all(count for count in self.choice.counts if count not in known)
+                too_small += [] if timed else [count]
+        if not any(timed.schedule.complete for timed in pool):
+            pool += self._all(too_small)
         return self._with_more_gpus(self._preferred(pool), pool)
 
     def _could_be_worth_more(self, fewer: TimedCandidate, count: int) -> bool:
