@@ -73,16 +73,17 @@ class _Search:
         return self.by_time() if self.choice.by_time else self.by_strategy()
 
     def by_value(self) -> TimedCandidate | None:
-        """Return the plan whose training is worth most after the price of its GPU-hours. A target is given up
-        only if no number of GPUs trains enough with it."""
+        """Return the plan whose training is worth most after the price of its GPU-hours. If no number of GPUs
+        completes the training without loss, those too small for that compete with what gives targets up."""
         pool: list[TimedCandidate] = []
+        too_small: list[int] = []
         for count in self.choice.counts:
             if not pool or self._could_be_worth_more(pool[-1], count):
                 timed = self.at(count, lossy=False)
                 pool += [timed] if timed else []
-        if not any(trains_enough(timed, self.needs.limits) for timed in pool):
-            known = {timed.candidate.world for timed in pool}
-            pool += self._all(count for count in self.choice.counts if count not in known)
+                too_small += [] if timed else [count]
+        if not any(timed.schedule.complete for timed in pool):
+            pool += self._all(too_small)
         return self._with_more_gpus(self._preferred(pool), pool)
 
     def _could_be_worth_more(self, fewer: TimedCandidate, count: int) -> bool:
@@ -137,21 +138,18 @@ class _Search:
     def _preferred(self, pool: list[TimedCandidate]) -> TimedCandidate | None:
         """Return the plan that trains most or is worth most. Ties go to the mildest, then to the first.
         `by_value` breaks ties of text tasks by the earliest end, which leaves most time for another attempt;
-        those of images and GRPO by the fewest GPUs, since more of them take larger steps. If every plan gives
-        something up, GPUs cost nothing: the value does not know what is given up, so no price decides it."""
-        task, limits, worth = self.needs.task.task_type, self.needs.limits, self.conditions.worth
+        those of images and GRPO by the fewest GPUs, since more of them take larger steps."""
+        task = self.needs.task.task_type
         text = task.is_text and not task.generates
-        if all(timed.cost or not trains_enough(timed, limits) for timed in pool):
-            worth = worth._replace(prices=())
 
         def trained(timed: TimedCandidate) -> tuple[float, ...]:
             return round(timed.schedule.epochs, 3), -timed.cost
 
         def valued(timed: TimedCandidate) -> tuple[float, ...]:
             world, total_s = timed.candidate.world, timed.total_s
-            value = round(worth.net(timed.share, world, total_s / 3600), 3)
+            value = round(self.conditions.worth.net(timed.share, world, total_s / 3600), 3)
             last = total_s if text else world
-            return trains_enough(timed, limits), value, -timed.cost, -last
+            return trains_enough(timed, self.needs.limits), value, -timed.cost, -last
 
         return max(pool, key=valued if self.choice.by_value else trained, default=None)
 
