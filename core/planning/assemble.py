@@ -16,7 +16,7 @@ from core.planning.budget import Concession, PlanVerdict, TimeBreakdown, concede
 from core.planning.candidate import RunCandidate
 from core.planning.cores import cores_in, cores_of_job, job_cores, sharing_gpus
 from core.planning.finishing import last_stretch_plan, soup_plan
-from core.planning.fit import SearchResult, TimedCandidate, budget_of
+from core.planning.fit import SearchResult, budget_of
 from core.planning.memory import memory_of
 from core.planning.optimizer import (
     ema_plan,
@@ -46,6 +46,7 @@ from core.planning.plan import (
     TrainingPlan,
 )
 from core.planning.requirements import Requirements
+from core.planning.timed_candidate import TimedCandidate
 from core.planning.tradeoffs import adapter_reach, concessions, epochs_between_files, no_fp8, reasons_for
 from core.profile.effects import EngineCase
 from core.profile.explain import annotations_for
@@ -77,12 +78,12 @@ def loader_workers(needs: Requirements, hardware: Hardware, world: int) -> int:
     """Return the loader workers of one process."""
     by_memory = int(_process_memory(hardware, world) * WORKERS_SHARE / WORKER_BYTES)
     cores = _process_cores(needs, hardware, world)
-    return min(needs.targets.dataloader_num_workers, max(cores, 1), max(by_memory, 1))
+    return min(needs.targets.dataloader_num_workers, cores, max(by_memory, 1))
 
 
 def _process_cores(needs: Requirements, hardware: Hardware, world: int) -> int:
     share = cores_of_job(needs.profile.container.cpus, hardware, world)
-    return (len(cores_in(share)) if share else job_cores(hardware, world)) // world
+    return max((len(cores_in(share)) if share else job_cores(hardware, world)) // world, 1)
 
 
 def _process_memory(hardware: Hardware, world: int) -> float:

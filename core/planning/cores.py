@@ -58,7 +58,8 @@ def cores_of_job(wanted: str | None, hardware: Hardware, world: int) -> str | No
     if wanted is None and len(set(places)) >= len(near):
         return None
     shares = _divide(_within(cores, wanted), near)
-    return show_cores(core for place in places if place < len(shares) for core in shares[place])
+    # One share for all where there are fewer cores than GPUs.
+    return show_cores({core for place in places if place < len(shares) for core in shares[place]})
 
 
 def _within(cores: Sequence[PhysicalCore], wanted: str | None) -> tuple[PhysicalCore, ...]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from core.domain.hardware import Device
 from core.planning.budget import conceded
-from core.planning.fit import SearchResult, TimedCandidate, best_fit
+from core.planning.fit import SearchResult, best_fit
 from core.planning.overheads import JobConditions
 from core.planning.requirements import Requirements
+from core.planning.timed_candidate import TimedCandidate
 
 #: Completions at which half of a step's gradient is noise. No measurement for rewards is published: this is
 #: between two batches in use, the text tournament winner's 160 and DeepSeekMath's 1,024.

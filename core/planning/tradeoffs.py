@@ -16,7 +16,7 @@ from core.models.experts import EXPERT_NAMES
 from core.models.shapes import EXPERT_PREFIX, linear_shapes
 from core.planning.budget import Concession, conceded
 from core.planning.candidate import RunCandidate, vary
-from core.planning.fit import SearchResult, TimedCandidate
+from core.planning.fit import SearchResult
 from core.planning.ladder import BUSY_TOKENS, with_micro
 from core.planning.memory import memory_of, peak_bytes
 from core.planning.optimizer import guarded_rate
@@ -24,6 +24,7 @@ from core.planning.overheads import COMPILE_S
 from core.planning.plan import PlanReason
 from core.planning.requirements import MOST_VAE_BATCH, Requirements, shards_as_required
 from core.planning.speed import step_time
+from core.planning.timed_candidate import TimedCandidate
 from core.profile.field_names import FIELD_NAMES, NameSystem
 
 

@@ -542,7 +542,7 @@ class ContainerTargets(Record):
     )
     cpus: str | None = Field(
         default=None,
-        pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$",
+        pattern=r"^\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*$",
         description="Cores that the host's jobs divide by their GPUs, as docker's cpuset. Unset: all.",
         examples=["0-63", "0-15,32-47"],
     )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from core.planning.cores import cores_in
 from core.system import wrapper
 from miner.engines import ownership
 from miner.engines.base import EngineRejected, EngineRun, EngineSpec, EngineUnreachable, RunPhase, RunStatus
@@ -351,10 +352,4 @@ def process_environment(spec: EngineSpec, python: Path, code: Path, mark: str, h
 
 def cores_of(cpus: str | None) -> list[int]:
     """The cores of `0-31,64` that this process may use; empty without a choice."""
-    if not cpus:
-        return []
-    wanted: set[int] = set()
-    for part in cpus.split(","):
-        first, _, last = part.partition("-")
-        wanted.update(range(int(first), int(last or first) + 1))
-    return sorted(wanted & os.sched_getaffinity(0))
+    return sorted(cores_in(cpus or "") & os.sched_getaffinity(0))

@@ -123,6 +123,7 @@ def test_a_job_has_the_cores_of_all_its_gpus_and_one_with_the_host_for_itself_al
     assert cores_of_job("0-63", hardware, 4) == "0-63"
     assert cores_of_job(None, hardware, 4) is None
     assert cores_of_job(None, machine(4, 64, cores=()), 1) is None, "nothing is known of the cores"
+    assert cores_of_job("0-1", machine(4, 2), 4) == "0-1", "fewer cores than GPUs"
 
 
 @pytest.mark.parametrize("known", [False, True])

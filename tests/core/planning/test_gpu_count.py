@@ -129,10 +129,10 @@ def test_no_gpu_is_left_out_because_more_would_fit_larger_passes(strategy: GpuSt
     assert plan.gpus.count == 8
 
 
-def _flagship(worth: TrainingWorth = IDLE_HOST, rows: int = 20_000, hours: float = 4) -> TrainingPlan:
+def _flagship(worth: TrainingWorth = IDLE_HOST, rows: int = 20_000) -> TrainingPlan:
     """An 8B instruct task on the four GPUs that `h100x4` is for."""
     return plan_task(
-        TaskSpec(task_type=TaskType.INSTRUCT, hours=hours),
+        TaskSpec(task_type=TaskType.INSTRUCT, hours=4),
         facts_from_name("meta-llama/Llama-3.1-8B"),
         assumed_facts(TaskType.INSTRUCT, rows),
         host(),
@@ -166,11 +166,39 @@ def test_when_others_want_gpus_the_cheapest_complete_training_is_taken() -> None
     assert (plan.gpus.count, plan.steps.share) == (2, 1.0)
 
 
+@each("rows", [2_000, 20_000])
+def test_gpus_that_cost_nothing_are_used_as_those_of_an_idle_host(rows: int) -> None:
+    """A job pays nothing for the GPUs that it holds: planned again on them, it leaves none of them idle."""
+    assert _flagship(TrainingWorth(4.8, 0.3, (0.0,) * 4), rows) == _flagship(rows=rows)
+    assert _flagship(TrainingWorth(4.8, 0.3, (0.0, 0.0, 2.0, 2.0)), rows).gpus.count == 2
+
+
 def test_a_price_is_no_reason_to_train_too_little() -> None:
     few = TrainingWorth(1.0, 0.3, (10.0,) * 4)
     plan = _flagship(few, rows=1_000_000)
     assert plan.verdict.feasible
     assert plan.gpus.count > 1
+
+
+def _large(task: TaskType, rows: int, price: float) -> TrainingPlan:
+    """A 32B task on the flagship: it fits one or two GPUs only if something is given up."""
+    facts = facts_from_name("Qwen/Qwen2.5-32B")
+    profile = resolve_profile(load_profile("h100x4"), task, facts)
+    conditions = JobConditions(host(), worth=TrainingWorth(8.0, 0.3, (price,) * 4))
+    spec = TaskSpec(task_type=task, hours=4)
+    return plan_task(spec, facts, assumed_facts(task, rows), host(), profile, conditions=conditions)
+
+
+def test_where_no_count_completes_the_training_something_may_be_given_up_for_fewer_gpus() -> None:
+    """Worth 0.6 % of a busy week's points: the larger counts keep GPUs from several other tasks."""
+    plan = _large(TaskType.INSTRUCT, 50_000, 1.2)
+    assert (plan.gpus.count, plan.verdict.feasible) == (1, True)
+    assert _large(TaskType.INSTRUCT, 50_000, 0.0).gpus.count == 4
+
+
+def test_where_a_count_completes_the_training_nothing_is_given_up_for_a_price() -> None:
+    plan = _large(TaskType.INSTRUCT, 2_000, 1.2)
+    assert (plan.gpus.count, plan.steps.share) == (4, 1.0)
 
 
 @each("price", [0.02, 0.3, 2.0])

@@ -79,6 +79,7 @@ def test_names_of_other_tools_and_misplaced_keys_get_advice(text: str, advice: s
         ("env: {NCCL_DEBUG: on}", "quote it"),
         ("env: {'A B': x}", "pattern"),
         ("container: {cpus: all}", "pattern"),
+        ("container: {cpus: 0-99999999999}", "pattern"),  # would be counted one by one
         ("sections: {a: {when: {size: 13B-7B}}}", "is empty"),
         ("sections: {a: {when: {task: dop}}}", "instruct, chat, dpo, grpo, image"),
         ("sections: {a: {when: {family: lama}}}", "nearest is llama"),

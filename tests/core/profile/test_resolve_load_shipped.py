@@ -111,7 +111,7 @@ h100x8:
     gradient_accumulation_steps: 8}
 h100-fast:
   instruct 8B:
-    {engine: native, fp8: true, compile_mode: max-autotune, attention: flash_attention_3,
+    {engine: native, fp8: true, compile_mode: default, attention: flash_attention_3,
     optimizer: adamw_torch_fused, lr_scheduler: one_cycle, warmup_ratio: 0.1, warmup_steps: null,
     micro_batch_size: 4, gradient_accumulation_steps: 16, max_grad_norm: 1.0, dataloader_num_workers: 16,
     dataloader_prefetch_factor: 4, dataloader_persistent_workers: true, dataloader_drop_last: true}

@@ -17,6 +17,7 @@ from core.domain.keys import TaskKey
 from core.domain.tasks import ImageModelType, TaskType
 from core.domain.wire import MinerTaskOffer
 from core.models.identify import facts_from_name
+from core.planning.plan import TrainingPlan
 from core.profile.resolve import load_profile
 from miner.fleet.base import FleetSnapshot
 from miner.inputs.fetch import FetchedInputs, JobTask
@@ -86,6 +87,25 @@ async def test_a_job_gets_the_gpus_that_its_offer_reserved(harness: JobsHarness)
     assert await gpus_of(harness, job) == decision.placement.gpus
     (held,) = [hold for hold in harness.fleet.ledger.reservations if hold.key == OTHER]
     assert held.gpus == other.placement.gpus
+
+
+async def test_a_job_keeps_its_reserved_gpus_if_its_inputs_are_smaller_than_assumed(
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One GPU would complete them, but later: the other one costs nothing now."""
+    decision, fetch = accept(harness, JOB), harness.inputs.fetch
+
+    async def few_rows(task: JobTask, on_progress: ProgressCallback) -> FetchedInputs:
+        return replace(await fetch(task, on_progress), data=assumed_facts(TaskType.INSTRUCT, 2_000))
+
+    monkeypatch.setattr(harness.inputs, "fetch", few_rows)
+    harness.fleet.start(JOB, until=time.time() + HOURS * 3600)
+    job = await harness.start(seconds=HOURS * 3600, model=LLAMA)
+    assert decision.placement is not None
+    assert await gpus_of(harness, job) == decision.placement.gpus
+    (attempt,) = await harness.attempts(job)
+    plan = TrainingPlan.from_json((Path(attempt.folder) / "plan.json").read_text(encoding="utf-8"))
+    assert (plan.gpus.count, plan.steps.share) == (2, 1.0)
 
 
 @pytest.mark.parametrize("another_waits", [False, True])

@@ -14,6 +14,7 @@ from core.planning import fit as planning_fit
 from core.planning import ladder, memory
 from core.planning.candidate import RunCandidate
 from core.planning.requirements import Requirements
+from core.planning.timed_candidate import TimedCandidate
 from miner.dev.samples import unknown_task
 from miner.fleet.base import NodeGpus
 from miner.fleet.placement import FreeWindow, GpuCalendar, topology_of
@@ -60,7 +61,7 @@ def every_moment(candidate: RunCandidate, budget: float) -> bool:
     return all(sum(term.bytes for term in terms) <= budget for terms in totals)
 
 
-def any_count_that_exchanges_less(_: Requirements, best: planning_fit.TimedCandidate, count: int) -> bool:
+def any_count_that_exchanges_less(_: Requirements, best: TimedCandidate, count: int) -> bool:
     return best.step.seconds / best.step.compute_s * 1.35 * count / best.candidate.world > 1
 
 
