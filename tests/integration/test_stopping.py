@@ -9,12 +9,16 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import uvicorn
 import uvloop
 
 from miner.daemon_client import RUN_FILE
 from miner.dev.stack import LOOPBACK, ChildProcess, DevStack
+from miner.http.limits import HttpLimits
 from miner.observe.metrics import Metrics
 from miner.server import DaemonExitCode, _uvicorn_server
 from miner.settings import load_settings
@@ -131,21 +135,28 @@ async def test_what_does_not_end_within_the_grace_is_not_accepted(
         assert_kept(connection, [one])
 
 
+def server_of(stack: DevStack, app: Callable[..., Any], **settings: str) -> uvicorn.Server:
+    """A server of the public port's limits for this app."""
+    loaded = load_settings(env={**stack.settings(), **settings}, env_file=None)
+    daemon: Any = SimpleNamespace(settings=loaded, metrics=Metrics())
+    limits = HttpLimits(5, 10, 1000, max_known_connections=1, max_stranger_connections=100)
+    return _uvicorn_server(app, daemon, limits, lambda _network, _headers: False)
+
+
 def test_a_grace_of_less_than_a_second_is_not_rounded_to_none(stack: DevStack) -> None:
-    settings = load_settings(env={**stack.settings(), "SHUTDOWN_GRACE_SECONDS": "0.9"}, env_file=None)
-    assert _uvicorn_server(lambda *_: None, settings, Metrics()).config.timeout_graceful_shutdown == 1  # type: ignore[arg-type]
+    server = server_of(stack, lambda *_: None, SHUTDOWN_GRACE_SECONDS="0.9")
+    assert server.config.timeout_graceful_shutdown == 1
 
 
 def test_connections_that_nobody_has_accepted_yet_are_answered_and_not_reset(stack: DevStack) -> None:
     """A busy daemon can have this many connections waiting."""
-    settings = load_settings(env=stack.settings(), env_file=None)
     clients: list[socket.socket] = []
 
     async def app(_scope: object, _receive: object, send: Callable[..., Awaitable[None]]) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"answered"})
 
-    server = _uvicorn_server(app, settings, Metrics())  # type: ignore[arg-type]
+    server = server_of(stack, app)
     listening = socket.create_server((LOOPBACK, 0), backlog=100)
     address = listening.getsockname()
 

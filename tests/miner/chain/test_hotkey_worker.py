@@ -35,12 +35,17 @@ def test_it_imports_the_standard_library_and_the_bindings_alone() -> None:
     assert "site" not in modules
 
 
+def children() -> set[str]:
+    return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+
 def test_while_it_runs_it_has_no_other_library_of_the_environment_open(tmp_path: Path) -> None:
     wallets = Wallets(tmp_path)
     create_temporary_hotkey(wallets.wallet_path, wallets.wallet_name)
+    before = children()
     with opened_hotkey(wallets) as hotkey:
         assert hotkey.sign(b"offer")
-        [child] = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        [child] = children() - before
         maps = Path(f"/proc/{child}/maps").read_text()
         variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
     assert set(re.findall(rf"{re.escape(str(SITE))}/([\w.-]+)", maps)) == set(THIRD_PARTY)

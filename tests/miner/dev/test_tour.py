@@ -150,6 +150,7 @@ async def test_a_tour_holds_only_when_every_step_did_and_the_daemon_ended_well(t
 
 def test_a_folder_of_a_trials_own_is_gone_afterwards_also_on_sigterm() -> None:
     seen: list[Path] = []
+    before = signal.getsignal(signal.SIGTERM)
 
     def visit() -> None:
         with work_folder(None) as made:
@@ -161,7 +162,7 @@ def test_a_folder_of_a_trials_own_is_gone_afterwards_also_on_sigterm() -> None:
         visit()
     assert ended.value.code == 143
     assert not seen[0].exists()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_folder_that_was_given_is_kept(tmp_path: Path) -> None:
