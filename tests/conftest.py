@@ -222,6 +222,7 @@ THOROUGH = (
     "integration/jobs/test_torch.py",
     "integration/test_classic_builder.py",
     "integration/test_images.py::test_a_prepared_entrys_image_is_built",
+    "integration/test_native_runs.py::test_a_pretraining_from_text_or_tokens_ends_with_a_better_model[text",
     "integration/test_rehearsal.py::test_an_environment_task_passes_from_clone_to_score",
     "integration/test_rehearsal.py::test_every_other_kind_of_text_passes",
     "integration/test_rules.py::test_a_gpu_that_fills",

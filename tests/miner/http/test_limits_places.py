@@ -113,7 +113,7 @@ def test_the_oldest_connection_of_the_network_with_most_is_found_whatever_came_a
     random, places = Random(1), Places[int](10**6, 10**6)
     idle: dict[int, str] = {}
     networks: dict[int, str] = {}
-    for number in range(5000):
+    for number in range(500):
         network = f"10.0.0.{random.randrange(12)}"
         places.enter(network)
         networks[number] = network

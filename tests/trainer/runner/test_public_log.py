@@ -39,10 +39,12 @@ def train(run: RunSpec) -> None:
 
 
 def test_a_tournament_shows_one_line_per_event_and_keeps_the_rest(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_in(tmp_path)
-    assert exit_of(run, train) == 0
+    with open(1, "w", closefd=False) as output:  # as outside of tests: pytest's writes past descriptor 1
+        monkeypatch.setattr("sys.stdout", output)
+        assert exit_of(run, train) == 0
     shown = capfd.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == [
@@ -54,6 +56,7 @@ def test_a_tournament_shows_one_line_per_event_and_keeps_the_rest(
     ]
     kept = (Path(run.work_dir) / LOG_FILE).read_text()
     assert '"lora_r": 64' in kept
+    assert "plan: rank 64" in kept
     assert "'learning_rate': 2e-04" in kept
 
 
