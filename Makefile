@@ -79,10 +79,10 @@ docs: $(VENV)/.installed ## rewrite the generated pages and .env.example
 	$(BIN)/python -m miner config docs > docs/settings.md
 	$(BIN)/python -m core.profile.docs docs/profiles.md
 	$(BIN)/python -m miner.offers.policies.docs docs/policies.md
-	$(BIN)/python -m miner.watch.docs docs/alerts.md
+	$(BIN)/python -m miner.alerts.docs docs/alerts.md
 	$(BIN)/python scripts/commands_page.py > docs/commands.md
 
-TABLE = $(2) scripts/engine_tables/$(1)_table.py $(3) > core/engines/$(1)/table.json.new && mv core/engines/$(1)/table.json.new core/engines/$(1)/table.json
+TABLE = $(2) scripts/engine_tables/$(1)_table.py $(3) > core/recipes/$(1)/table.json.new && mv core/recipes/$(1)/table.json.new core/recipes/$(1)/table.json
 
 engine-tables: ## read the engines' keys again: Axolotl's, and sd-scripts' and ai-toolkit's from KOHYA= and AI_TOOLKIT=
 	$(call TABLE,axolotl,$(WITH))

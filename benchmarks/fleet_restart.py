@@ -34,16 +34,16 @@ from core.planning.planner import plan_task
 from core.profile.resolve import load_profile
 from core.runs.progress import EvalEvent, StageEvent, StepEvent, encode_event
 from core.runs.run_files import HeldOutScore, RunSpec
+from miner.backends.base import START_FILE
+from miner.backends.registry import slurm_engine
+from miner.backends.slurm.commands import job_prefix
+from miner.backends.slurm.runs import CLAIM, RunNote, SlurmRuns
+from miner.backends.trial import RESULTS_FILE
 from miner.dev.samples import SampleTask, sample_task
 from miner.dev.stack import LOOPBACK, ChildProcess, DevStack, daemon_process
-from miner.engines.base import START_FILE
-from miner.engines.choose import slurm_engine
-from miner.engines.slurm.runs import CLAIM, RunNote, SlurmRuns
-from miner.engines.trial import RESULTS_FILE
 from miner.jobs.folder import AttemptFolder, job_folder
 from miner.jobs.launch import write_attempt
 from miner.settings import load_settings
-from miner.slurm.commands import job_prefix
 from miner.store import attempts, database, jobs, offers
 from miner.store.jobs import StartRequest
 from miner.store.offers import ReservationRow

@@ -34,11 +34,11 @@ from benchmarks.fleet_day import (
 from benchmarks.fleet_store import StoreWriter, size_of
 from benchmarks.report import Report
 from core.domain.hardware import parse_gpus
+from miner.backends.slurm.commands import SlurmCommands
+from miner.backends.slurm.gpu_source import ClusterScope, SlurmGpuSource
+from miner.backends.slurm.jobs import SlurmJobs, parse_sacct
 from miner.dev.stack import daemon_process
-from miner.engines.slurm.jobs import SlurmJobs, parse_sacct
 from miner.fleet.fleet import Fleet
-from miner.fleet.slurm_source import ClusterScope, SlurmGpuSource
-from miner.slurm.commands import SlurmCommands
 from miner.store import database, events
 
 OFFERS_A_DAY = 10_000

@@ -18,7 +18,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
 
 from core.domain.tasks import GrpoDataset, RewardFunction
-from core.engines.axolotl.recipe import BASE_ONLY
+from core.recipes.axolotl.recipe import BASE_ONLY
 from tests.trainer import tiny
 from trainer.axolotl.prompt_kl import add_prompt_kl
 from trainer.axolotl.trainers import RawPromptTrainer

@@ -17,8 +17,8 @@ from statistics import median
 
 from benchmarks.report import Report
 from core.domain.job_states import JobState
-from miner.engines.base import ExecutionEngine
-from miner.engines.choose import docker_engine, process_engine
+from miner.backends.base import ExecutionEngine
+from miner.backends.registry import docker_engine, process_engine
 from miner.jobs.timeline import JobTimings
 from miner.settings import Settings
 from miner.store import database

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks.report import Report
-from miner.engines.base import START_FILE
+from miner.backends.base import START_FILE
 from miner.jobs.timeline import JobTimings
 from tests.doubles.engine_bench import EngineBench, Run, slurm_bench
 from tests.doubles.slurm import OwnSlurm, own_slurm

@@ -13,23 +13,30 @@ from typing import Any
 from core.domain.errors import GodMinerError
 from core.domain.keys import TaskKey
 from core.domain.wire import TournamentType, TrainingRepoResponse
+from miner.alerts.metrics import LiveMeasurements
+from miner.alerts.requests import RequestWatch
+from miner.alerts.rules import LiveAlertRules
+from miner.alerts.service import AlertService
+from miner.backends.build_fleet import build_fleet, build_inventory, build_sampler
 from miner.chain.auth import Authenticator, CallerPolicy, failure_limit
 from miner.chain.identity import IdentityError
 from miner.chain.metagraph import Metagraph
 from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher, build_source
 from miner.chain.nonces import NonceLedger
 from miner.fleet.base import EngineAbility
-from miner.fleet.build import build_fleet, build_inventory, build_sampler
 from miner.fleet.nvml import NvmlSource
 from miner.fleet.power import FILE_NAME as POWER_FILE
 from miner.fleet.power import PowerLimits
 from miner.fleet.samples import SampleHistory
+from miner.http.prometheus import DaemonCollector
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
 from miner.jobs.control import RunningTraining
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.jobs.events import LiveJob
 from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager, JobsNotReady, cancel_in_store
+from miner.notify.notifier import Notifier
+from miner.notify.targets import NotifyTargets
 from miner.observe.alerts import AlertKind, Alerts
 from miner.observe.metrics import Metrics
 from miner.observe.redact import Redactor
@@ -37,6 +44,7 @@ from miner.offers.history import read_outcomes
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
 from miner.publish.reachable import HubReachability
+from miner.reports.kpis import CurrentKpis
 from miner.settings import Settings
 from miner.store import database
 from miner.store.alerts import prune_alerts
@@ -49,14 +57,6 @@ from miner.support.addresses import public_key
 from miner.support.background import OneBlockingCall, PeriodicTask, PeriodicTasks
 from miner.support.clock import SteadyClock
 from miner.support.rate_limits import RateLimit
-from miner.watch.alert_rules import LiveAlertRules
-from miner.watch.alert_service import AlertService
-from miner.watch.kpis import CurrentKpis
-from miner.watch.metrics import LiveMeasurements
-from miner.watch.notify import Notifier
-from miner.watch.notify_targets import NotifyTargets
-from miner.watch.prometheus import DaemonCollector
-from miner.watch.requests import RequestWatch
 
 log = logging.getLogger(__name__)
 
@@ -354,7 +354,7 @@ class Daemon:
         """Send each report of REPORTS once, when its period is over and REPORT_HOUR has come."""
         settings = self.settings
         if settings.notify_urls and settings.reports:
-            from miner.watch.sent_reports import send_due_reports  # most daemons send none
+            from miner.reports.sent import send_due_reports  # most daemons send none
 
             terms = self.policy_runtime.policy.terms
             await send_due_reports(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.engines.docker.images import IMAGE_KINDS
+from miner.backends.docker.images import IMAGE_KINDS
 
 ROOT = Path(__file__).parents[1]
 TRAINERS = {kind.short: ROOT / "dockerfiles" / kind.dockerfile for kind in IMAGE_KINDS.values()}

@@ -16,8 +16,8 @@ from miner.cli.options import AsJson, load_settings
 from miner.cli.output import echo, echo_json, print_pages
 
 if TYPE_CHECKING:
+    from miner.alerts.rules import LoadedAlertRules
     from miner.settings import Settings
-    from miner.watch.alert_rules import LoadedAlertRules
 
 app = typer.Typer(no_args_is_help=True, help="Alerts and their rules: list, check, test, silence.")
 
@@ -51,8 +51,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check a file of rules: every mistake with its line, and what it changes. Exit code 1 if wrong."""
+    from miner.alerts.rules import load_alert_rules
     from miner.cli.options import problem_findings
-    from miner.watch.alert_rules import load_alert_rules
 
     path = file or load_settings().alerts_file
     if file is not None and not file.is_file():
@@ -77,8 +77,8 @@ def check(
 
 def _changes(rules: LoadedAlertRules) -> dict[str, str]:
     """What differs from the shipped rules, by name."""
-    from miner.watch.alert_rules import load_alert_rules
-    from miner.watch.rule_engine import condition_text
+    from miner.alerts.rules import load_alert_rules
+    from miner.alerts.state import condition_text
 
     shipped, found = load_alert_rules().rules, {}
     for name in dict.fromkeys((*shipped, *rules.rules)):
@@ -108,9 +108,9 @@ def try_rule(
     if rule is None:
         _send_test({}, as_json)
         return
+    from miner.alerts.rules import load_alert_rules
+    from miner.alerts.state import trial
     from miner.daemon_client import get_page
-    from miner.watch.alert_rules import load_alert_rules
-    from miner.watch.rule_engine import trial
 
     settings = load_settings()
     rules = load_alert_rules(settings.alerts_file).rules
@@ -155,7 +155,7 @@ def _send_test(notification: dict[str, Any], as_json: bool) -> None:
 def _number(text: str) -> float:
     from pydantic import TypeAdapter, ValidationError
 
-    from miner.watch.alert_rules import Limit, Threshold
+    from miner.alerts.rules import Limit, Threshold
 
     written: Any = text
     with contextlib.suppress(ValueError):

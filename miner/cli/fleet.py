@@ -46,7 +46,7 @@ def show(as_json: AsJsonObject = False, node: NodeName = None) -> None:
 
 
 def _without_daemon(settings: Settings) -> dict[str, Any]:
-    from miner.fleet.build import scan_and_sample_once
+    from miner.backends.build_fleet import scan_and_sample_once
     from miner.fleet.fleet_view import view_without_daemon
     from miner.store import database
     from miner.store.offers import open_reservations, task_names

@@ -15,7 +15,7 @@ from miner.cli.options import load_settings, parse_build_arguments
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
-    from miner.engines.docker.images import ImageStatus
+    from miner.backends.docker.images import ImageStatus
     from miner.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="The images that training runs in.")
@@ -70,8 +70,8 @@ def prune(
 
     Kept is what a container was made from and what has a tag. The build that a data directory uses has one in
     god-miner-pinned; once such a directory is gone, remove its tag with `docker rmi`."""
-    from miner.engines.docker.client import DockerClient
-    from miner.engines.docker.images import TrainerImages, earlier_builds, remove_build
+    from miner.backends.docker.client import DockerClient
+    from miner.backends.docker.images import TrainerImages, earlier_builds, remove_build
 
     settings = load_settings()
     removed = []
@@ -99,9 +99,9 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Build images from dockerfiles/ and pin them until the next build."""
-    from miner.engines.docker.client import DockerClient
-    from miner.engines.docker.images import IMAGE_KINDS, TrainerImages, source_root
-    from miner.engines.docker.images import build_image as build_one
+    from miner.backends.docker.client import DockerClient
+    from miner.backends.docker.images import IMAGE_KINDS, TrainerImages, source_root
+    from miner.backends.docker.images import build_image as build_one
 
     settings = load_settings()
     root = context.resolve() if context else source_root()
@@ -127,8 +127,8 @@ def build(
 
 
 def _inspect_images(settings: Settings, which: list[str] | None) -> list[ImageStatus]:
-    from miner.engines.docker.client import DockerClient
-    from miner.engines.docker.images import TrainerImages, image_statuses
+    from miner.backends.docker.client import DockerClient
+    from miner.backends.docker.images import TrainerImages, image_statuses
 
     images = TrainerImages(settings)
     for short in which or ():
@@ -152,14 +152,14 @@ def _needed_images(settings: Settings) -> set[str]:
 
 
 def _problem(settings: Settings, look: ImageStatus) -> str | None:
-    from miner.engines.docker.images import ImageState
-    from miner.engines.trial import missing_in_image
+    from miner.backends.docker.images import ImageState
+    from miner.backends.trial import missing_in_image
 
     if look.state is ImageState.MISSING:
         return look.text
 
     async def tried() -> str | None:
-        from miner.engines.choose import build_engine
+        from miner.backends.registry import build_engine
 
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".check-", dir=settings.data_dir) as folder:

@@ -25,8 +25,8 @@ from core.data.facts import ANSWER_COLUMNS, ASSISTANT_ROLES, MESSAGE_COLUMNS
 from core.domain.choices import EvalMetric
 from core.domain.errors import ConfigError, Problem
 from core.domain.tasks import ChatDataset, DatasetType, DpoDataset, InstructDataset, TaskType
-from core.engines.launch import NO_PROGRESS_BARS
 from core.profile.resolve import load_profile
+from core.recipes.launch import NO_PROGRESS_BARS
 from core.runs.progress import ProgressEvent, parse_events
 from core.runs.run_files import LOG_FILE, PROGRESS_FILE, RESULT_FILE, RUN_FILE, STOP_FILE, RunResult, RunSpec
 from miner.cli.options import sample_rows

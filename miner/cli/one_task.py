@@ -18,7 +18,7 @@ from typing import Any
 from core.domain.errors import GodMinerError
 from core.domain.job_states import FINAL_STATES, EndReason
 from miner import daemon_client
-from miner.fleet.build import build_fleet, build_inventory
+from miner.backends.build_fleet import build_fleet, build_inventory
 from miner.fleet.nvml import NvmlSource
 from miner.jobs import views
 from miner.jobs.build import build_jobs

@@ -72,7 +72,7 @@ def policy_directories(directories: Sequence[Path] | None) -> list[Path]:
 def local_hardware(settings: Settings) -> Hardware | None:
     """Return this host as a daemon would see it; None if no GPU was found and GPUS does not say so: such a
     machine is one to plan on, not one to train on."""
-    from miner.fleet.build import CPU, scan_once
+    from miner.backends.build_fleet import CPU, scan_once
 
     installed = scan_once(settings)[0].inventory.installed
     if installed is None or (installed.gpus.is_cpu and settings.gpus != CPU):
@@ -82,7 +82,7 @@ def local_hardware(settings: Settings) -> Hardware | None:
 
 def local_policy_and_profile() -> ActiveConfig:
     """Return the policy and profile that a daemon with these settings would use here."""
-    from miner.fleet.build import scan_once
+    from miner.backends.build_fleet import scan_once
     from miner.offers.policies.selection import active_config
 
     settings = load_settings()

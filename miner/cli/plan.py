@@ -292,7 +292,7 @@ def _target_on_host(
 
 
 def _print_comparison(before: TrainingPlan, after: TrainingPlan, as_json: bool) -> None:
-    from core.engines.differences import plan_differences
+    from core.recipes.differences import plan_differences
     from miner.cli.render.plan import comparison_pages
 
     if as_json:
@@ -316,7 +316,7 @@ def _read_plan(path: Path) -> TrainingPlan:
 
 def _write_plan_files(found: TrainingPlan, folder: Path, launcher: str, nodes: int | None) -> None:
     """Write the plan; also the engine's files if the plan is feasible."""
-    from core.engines.launch import Launcher, parse_launcher
+    from core.recipes.launch import Launcher, parse_launcher
     from miner.cli.render.plan import write_plan
 
     kind, python = parse_launcher(launcher), "python"

@@ -279,8 +279,8 @@ def _subject(task: str | None, model: str | None, pictures: int | None) -> Subje
 
 
 def _findings(name: str, directories: list[Path] | None) -> list[ProfileFinding]:
-    from core.engines.dry_run import check_profile_plan
     from core.profile.explain import check_profile
+    from core.recipes.dry_run import check_profile_plan
 
     try:
         return check_profile(load_profile_from(name, directories), check_profile_plan)

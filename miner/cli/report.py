@@ -15,8 +15,8 @@ from miner.cli.output import echo_json
 if TYPE_CHECKING:
     from core.domain.hardware import Hardware
     from miner.offers.policies.load import LoadedPolicy
+    from miner.reports.periods import ReportPeriod
     from miner.settings import Settings
-    from miner.watch.report_periods import ReportPeriod
 
 app = typer.Typer(help="Reports: jobs, GPUs, points, rank and goals.", no_args_is_help=True)
 
@@ -47,10 +47,10 @@ def _print_report(
     as_json: AsJson = False,
 ) -> None:
     from miner.observe.redact import Redactor
+    from miner.reports import text as report_text
+    from miner.reports.periods import PeriodKind, calendar_period, last_period
+    from miner.reports.report import build_report, redact_report
     from miner.store.database import open_store
-    from miner.watch import report_text
-    from miner.watch.report_periods import PeriodKind, calendar_period, last_period
-    from miner.watch.reports import build_report, redact_report
 
     settings, now = load_settings(), time.time()
     wanted = PeriodKind(str(context.info_name))
@@ -99,8 +99,8 @@ def _backtest(
     from core.profile.resolve import load_profile
     from miner.offers.policies.load import load_policy
     from miner.offers.policies.selection import active_profile_name
+    from miner.reports.backtest import backtest_policies
     from miner.store.database import open_store
-    from miner.watch.report_backtest import backtest_policies
 
     hardware = here or Hardware(gpus=parse_gpus(policy.hardware or "4xH100"))
     chosen = active_profile_name(settings, policy, hardware)

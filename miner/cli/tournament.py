@@ -133,7 +133,7 @@ def prepare(
     Only what a training needs goes in: no daemon, no tests. Without --upstream its licence is missing."""
     from dataclasses import asdict
 
-    from miner.engines.docker.images import source_root
+    from miner.backends.docker.images import source_root
     from miner.tournament.check.entry import USUAL_KINDS
     from miner.tournament.prepare import DISTINCT, NOT_DISTINCT, prepare_entry
 

@@ -19,7 +19,7 @@ from miner.cli.options import end_on_signals, load_settings, parse_build_argumen
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
-    from miner.engines.docker.client import DockerClient
+    from miner.backends.docker.client import DockerClient
     from miner.settings import Settings
     from miner.tournament.rehearsal.options import RehearsalInputs
     from miner.tournament.rules import TournamentTask
@@ -100,12 +100,12 @@ def rehearse(
     which shows that everything works and not how good it is. Image tasks need --model; without --data they
     get made-up pictures. A tenth of the data is kept for the score. Reward code of GRPO tasks runs in
     containers without a network. Ctrl-C ends everything that was started."""
-    from miner.engines.docker.client import DockerClient
+    from miner.backends.docker.client import DockerClient
     from miner.observe.redact import Redactor
+    from miner.reports.report import redact_report
     from miner.tournament.rehearsal.options import RehearsalOptions
     from miner.tournament.rehearsal.rehearse import rehearse as rehearse_all
     from miner.tournament.rehearsal.report import report_lines
-    from miner.watch.reports import redact_report
 
     settings = load_settings()
     hide = Redactor(settings.secrets())
@@ -162,7 +162,7 @@ def clean(
 
     What a rehearsal that runs has made is never removed. Reports and logs stay. Exit code 1 if something
     could not be removed."""
-    from miner.engines.docker.client import DockerClient
+    from miner.backends.docker.client import DockerClient
     from miner.tournament.rehearsal.leftovers import find_leftovers, remove_leftover
 
     settings = load_settings()
@@ -350,7 +350,7 @@ def _gpus(settings: Settings, named: list[str]) -> tuple[str, ...]:
         return ()
     if named:
         return tuple(named)
-    from miner.fleet.build import scan_once
+    from miner.backends.build_fleet import scan_once
 
     inventory = scan_once(settings)[0].inventory
     if inventory.installed is None or inventory.installed.gpus.is_cpu:

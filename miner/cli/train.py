@@ -150,7 +150,7 @@ def tokens(
 
 
 def _training_python() -> Path:
-    from miner.engines.choose import training_interpreter
+    from miner.backends.registry import training_interpreter
 
     return Path(training_interpreter(load_settings()).path)
 

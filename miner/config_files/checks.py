@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 from core.config.yaml_lines import KeyPath, LocatedYaml, dotted_path, parse_yaml
 from core.domain.errors import ConfigError, Problem
-from core.engines.dry_run import check_profile_plan
 from core.profile.explain import ProfileFinding, ProfileFindingLevel, check_profile
 from core.profile.resolve import PROFILE_KIND, LoadedProfile
+from core.recipes.dry_run import check_profile_plan
+from miner.alerts.rules import LoadedAlertRules, alert_rules_of_text
 from miner.config_files import effects
 from miner.config_files.files import FileKind, LoadedFile
 from miner.config_files.what_if import CheckOrder
 from miner.offers.backtest.policy_check import policy_findings
 from miner.offers.policies.load import POLICY_KIND, LoadedPolicy
-from miner.watch.alert_rules import LoadedAlertRules, alert_rules_of_text
 
 MAX_EDITS = 100
 _ERROR = ProfileFindingLevel.ERROR

@@ -13,17 +13,17 @@ from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
 from core.domain.units import show_bytes, show_params, show_seconds
 from core.domain.wire import MinerTaskOffer
-from core.engines.differences import flatten, plan_differences
 from core.models.facts import ModelFacts
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task, usable_hours
 from core.profile.resolve import LoadedProfile, load_profile
+from core.recipes.differences import flatten, plan_differences
+from miner.alerts.rules import AlertRule, LoadedAlertRules, load_alert_rules
 from miner.config_files.backtest import PastOffers
 from miner.config_files.files import LoadedFile
 from miner.config_files.what_if import CheckOrder
 from miner.offers.parsed_offer import parse_offer
 from miner.offers.policies.load import load_policy
-from miner.watch.alert_rules import AlertRule, LoadedAlertRules, load_alert_rules
 
 #: How far back typical tasks and a policy's backtest look, and how many offers they take.
 _DAYS = 14.0

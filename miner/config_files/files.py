@@ -24,11 +24,11 @@ from core.domain.errors import ConfigError, GodMinerError
 from core.profile.explain import Subject, format_value, profile_settings, representative_subjects
 from core.profile.resolve import PROFILE_KIND, LoadedProfile, load_profile, resolve_profile
 from core.system.files import read_regular_file, write_atomically
+from miner.alerts.rules import ALERTS_KIND, LoadedAlertRules, load_alert_rules
 from miner.config_files.effective import EffectiveValue, effective_yaml
 from miner.offers.policies.load import POLICY_KIND, LoadedPolicy, load_policy
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.settings import Settings
-from miner.watch.alert_rules import ALERTS_KIND, LoadedAlertRules, load_alert_rules
 
 #: The largest shipped profile has 8 kB.
 MAX_TEXT = 64 * 1024

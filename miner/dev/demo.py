@@ -26,12 +26,12 @@ from core.domain.tasks import TaskType
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import PLAN_FILE, RESULT_FILE, RunResult
 from core.submission.digests import model_hash
+from miner.backends.registry import SOURCE_ROOT, NoEngine, training_interpreter
+from miner.backends.trial import BEING_TRIED, TRIAL_FAILED
 from miner.dev import demo_inputs, stack
 from miner.dev.demo_inputs import LoopbackSite
 from miner.dev.samples import SampleTask
 from miner.dev.validator import ValidatorClient, ValidatorOutcome
-from miner.engines.choose import SOURCE_ROOT, NoEngine, training_interpreter
-from miner.engines.trial import BEING_TRIED, TRIAL_FAILED
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.settings import EngineKind, load_settings
 

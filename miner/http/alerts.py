@@ -11,13 +11,13 @@ from pydantic import Field
 
 from core.domain.errors import GodMinerError
 from core.domain.records import Record
+from miner.alerts.service import AlertService
 from miner.http.operator import MAX_ROW, operator_only
+from miner.notify.notifier import Notifier
 from miner.settings import Settings
 from miner.store import alerts as store_alerts
 from miner.store.alerts import AlertRow, Severity
 from miner.store.store import Store
-from miner.watch.alert_service import AlertService
-from miner.watch.notify import Notifier
 
 MAX_ALERTS_LISTED = 1000
 MAX_SILENCE_SECONDS = 365 * 86_400.0

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from miner import __version__
+from miner.alerts.requests import RequestWatch
 from miner.chain.auth import Authenticator, failure_limit
 from miner.config_files.what_if import WhatIf
 from miner.daemon_client import ensure_operator_token
@@ -28,7 +29,6 @@ from miner.offers.service import OfferService
 from miner.settings import Settings
 from miner.store.database import StoreUnavailable
 from miner.support.rate_limits import TokenBuckets
-from miner.watch.requests import RequestWatch
 
 
 class ServedDaemon(Protocol):

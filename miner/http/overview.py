@@ -24,17 +24,17 @@ from miner.jobs import views
 from miner.jobs.events import LiveJob
 from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager
+from miner.notify.notifier import Notifier
 from miner.offers.past_offers import stored_offers
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
 from miner.offers.views import offer_as_json
 from miner.publish.reachable import HubReachability
+from miner.reports.kpis import CurrentKpis
 from miner.store import alerts as store_alerts
 from miner.store import jobs as store_jobs
 from miner.store.store import Store
 from miner.support.clock import SteadyClock
-from miner.watch.kpis import CurrentKpis
-from miner.watch.notify import Notifier
 
 SHOWN_JOBS, SHOWN_ENDED, SHOWN_DECISIONS, SHOWN_ALERTS = 50, 5, 20, 50
 #: Points of a job's little curve.

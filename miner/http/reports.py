@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from miner.http.operator import operator_only
 from miner.observe.redact import Redactor
-from miner.watch.report_periods import PeriodKind, calendar_period, last_period
+from miner.reports.periods import PeriodKind, calendar_period, last_period
 
 #: The year 2100: calendars end somewhere.
 MAX_MOMENT = 4_102_444_800
@@ -27,7 +27,7 @@ async def report(
     at: Annotated[float | None, Query(ge=0, le=MAX_MOMENT, allow_inf_nan=False)] = None,
 ) -> dict[str, Any]:
     """The last day, week or month; or with `at`, seconds since the epoch, the one of the calendar."""
-    from miner.watch.reports import (  # some milliseconds that the start need not take
+    from miner.reports.report import (  # some milliseconds that the start need not take
         build_report,
         redact_report,
     )

@@ -36,11 +36,11 @@ from core.domain.wire import (
     TrainRequestText,
     TrainResponse,
 )
+from miner.alerts.requests import RequestWatch
 from miner.chain.auth import Authenticator, Caller
 from miner.http.errors import InvalidRequest, JsonReply, MethodNotAllowed, error_reply, internal_error
 from miner.offers.service import OfferService
 from miner.store.jobs import RecordedStart
-from miner.watch.requests import RequestWatch
 
 log = logging.getLogger(__name__)
 

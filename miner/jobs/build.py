@@ -11,9 +11,9 @@ from typing import NoReturn
 from core.domain.errors import GodMinerError
 from core.domain.keys import TaskKey
 from core.profile.resolve import LoadedProfile
-from miner.engines import choose
-from miner.engines.base import EngineUnreachable, ExecutionEngine
-from miner.engines.trial import EngineTrials
+from miner.backends import registry as choose
+from miner.backends.base import EngineUnreachable, ExecutionEngine
+from miner.backends.trial import EngineTrials
 from miner.fleet.base import EngineAbility
 from miner.fleet.fleet import Fleet
 from miner.fleet.samples import SampleHistory

@@ -18,8 +18,8 @@ from core.domain.keys import TaskKey
 from core.domain.tasks import ImageModelType
 from core.domain.wire import MinerSubmission, MinerTaskOffer
 from core.profile.resolve import LoadedProfile
-from miner.engines.base import ExecutionEngine
-from miner.engines.trial import EngineTrials
+from miner.backends.base import ExecutionEngine
+from miner.backends.trial import EngineTrials
 from miner.fleet.base import FleetSnapshot, GpuGrant
 from miner.fleet.fleet import Fleet
 from miner.fleet.samples import SampleHistory

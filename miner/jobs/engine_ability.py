@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from core.domain.choices import Engine as TrainingEngine
-from miner.engines.base import IMAGE_OF, EngineUnreachable
-from miner.engines.trial import BEING_TRIED
+from miner.backends.base import IMAGE_OF, EngineUnreachable
+from miner.backends.trial import BEING_TRIED
 from miner.fleet.base import EngineAbility
 from miner.jobs.context import JobServices
 from miner.observe.alerts import AlertKind

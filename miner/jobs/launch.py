@@ -19,12 +19,12 @@ from typing import Any
 from core.domain.choices import Engine as TrainingEngine
 from core.domain.job_states import EndReason, StepFailed
 from core.domain.keys import nodes_of
-from core.engines.base import ImageFiles, RecipeError, RunInputs
-from core.engines.launch import launch_environment
-from core.engines.render import render
 from core.planning.plan import TrainingPlan
+from core.recipes.base import ImageFiles, RecipeError, RunInputs
+from core.recipes.launch import launch_environment
+from core.recipes.render import render
 from core.runs.run_files import RunSpec
-from miner.engines.base import IMAGE_OF, EngineSpec, Mount
+from miner.backends.base import IMAGE_OF, EngineSpec, Mount
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs.folder import AttemptFolder, write_attempt_file
 from miner.jobs.timeline import JobTimeline

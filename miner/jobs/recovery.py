@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sqlite3
 
-from miner.engines.base import EngineRun, EngineUnreachable, ExecutionEngine, RunPhase
+from miner.backends.base import EngineRun, EngineUnreachable, ExecutionEngine, RunPhase
 from miner.jobs.context import JobContext, JobServices
 from miner.jobs.timeline import JobTimings
 from miner.store import attempts

@@ -14,7 +14,7 @@ from pathlib import Path
 from core.domain.job_states import EndReason, StepFailed
 from core.planning.calibration import MeasuredRun, recalibrate, times_at
 from core.runs.progress import NoteEvent
-from miner.engines.base import (
+from miner.backends.base import (
     EXIT_FILE,
     EngineDiskFull,
     EngineRejected,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from core.domain.job_states import EndReason
 from core.runs.remedies import GOOD_ENDS, REASON_OF_RUN_END, AttemptFailure, retry_allowed
 from core.runs.run_files import EXIT_OF, RunEnd, RunResult, TrainerExitCode
-from miner.engines.base import EndCause, RunStatus
+from miner.backends.base import EndCause, RunStatus
 from miner.jobs.progress import RunProgress
 from miner.jobs.timeline import JobTimings
 

@@ -14,7 +14,7 @@ from typing import Any
 from core.domain.job_states import END_MEANINGS
 from core.domain.records import printable
 from core.runs.run_files import RunResult
-from miner.engines.run_folder import LOG_START, LogPosition, log_tail, read_log
+from miner.backends.run_folder import LOG_START, LogPosition, log_tail, read_log
 from miner.jobs.events import LiveJob
 from miner.jobs.figures import FiguresSnapshot, loss_line, relative_gain
 from miner.jobs.folder import AttemptFolder, job_folder

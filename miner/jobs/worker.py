@@ -17,7 +17,7 @@ import logging
 from itertools import takewhile
 
 from core.domain.job_states import EndReason, JobState, StepFailed
-from miner.engines.base import EngineUnreachable, RunPhase
+from miner.backends.base import EngineUnreachable, RunPhase
 from miner.jobs.context import JobContext
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.history import history_of

@@ -1,4 +1,4 @@
-"""What a running daemon counts for Prometheus. What it shows besides is in `miner/watch/prometheus.py`."""
+"""What a running daemon counts for Prometheus. What it shows besides is in `miner/http/prometheus.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Print the keys that ai-toolkit reads from a config, as JSON.
 
-    python scripts/engine_tables/ai_toolkit_table.py CHECKOUT > core/engines/ai_toolkit/table.json
+    python scripts/engine_tables/ai_toolkit_table.py CHECKOUT > core/recipes/ai_toolkit/table.json
 
 CHECKOUT is a folder with ostris/ai-toolkit at the commit of the images. ai-toolkit has no schema: its config
 classes take `**kwargs` and read each key with `kwargs.get(key, default)`, and other keys are silently

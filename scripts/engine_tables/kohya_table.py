@@ -1,6 +1,6 @@
 """Print the argument tables of sd-scripts' network trainers, as JSON.
 
-    python scripts/engine_tables/kohya_table.py CHECKOUT > core/engines/kohya/table.json
+    python scripts/engine_tables/kohya_table.py CHECKOUT > core/recipes/kohya/table.json
 
 CHECKOUT is a folder with kohya-ss/sd-scripts at the commit of the images. The real `setup_parser` of each
 trainer is run, so that conditions and inherited arguments are right; imports that are not installed here

@@ -20,15 +20,15 @@ from core.data.facts import image_dataset_facts
 from core.domain.choices import Engine
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
-from core.engines.base import RecipeError, RunInputs
-from core.engines.dry_run import example_inputs
-from core.engines.render import render
 from core.models.identify import image_model_facts
 from core.models.image_families import IMAGE_FAMILIES
 from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec
 from core.planning.planner import plan_task
 from core.profile.resolve import load_profile, profile_files, resolve_profile
+from core.recipes.base import RecipeError, RunInputs
+from core.recipes.dry_run import example_inputs
+from core.recipes.render import render
 from tests.trainer.runner.pictures import png
 
 PICTURES, HOURS = 24, 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import memory_model
-from tests.core.engines.conftest import training_python
+from tests.core.recipes.conftest import training_python
 
 __all__ = ["training_python"]
 

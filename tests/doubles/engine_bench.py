@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from miner.engines.base import EngineSpec, ExecutionEngine, Mount, RunPhase, RunStatus
-from miner.engines.choose import docker_engine, process_engine, slurm_engine
-from miner.engines.run_folder import log_tail
+from miner.backends.base import EngineSpec, ExecutionEngine, Mount, RunPhase, RunStatus
+from miner.backends.registry import docker_engine, process_engine, slurm_engine
+from miner.backends.run_folder import log_tail
 from miner.settings import Settings, load_settings
 from tests.doubles.base_image import PYTHON
 

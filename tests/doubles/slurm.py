@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from miner.backends.slurm.commands import records
 from miner.dev.stack import LOOPBACK, free_ports
-from miner.slurm.commands import records
 from tests.doubles.required import missing
 
 ROOT = Path(__file__).parents[2]

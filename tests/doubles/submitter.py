@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from miner.engines.base import EngineSpec, ExecutionEngine
+from miner.backends.base import EngineSpec, ExecutionEngine
 from tests.doubles import base_image
 from tests.doubles.deaths import die_before
 from tests.doubles.engine_bench import docker_bench, process_bench, slurm_bench

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.engines.base import EndCause, EngineRejected, Mount, RunPhase
+from miner.backends.base import EndCause, EngineRejected, Mount, RunPhase
 from tests.doubles.engine_bench import EngineBench, Run
 from tests.doubles.engine_fixtures import bench, kind
 
@@ -360,7 +360,7 @@ async def test_cores_are_kept_to(bench: EngineBench) -> None:
 
 
 async def test_a_bad_specification_is_rejected_before_anything_starts(bench: EngineBench) -> None:
-    """What else is rejected: tests/miner/engines/test_preflight.py."""
+    """What else is rejected: tests/miner/backends/test_preflight.py."""
     good = bench.code("pass")
     link = good.run_dir.parent / "link"
     link.symlink_to("/etc")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from miner.engines import ownership
-from miner.engines.base import EndCause, EngineSpec
+from miner.backends import ownership
+from miner.backends.base import EndCause, EngineSpec
 from miner.support.data_id import data_id
 from tests.doubles.engine_bench import EngineBench
 from tests.doubles.engine_fixtures import bench, kind

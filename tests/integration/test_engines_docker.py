@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from miner.engines import ownership
-from miner.engines.base import EndCause, EngineRejected, EngineSpec, EngineUnreachable, RunPhase
-from miner.engines.docker.images import TrainerImages
+from miner.backends import ownership
+from miner.backends.base import EndCause, EngineRejected, EngineSpec, EngineUnreachable, RunPhase
+from miner.backends.docker.images import TrainerImages
 from miner.support.data_id import data_id
 from tests.doubles import base_image
 from tests.doubles.dockerd import GPUS, Dockerd

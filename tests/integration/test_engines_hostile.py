@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from miner.engines import ownership
-from miner.engines.base import EndCause, EngineRejected, Mount, RunPhase
-from miner.engines.run_folder import log_tail
+from miner.backends import ownership
+from miner.backends.base import EndCause, EngineRejected, Mount, RunPhase
+from miner.backends.run_folder import log_tail
 from miner.support.data_id import data_id
 from miner.support.untrusted_files import read_untrusted
 from tests.doubles import hostile

@@ -22,7 +22,7 @@ from tests.doubles.each import each
 from tests.doubles.nvml import NvmlHost, compiled, training, uuid
 from tests.doubles.required import missing
 from tests.miner.http.daemon_in_process import open_daemon
-from tests.miner.watch.scraped import dashboard_queries, know_everything
+from tests.miner.http.scraped import dashboard_queries, know_everything
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.engines.base import EndCause
+from miner.backends.base import EndCause
 from tests.doubles.engine_bench import process_bench
 from tests.doubles.required import missing
 

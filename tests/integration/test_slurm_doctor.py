@@ -88,7 +88,7 @@ def test_an_interrupted_doctor_leaves_no_job(slurm: OwnSlurm, tmp_path: Path) ->
         "from miner.doctor import examine\n"
         "from miner.doctor.examine import CheckContext, DoctorCheck\n"
         "from miner.doctor.checks import cluster_job\n"
-        "from miner.engines.choose import slurm_commands\n"
+        "from miner.backends.registry import slurm_commands\n"
         "from miner.settings import load_settings\n"
         "from pathlib import Path\n"
         "settings = load_settings(env_file=None)\n"

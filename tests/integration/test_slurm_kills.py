@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from miner.engines.base import EndCause, EngineSpec, EngineUnreachable, RunPhase, RunStatus
-from miner.engines.slurm import engine
+from miner.backends.base import EndCause, EngineSpec, EngineUnreachable, RunPhase, RunStatus
+from miner.backends.slurm import engine
 from tests.doubles.base_image import PYTHON
 from tests.doubles.engine_bench import WAIT_S, EngineBench, Run, slurm_bench
 from tests.doubles.slurm import CONTROLLER, MUNGE, OwnSlurm, own_slurm

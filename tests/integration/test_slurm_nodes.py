@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from miner.backends.slurm.commands import SlurmCommands, job_prefix
+from miner.backends.slurm.gpu_source import ClusterScope, SlurmGpuSource
 from miner.fleet.placement import FOREVER
-from miner.fleet.slurm_source import ClusterScope, SlurmGpuSource
 from miner.fleet.sources import GpuScan, ScanFailed
-from miner.slurm.commands import SlurmCommands, job_prefix
 from tests.doubles.required import missing
 from tests.doubles.slurm import OwnSlurm, own_slurm, waited_for
 

@@ -18,7 +18,7 @@ from core.domain.choices import Engine
 from core.runs.progress import StepEvent, parse_events
 from core.runs.run_files import RunEnd, RunResult
 from core.system.wrapper import processes
-from miner.engines.base import EndCause, RunPhase
+from miner.backends.base import EndCause, RunPhase
 from tests.doubles.engine_bench import EngineBench, Run, slurm_bench
 from tests.doubles.required import missing
 from tests.doubles.slurm import ROOT, OwnSlurm, own_slurm

@@ -27,7 +27,7 @@ from core.planning.planner import plan_task
 from core.profile.resolve import load_profile
 from core.runs.remedies import forced_feasible
 from core.runs.run_files import RunSpec
-from tests.core.engines.cases import text_plan
+from tests.core.recipes.cases import text_plan
 from tests.trainer import tiny
 from tests.trainer.run_specs import run_spec
 from trainer.runner.planning import model_facts

@@ -10,9 +10,9 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from core.domain.choices import Attention
-from core.engines.axolotl.recipe import LIGER_PLUGIN
-from core.engines.axolotl.rules import LORA_KERNELS
 from core.models.kernels import LigerPart
+from core.recipes.axolotl.recipe import LIGER_PLUGIN
+from core.recipes.axolotl.rules import LORA_KERNELS
 from trainer.inputs.model_loading import NEXT_ATTENTION
 
 Note = Callable[[str, str], None]

@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from core.domain.evaluation import GRPO_KL_LENGTH
-from core.engines.axolotl.recipe import BASE_ONLY
+from core.recipes.axolotl.recipe import BASE_ONLY
 
 #: In a part of a generation: how many of all its completions answer the row's prompt, 0 where another row
 #: stands for the prompt.

@@ -13,7 +13,7 @@ from typing import Any
 
 from core.domain.evaluation import EvaluationRules
 from core.domain.tasks import DpoDataset, GrpoDataset
-from core.engines.axolotl.data_keys import GRPO_EXTRA, GRPO_PROMPT
+from core.recipes.axolotl.data_keys import GRPO_EXTRA, GRPO_PROMPT
 from trainer.inputs.files import RawRow, columns_of, require_columns, text_of
 from trainer.inputs.tokens import PairRow, PromptRow, Tokenizer, compact_ids, encode, tokenized
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from core.domain.tasks import ChatDataset, DatasetType, DpoDataset, GrpoDataset, InstructDataset
-from core.engines.axolotl.data_keys import GRPO_PROMPT
+from core.recipes.axolotl.data_keys import GRPO_PROMPT
 from trainer.errors import BadData
 from trainer.inputs.chat import ASSISTANT, SYSTEM, USER
 from trainer.inputs.dpo_grpo import CHOSEN, PROMPT, REJECTED

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from core.engines.axolotl.data_keys import GRPO_EXTRA, GRPO_PROMPT
+from core.recipes.axolotl.data_keys import GRPO_EXTRA, GRPO_PROMPT
 from trainer.inputs.dpo_grpo import extra_text
 from trainer.inputs.tokens import Ids, LabelledRow, PairRow, PromptRow, Row
 

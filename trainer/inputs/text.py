@@ -37,8 +37,8 @@ from core.domain.tasks import (
     InstructDataset,
     TaskType,
 )
-from core.engines.axolotl.data_keys import GRPO_EXTRA, reward_name
 from core.planning.plan import RowsPlan, TrainingPlan
+from core.recipes.axolotl.data_keys import GRPO_EXTRA, reward_name
 from core.runs.run_files import RunSpec
 from trainer.environments.rows import encode_rows
 from trainer.environments.sources import sequence_limit_of

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from core.domain.choices import Attention
-from core.engines.native import settings_of
 from core.planning.plan import TrainingPlan
+from core.recipes.native import settings_of
 from trainer.errors import BadModel
 from trainer.inputs.model_loading import NEXT_ATTENTION, block_gpu_kernels, forbid_remote_code, with_attention
 from trainer.inputs.tokens import IGNORED

@@ -24,8 +24,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from core.domain.choices import Attention
-from core.engines.native import settings_of
 from core.planning.plan import TrainingPlan
+from core.recipes.native import settings_of
 from core.runs.progress import CheckpointEvent
 from core.runs.run_files import RunEnd
 from trainer.handoff import LaunchSpec, TrainingFailure, TrainingOutcome, write_record

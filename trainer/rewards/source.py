@@ -11,11 +11,11 @@ from pathlib import Path
 
 from core.domain.evaluation import Era
 from core.domain.tasks import MAX_REWARD_SOURCE, GrpoDataset
-from core.engines.axolotl.data_keys import GRPO_EXTRA, reward_name, reward_weights
+from core.recipes.axolotl.data_keys import GRPO_EXTRA, reward_name, reward_weights
 from core.system.files import write_atomically
 from trainer.errors import BadReward
 
-#: The module that Axolotl imports (`core.engines.base.RunInputs.reward_module`).
+#: The module that Axolotl imports (`core.recipes.base.RunInputs.reward_module`).
 REWARD_MODULE = "task_rewards"
 #: What it reads.
 REWARD_TABLE = "rewards.json"

@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 
 from core.domain.tasks import ImageModelType
-from core.engines.base import ImageFiles
 from core.models.image_families import IMAGE_FAMILIES
+from core.recipes.base import ImageFiles
 from trainer.errors import BadModel
 
 #: What the kohya image carries of Flux besides the model itself.

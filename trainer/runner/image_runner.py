@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from core.domain.choices import Engine
 from core.domain.tasks import ImageModelType
-from core.engines.base import ImageFiles, RunInputs
-from core.engines.render import render
 from core.models.identify import image_model_facts as model_of
 from core.planning.plan import CheckpointChoice, TrainingPlan
+from core.recipes.base import ImageFiles, RunInputs
+from core.recipes.render import render
 from core.runs.progress import ControlEvent
 from core.runs.remedies import with_image_steps
 from core.runs.run_files import RunEnd, RunResult, RunSpec

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from core.domain.choices import Engine, EvalMetric
 from core.domain.units import show_seconds
-from core.engines.base import RenderedRun, RunInputs
-from core.engines.launch import NO_PROGRESS_BARS, launch_command
-from core.engines.render import render
 from core.planning.plan import TrainingPlan
+from core.recipes.base import RenderedRun, RunInputs
+from core.recipes.launch import NO_PROGRESS_BARS, launch_command
+from core.recipes.render import render
 from core.runs.run_files import RunEnd, RunResult, RunSpec
 from trainer.handoff import (
     LAUNCH_SPEC_VARIABLE,

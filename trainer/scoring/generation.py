@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from core.domain.evaluation import GRPO_COMPLETION, GRPO_GENERATIONS, GRPO_KL_LENGTH, EvaluationRules
-from core.engines.axolotl.data_keys import GRPO_EXTRA
+from core.recipes.axolotl.data_keys import GRPO_EXTRA
 from trainer.inputs.tokens import PromptRow, Tokenizer, encode
 from trainer.rewards.calls import RewardCalls
 from trainer.rewards.sandbox import Rewards

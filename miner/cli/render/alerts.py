@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from core.domain.units import show_seconds
+from miner.alerts.metrics import METRICS
 from miner.cli.output import show_time
 from miner.cli.render.terminal import plain_table
-from miner.watch.metrics import METRICS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

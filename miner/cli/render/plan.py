@@ -17,12 +17,12 @@ from core.domain.choices import Engine
 from core.domain.decisions import IDLE_HOST
 from core.domain.errors import ConfigError
 from core.domain.units import show_bytes, show_params, show_seconds
-from core.engines.base import RenderedRun
-from core.engines.differences import flatten, plan_differences, render_example
-from core.engines.dry_run import example_inputs
-from core.engines.launch import Launcher, launch_script
-from core.engines.render import render
 from core.planning.plan import TrainingPlan
+from core.recipes.base import RenderedRun
+from core.recipes.differences import flatten, plan_differences, render_example
+from core.recipes.dry_run import example_inputs
+from core.recipes.launch import Launcher, launch_script
+from core.recipes.render import render
 from miner.cli.render.terminal import plain_table
 
 

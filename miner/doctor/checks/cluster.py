@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from miner.backends.slurm.commands import SlurmCommands, SlurmRefused, SlurmUnreachable, records
+from miner.backends.slurm.nodes import NO_LIMIT, duration, gpu_counts
 from miner.doctor.checks.cluster_job import (
     CONSTRAIN_FIX,
     TestJobFailed,
@@ -20,8 +22,6 @@ from miner.doctor.checks.cluster_job import (
 from miner.doctor.checks.training import reward_isolation, temporary_data_dir, trial_finding
 from miner.doctor.examine import CheckContext, DoctorCheck, Finding, fail, is_healthy, ok, skip, warn
 from miner.settings import EngineKind, Settings
-from miner.slurm.commands import SlurmCommands, SlurmRefused, SlurmUnreachable, records
-from miner.slurm.nodes import NO_LIMIT, duration, gpu_counts
 
 PROGRAMS = ("sbatch", "scontrol", "squeue", "scancel")
 OLDEST = (22, 5)
@@ -45,7 +45,7 @@ class Cluster:
 
 
 def check_cluster(context: CheckContext) -> Iterator[Finding]:
-    from miner.engines.choose import slurm_commands
+    from miner.backends.registry import slurm_commands
 
     settings = context.settings
     if EngineKind.SLURM not in settings.engines:
@@ -363,7 +363,7 @@ def _try_out(settings: Settings, commands: SlurmCommands, cluster: Cluster) -> I
 
 def _python(settings: Settings) -> str:
     """What the engine takes for "python"; the same without the training stack on this machine."""
-    from miner.engines.choose import NoEngine, training_interpreter
+    from miner.backends.registry import NoEngine, training_interpreter
 
     try:
         return str(training_interpreter(settings).path)

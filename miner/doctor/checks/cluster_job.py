@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from miner.backends.slurm.commands import SUBMIT_S, SlurmCommands, SlurmRefused, SlurmUnreachable, records
 from miner.doctor.checks.machine import GIB, OFF_SECONDS, SYNC_FIX, WRONG_SECONDS
 from miner.doctor.examine import Finding, fail, ok, skip, warn
 from miner.settings import SandboxKind, Settings
-from miner.slurm.commands import SUBMIT_S, SlurmCommands, SlurmRefused, SlurmUnreachable, records
 
 #: Told apart from trainings by its name.
 NAME_PREFIX = "god-miner-doctor-"

@@ -10,12 +10,12 @@ from typing import Any
 from core.domain.errors import GodMinerError
 from core.domain.hardware import GpuLink, find_kind
 from core.planning.speed import LINK_SHARE
+from miner.backends.build_fleet import scan_once
+from miner.backends.trial import TRIAL_TIMEOUT_S, run_trial
 from miner.doctor.checks.subnet import running_daemon
 from miner.doctor.checks.training import temporary_data_dir
 from miner.doctor.examine import CheckContext, DoctorCheck, Finding, ok, skip, warn
-from miner.engines.trial import TRIAL_TIMEOUT_S, run_trial
 from miner.fleet.base import Gpu, InventoryState
-from miner.fleet.build import scan_once
 from miner.fleet.placement import topology_of
 from miner.settings import EngineKind, Settings
 
@@ -89,7 +89,7 @@ def all_reduce_finding(gpus: list[Gpu], measured: Mapping[str, Any]) -> Finding:
 
 def _measured(settings: Settings, gpus: list[Gpu]) -> Mapping[str, Any]:
     """Run `trainer.runner.check_links` as a training; what it printed, or why there was no way to."""
-    from miner.engines.choose import AUTOMATIC, build_engine
+    from miner.backends.registry import AUTOMATIC, build_engine
 
     local = settings.local_engine
     if local is None or local is EngineKind.NONE:

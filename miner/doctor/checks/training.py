@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from core.domain.choices import Engine as TrainingEngine
 from core.domain.errors import ConfigError, GodMinerError
-from core.engines.dry_run import check_profile_plan
 from core.profile.explain import ProfileFinding as Remark
 from core.profile.explain import ProfileFindingLevel, check_profile
 from core.profile.resolve import load_profile, profile_files
+from core.recipes.dry_run import check_profile_plan
+from miner.backends.base import IMAGE_OF
+from miner.backends.build_fleet import scan_once
 from miner.doctor.examine import CheckContext, DoctorCheck, Finding, fail, is_healthy, ok, warn
-from miner.engines.base import IMAGE_OF
 from miner.fleet.base import InventoryState
-from miner.fleet.build import scan_once
 from miner.offers.backtest.policy_check import policy_findings
 from miner.offers.policies.load import load_policy, policy_files
 from miner.offers.policies.selection import ActiveConfig, active_config
 from miner.settings import EngineKind, Settings
 
 if TYPE_CHECKING:
-    from miner.engines.docker.client import DockerClient
+    from miner.backends.docker.client import DockerClient
 
 
 #: A driver that wakes its GPUs first takes long.
@@ -133,7 +133,7 @@ def check_engine(context: CheckContext) -> Iterator[Finding]:
             "training engine", "ENGINE=none: offers are answered, nothing is trained", "another ENGINE"
         )
         return
-    from miner.engines.choose import AUTOMATIC
+    from miner.backends.registry import AUTOMATIC
 
     for wanted in settings.engines:
         yield from _usable_engine(settings, AUTOMATIC if wanted is EngineKind.AUTO else (wanted,), asked)
@@ -168,9 +168,9 @@ def _engine_findings(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
 
 
 def _docker(settings: Settings) -> Iterator[Finding]:
-    from miner.engines.base import EngineUnreachable
-    from miner.engines.docker.client import DockerClient, DockerRefused
-    from miner.engines.docker.images import ImageState, TrainerImages, image_statuses
+    from miner.backends.base import EngineUnreachable
+    from miner.backends.docker.client import DockerClient, DockerRefused
+    from miner.backends.docker.images import ImageState, TrainerImages, image_statuses
 
     client = DockerClient(settings.docker_host)
     try:
@@ -217,7 +217,7 @@ def _docker_itself(client: DockerClient, info: Mapping[str, Any]) -> Finding:
 
 
 def _process(settings: Settings) -> Iterator[Finding]:
-    from miner.engines.choose import NoEngine, training_interpreter
+    from miner.backends.registry import NoEngine, training_interpreter
 
     try:
         interpreter = training_interpreter(settings)
@@ -233,7 +233,7 @@ def _process(settings: Settings) -> Iterator[Finding]:
 
 
 def _sandbox(settings: Settings) -> Finding:
-    from miner.engines.choose import sandbox_of, training_interpreter
+    from miner.backends.registry import sandbox_of, training_interpreter
 
     with temporary_data_dir(settings) as temporary:
         sandbox = sandbox_of(temporary, training_interpreter(temporary))
@@ -247,7 +247,7 @@ def _sandbox(settings: Settings) -> Finding:
 
 
 def _limits() -> Finding:
-    from miner.engines.process.cgroups import detect_cgroups
+    from miner.backends.process.cgroups import detect_cgroups
 
     cgroups = detect_cgroups(f"god-miner-doctor-{os.getpid()}")
     if isinstance(cgroups, str):
@@ -273,8 +273,8 @@ def trial_finding(
     settings: Settings, kind: EngineKind, image: str = "text", gpus: tuple[str, ...] | None = None
 ) -> Finding:
     """Train as little as possible with this engine. `gpus`: if they are not this machine's."""
-    from miner.engines.choose import ENGINES, build_engine
-    from miner.engines.trial import TrialFailed, missing_in_image
+    from miner.backends.registry import ENGINES, build_engine
+    from miner.backends.trial import TrialFailed, missing_in_image
 
     if gpus is None:
         gpus = ("0",) if _GPU_DEVICE.exists() else ()
@@ -308,8 +308,8 @@ def trial_finding(
 
 def reward_isolation(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
     """What isolates reward code. Nothing if such tasks are refused, or if the trial run failed too."""
-    from miner.engines.choose import build_engine
-    from miner.engines.trial import TrialFailed, run_trial
+    from miner.backends.registry import build_engine
+    from miner.backends.trial import TrialFailed, run_trial
 
     async def try_out() -> str:
         with temporary_data_dir(settings) as temporary:

@@ -23,9 +23,9 @@ from typing import BinaryIO
 import core
 from core.domain.records import printable
 from core.system.files import temporary_tree
-from miner.engines.base import EngineSpec, Mount
-from miner.engines.process.interpreter import Interpreter
-from miner.engines.process.sandbox import REWARD_UIDS, Sandbox, detect_sandbox
+from miner.backends.base import EngineSpec, Mount
+from miner.backends.process.interpreter import Interpreter
+from miner.backends.process.sandbox import REWARD_UIDS, Sandbox, detect_sandbox
 
 LIMIT_S = 60.0
 #: Of what it prints; a run that was understood has a few kilobytes.

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from miner.engines.docker.images import BuildFailed, source_root
+from miner.backends.docker.images import BuildFailed, source_root
 from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding
 from miner.tournament.checkout import CloneFailed, read_inside, tracked_files
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from core.domain.wire import TournamentType
-from miner.engines.docker.images import BuildFailed, source_root
+from miner.backends.docker.images import BuildFailed, source_root
 from miner.settings import Settings
 from miner.tournament.checkout import (
     Clone,

@@ -21,7 +21,7 @@ from typing import Any
 from core.domain.errors import GodMinerError
 from core.domain.records import without_terminal_codes
 from core.domain.units import show_seconds
-from miner.engines.docker.client import DockerClient
+from miner.backends.docker.client import DockerClient
 from miner.tournament.rules import BUILD_LIMIT_S, DOCKERFILE_DIRECTORIES
 
 _STEP = re.compile(r"Step (\d+)/(\d+) : (.*)", re.DOTALL)

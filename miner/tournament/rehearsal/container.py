@@ -22,7 +22,7 @@ from typing import Any
 
 from core.domain.errors import GodMinerError
 from core.domain.units import show_bytes
-from miner.engines.docker.client import DockerClient, DockerRefused
+from miner.backends.docker.client import DockerClient, DockerRefused
 from miner.tournament.rules import (
     CACHE,
     CHECKPOINTS,

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from core.domain.tasks import INTERCODE, PVP_GAMES
-from miner.engines.docker.client import DockerClient
+from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal.scoring import (
     AGAINST,
     BASE,

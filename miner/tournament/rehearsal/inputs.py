@@ -14,7 +14,7 @@ from core.data.archives import BadArchive
 from core.data.pictures import inspect_picture_zip
 from core.data.rows import BadRows, JsonRows
 from core.domain.units import show_bytes
-from miner.engines.docker.client import DockerClient
+from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal import stand_in_worker
 from miner.tournament.rehearsal.build import find_dockerfile, no_dockerfile
 from miner.tournament.rehearsal.cache_layout import BadInput, require_model

@@ -19,7 +19,7 @@ from typing import Any
 
 from core.domain.errors import GodMinerError
 from core.system.files import remove_tree
-from miner.engines.docker.client import DockerClient, DockerRefused
+from miner.backends.docker.client import DockerClient, DockerRefused
 from miner.tournament.rehearsal.container import LABEL, take_over
 
 RECORD = ".rehearsal"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from core.data.pictures import PICTURE_SUFFIXES
-from miner.engines.docker.client import DockerClient
+from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal.container import TrainerContainer
 from miner.tournament.rehearsal.scoring import (
     AGAINST,

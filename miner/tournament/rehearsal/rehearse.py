@@ -14,7 +14,8 @@ from pathlib import Path
 
 from core.domain.units import show_seconds
 from core.system.files import remove_tree, write_atomically
-from miner.engines.docker.client import DockerClient
+from miner.backends.docker.client import DockerClient
+from miner.reports.report import redact_report
 from miner.tournament.checkout import clone_repository
 from miner.tournament.rehearsal.build import Build, build_entry, remove_entry
 from miner.tournament.rehearsal.container import internal_network, training_machine
@@ -24,7 +25,6 @@ from miner.tournament.rehearsal.options import RehearsalOptions, Say
 from miner.tournament.rehearsal.report import Rehearsal
 from miner.tournament.rehearsal.task_run import TaskRun
 from miner.tournament.rules import TournamentTask
-from miner.watch.reports import redact_report
 
 #: In the output directory.
 REPORT = "report.json"

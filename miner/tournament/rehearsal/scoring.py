@@ -23,7 +23,7 @@ from core.domain.tasks import TaskType
 from core.submission.check import BaseModelRef
 from core.submission.faults import BadSubmission, FaultKind
 from core.submission.prepare import check_submission
-from miner.engines.docker.client import DockerClient
+from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal.container import run_helper
 from miner.tournament.rules import LEAST_GAIN, TournamentTask
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from core.domain.errors import GodMinerError
 from core.domain.units import show_seconds
 from core.system.files import remove_tree, temporary_tree
-from miner.engines.docker.client import DockerClient
+from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal.build import Build
 from miner.tournament.rehearsal.cache_layout import CacheLayout, lay_out_cache
 from miner.tournament.rehearsal.container import (

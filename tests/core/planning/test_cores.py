@@ -10,13 +10,13 @@ import pytest
 from core.data.facts import assumed_facts
 from core.domain.hardware import GPU_KINDS, GpuSet, Hardware
 from core.domain.tasks import TaskType
-from core.engines.launch import launch_environment
 from core.models.identify import facts_from_name
 from core.planning.cores import cores_in, cores_of_job, show_cores
 from core.planning.plan import TaskSpec
 from core.planning.planner import plan_task
 from core.profile.resolve import load_profile
-from tests.core.engines.cases import inputs
+from core.recipes.launch import launch_environment
+from tests.core.recipes.cases import inputs
 
 H100 = GPU_KINDS["H100-SXM"]
 

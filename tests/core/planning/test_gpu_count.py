@@ -12,9 +12,6 @@ from core.domain.decisions import IDLE_HOST, TrainingWorth
 from core.domain.hardware import GPU_KINDS
 from core.domain.selectors import Lane
 from core.domain.tasks import ImageModelType, TaskType
-from core.engines.dry_run import example_inputs
-from core.engines.launch import Launcher, launch_script
-from core.engines.render import render
 from core.models.identify import facts_from_name
 from core.planning.gpu_count import choose_counts, count_by_size, lane_for, tournament_count
 from core.planning.overheads import JobConditions
@@ -23,6 +20,9 @@ from core.planning.planner import plan_task
 from core.planning.requirements import Requirements, requirements_for
 from core.profile.resolve import load_profile, resolve_profile
 from core.profile.targets import GpuStep
+from core.recipes.dry_run import example_inputs
+from core.recipes.launch import Launcher, launch_script
+from core.recipes.render import render
 from tests.core.planning.candidates import host, resolved
 from tests.doubles.each import each
 

@@ -22,8 +22,6 @@ from core.domain.choices import (
 )
 from core.domain.hardware import GPU_KINDS, GpuSet, Hardware
 from core.domain.tasks import OFFERED_TASKS, ImageModelType, TaskType
-from core.engines.dry_run import example_inputs
-from core.engines.render import render
 from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
 from core.planning.budget import Concession
@@ -35,6 +33,8 @@ from core.planning.planner import PlanSummary, plan_task, quick_plan, usable_hou
 from core.profile.field_names import FIELD_NAMES, NameSystem
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
 from core.profile.schema import ResolvedProfile
+from core.recipes.dry_run import example_inputs
+from core.recipes.render import render
 from tests.core.planning.candidates import host, on_all_gpus, resolved, with_strategy
 from tests.doubles.each import each
 

@@ -12,14 +12,14 @@ import pytest
 from core.data.facts import assumed_facts
 from core.domain.choices import Engine
 from core.domain.tasks import ImageModelType, TaskType
-from core.engines.dry_run import example_inputs
-from core.engines.render import render
 from core.models.identify import facts_from_name
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import load_profile, resolve_profile
-from tests.core.engines.axolotl.engine import complaints
+from core.recipes.dry_run import example_inputs
+from core.recipes.render import render
 from tests.core.planning.candidates import host
+from tests.core.recipes.axolotl.engine import complaints
 
 MODELS = (
     "facebook/opt-125m",

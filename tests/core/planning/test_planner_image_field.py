@@ -17,13 +17,13 @@ from core.data.facts import assumed_facts
 from core.domain.choices import Engine
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
-from core.engines.render import render
 from core.models.identify import facts_from_name
 from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import load_profile, resolve_profile
-from tests.core.engines.cases import image_inputs
+from core.recipes.render import render
+from tests.core.recipes.cases import image_inputs
 from tests.doubles.each import each
 
 FIELD: list[dict[str, Any]] = json.loads(

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from core.domain.choices import Engine
-from core.engines.schema import engine_table
 from core.planning.plan import TrainingPlan
 from core.profile.field_names import FIELD_NAMES, NameSystem
 from core.profile.targets import ContainerTargets, ProfileLimits, Targets
+from core.recipes.schema import engine_table
 
 FIELDS = {field for model in (Targets, ProfileLimits, ContainerTargets) for field in model.model_fields}
 

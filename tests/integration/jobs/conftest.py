@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from miner.backends.base import ExecutionEngine
+from miner.backends.registry import docker_engine, process_engine
 from miner.dev.stack import ChildProcess, DevStack, prepare_stack
-from miner.engines.base import ExecutionEngine
-from miner.engines.choose import docker_engine, process_engine
 from miner.settings import Settings
 from tests.doubles import base_image
 from tests.doubles.base_image import PYTHON

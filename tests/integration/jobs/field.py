@@ -17,8 +17,8 @@ from typing import Any
 
 from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFailed
 from core.profile.resolve import load_profile
-from miner.engines.base import ExecutionEngine
-from miner.engines.choose import process_engine
+from miner.backends.base import ExecutionEngine
+from miner.backends.registry import process_engine
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobInputs, JobTask
 from miner.jobs import launch
 from miner.jobs.cleaner import FinishedJobCleaner

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from core.domain.job_states import EndReason
-from miner.engines.base import EXIT_FILE
-from miner.engines.choose import docker_engine
+from miner.backends.base import EXIT_FILE
+from miner.backends.registry import docker_engine
 from miner.jobs.recovery import sweep_orphans
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd

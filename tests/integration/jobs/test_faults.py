@@ -17,7 +17,7 @@ import pytest
 from core.domain.job_states import EndReason, JobState
 from core.planning.plan import TrainingPlan
 from core.system import wrapper
-from miner.engines.base import EngineSpec, ExecutionEngine, RunPhase
+from miner.backends.base import EngineSpec, ExecutionEngine, RunPhase
 from tests.integration.jobs.field import INSTANTS, SEED, Field
 
 pytestmark = pytest.mark.integration

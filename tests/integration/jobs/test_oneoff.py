@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from miner.backends.base import EXIT_FILE
 from miner.dev.stack import ChildProcess, DevStack
-from miner.engines.base import EXIT_FILE
 from tests.core.submission import folders
 from tests.integration.jobs.field import DAEMON, DATASET, base_model, rows
 

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from core.domain.job_states import EndReason
-from miner.engines.base import EXIT_FILE
-from miner.engines.choose import slurm_engine
+from miner.backends.base import EXIT_FILE
+from miner.backends.registry import slurm_engine
 from miner.jobs.recovery import sweep_orphans
 from tests.doubles.base_image import PYTHON
 from tests.doubles.slurm import CONTROLLER, OwnSlurm, own_slurm

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from miner.__main__ import app
+from miner.alerts.rules import load_alert_rules
 from miner.observe.alerts import AlertKind
 from miner.store import alerts as store_alerts
 from miner.store.alerts import NewAlert, Severity
-from miner.watch.alert_rules import load_alert_rules
 from tests.miner.http.daemon_in_process import DaemonInProcess
 from tests.miner.offers.filled import store
 

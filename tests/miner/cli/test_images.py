@@ -11,8 +11,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from miner.backends.docker import images
 from miner.cli.images import app
-from miner.engines.docker import images
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 

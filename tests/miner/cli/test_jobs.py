@@ -21,8 +21,8 @@ from miner.jobs.figures import AttemptFigures
 from miner.store import alerts as store_alerts
 from miner.store.alerts import ActionOutcome, ActionRow
 from tests.miner.cli.pages import JOB
+from tests.miner.history import add_job
 from tests.miner.jobs.harness import JobsHarness, Trainer, open_harness
-from tests.miner.watch.history import add_job
 
 Run = Callable[..., Awaitable[Result]]
 

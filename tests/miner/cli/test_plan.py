@@ -33,7 +33,7 @@ TASK = ("--gpus", "4xH100", *HERE)
 def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where NVML finds no GPU, without a process that looks."""
     look = FixedGpuSource(parse_gpus("cpu"), "no NVIDIA driver")
-    monkeypatch.setattr("miner.fleet.build.build_gpu_source", lambda _gpus, _nvml: look)
+    monkeypatch.setattr("miner.backends.build_fleet.build_gpu_source", lambda _gpus, _nvml: look)
 
 
 def _run(*arguments: str) -> Result:

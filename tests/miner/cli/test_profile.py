@@ -53,7 +53,7 @@ def test_what_is_in_force_without_a_gpu_is_what_doctor_says(
     command: typer.Typer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = FixedGpuSource(parse_gpus("cpu"), "no NVIDIA driver")
-    monkeypatch.setattr("miner.fleet.build.build_gpu_source", lambda _gpus, _nvml: look)
+    monkeypatch.setattr("miner.backends.build_fleet.build_gpu_source", lambda _gpus, _nvml: look)
     listed = runner.invoke(command, ["list"]).output
     findings = {
         one.what: one.detail for one in training.check_tuning(CheckContext(load_settings(env_file=None)))

@@ -185,7 +185,7 @@ def test_without_upstream_an_entry_says_that_it_would_be_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_repository(tmp_path / "small", SMALL)
-    monkeypatch.setattr("miner.engines.docker.images.source_root", lambda: tmp_path / "small")
+    monkeypatch.setattr("miner.backends.docker.images.source_root", lambda: tmp_path / "small")
     result = run("prepare", str(tmp_path / "entry"), "--kind", "text")
     assert result.exit_code == 0, result.output
     assert "→ prepare it with --upstream CHECKOUT" in result.stdout

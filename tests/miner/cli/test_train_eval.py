@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from miner.__main__ import app
-from tests.core.engines.conftest import training_python
+from tests.core.recipes.conftest import training_python
 
 __all__ = ["training_python"]
 

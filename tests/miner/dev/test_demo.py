@@ -10,12 +10,12 @@ from unittest.mock import AsyncMock
 import httpx
 import pytest
 
+from miner.backends.registry import SOURCE_ROOT, NoEngine
+from miner.backends.trial import BEING_TRIED, TRIAL_FAILED
 from miner.cli.render import dev
 from miner.dev import demo, stack
 from miner.dev.demo import DemoNarrator, DemoResult, run_demo
 from miner.dev.stack import StackError, throwaway_keys
-from miner.engines.choose import SOURCE_ROOT, NoEngine
-from miner.engines.trial import BEING_TRIED, TRIAL_FAILED
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.settings import Settings
 

@@ -11,7 +11,7 @@ import pytest
 
 from core.domain.errors import ConfigError
 from core.domain.hardware import GpuLink, parse_gpus
-from miner.fleet.build import build_inventory
+from miner.backends.build_fleet import build_inventory
 from miner.fleet.fleet import Fleet
 from miner.fleet.fleet_file import FLEET_FILE_KIND, FleetFileSource, FleetTerms, HostTerms, follow_fleet_file
 from miner.fleet.nvml import NvmlSource

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from miner.fleet.build import scan_and_sample_once
+from miner.backends.build_fleet import scan_and_sample_once
 from miner.fleet.nvml import NvmlSource
 from miner.fleet.samples import GpuSample
 from miner.fleet.sources import NoNvidiaDriver, ScanFailed

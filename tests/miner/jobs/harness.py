@@ -33,7 +33,7 @@ from core.runs.progress import (
     encode_event,
 )
 from core.runs.run_files import HeldOutScore, RunEnd, RunResult, RunSpec
-from miner.engines.base import (
+from miner.backends.base import (
     EXIT_FILE,
     IMAGE_OF,
     EndCause,
@@ -43,7 +43,7 @@ from miner.engines.base import (
     RunPhase,
     RunStatus,
 )
-from miner.engines.trial import EngineTrials, MissingByEngine
+from miner.backends.trial import EngineTrials, MissingByEngine
 from miner.fleet.base import FleetNode, Gpu, InventoryState
 from miner.fleet.fleet import Fleet
 from miner.inputs.fetch import FetchedInputs, JobTask

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from core.domain.choices import Engine
-from miner.engines import trial
-from miner.engines.choose import EngineChoice
+from miner.backends import trial
+from miner.backends.registry import EngineChoice
 from miner.fleet.base import EngineAbility
 from miner.jobs import build
 from miner.settings import EngineKind, load_settings

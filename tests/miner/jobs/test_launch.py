@@ -12,13 +12,13 @@ from core.domain.choices import Engine
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.job_states import EndReason, StepFailed
 from core.domain.tasks import FileFormat, ImageModelType, TaskType
-from core.engines.dry_run import DATASETS
 from core.models.identify import facts_from_name
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import load_profile
+from core.recipes.dry_run import DATASETS
 from core.runs.run_files import RunSpec
-from miner.engines.base import IMAGE_OF
+from miner.backends.base import IMAGE_OF
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs import launch
 from miner.jobs.folder import job_folder

@@ -11,7 +11,7 @@ from core.domain.keys import Placement, TaskKey, gpu_on_node
 from core.planning.plan import TrainingPlan
 from core.runs.progress import OomEvent
 from core.runs.run_files import RunEnd
-from miner.engines.base import EndCause
+from miner.backends.base import EndCause
 from miner.fleet.base import FleetNode, Gpu, InventoryState
 from tests.miner.jobs.harness import (
     VALIDATOR,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.domain.job_states import EndReason, JobState
-from miner.engines.base import EngineSpec
+from miner.backends.base import EngineSpec
 from miner.jobs.build import UnavailableEngine
 from miner.jobs.folder import JobFolder
 from miner.jobs.recovery import sweep_orphans

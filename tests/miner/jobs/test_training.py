@@ -13,7 +13,7 @@ import pytest
 from core.domain.job_states import EndReason, JobState, StepFailed
 from core.runs.progress import EvalEvent, NoteEvent, StepEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd
-from miner.engines.base import EngineDiskFull, EngineSpec, EngineUnreachable, RunPhase, RunStatus
+from miner.backends.base import EngineDiskFull, EngineSpec, EngineUnreachable, RunPhase, RunStatus
 from miner.store import attempts
 from tests.miner.jobs.harness import CAP_S, FAST, JobsHarness, Trainer, good, open_harness, waits
 

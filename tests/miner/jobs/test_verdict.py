@@ -4,7 +4,7 @@ from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.runs.progress import EndEvent, OomEvent
 from core.runs.remedies import MAX_OOM_STEPS, REASON_OF_RUN_END, AttemptFailure
 from core.runs.run_files import RunEnd, RunResult
-from miner.engines.base import EndCause, RunPhase, RunStatus
+from miner.backends.base import EndCause, RunPhase, RunStatus
 from miner.jobs.progress import RunProgress
 from miner.jobs.timeline import JobTimings
 from miner.jobs.verdict import (

@@ -17,7 +17,7 @@ from core.planning.plan import TrainingPlan
 from core.runs.progress import CheckpointEvent, ControlEvent, OomEvent
 from core.runs.remedies import NAN_RATE_FACTOR
 from core.runs.run_files import RunEnd, RunSpec
-from miner.engines.base import EndCause
+from miner.backends.base import EndCause
 from miner.publish.publisher import PublishRequest
 from miner.store import attempts
 from tests.miner.jobs.harness import (

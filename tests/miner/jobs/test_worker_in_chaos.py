@@ -14,7 +14,7 @@ import pytest
 
 from core.domain.job_states import EndReason, JobState, StepFailed
 from core.runs.run_files import RunEnd
-from miner.engines.base import EndCause, RunPhase
+from miner.backends.base import EndCause, RunPhase
 from miner.store.database import StoreUnavailable
 from tests.miner.jobs.harness import CAP_S, EndedBy, JobsHarness, Trainer, open_harness
 

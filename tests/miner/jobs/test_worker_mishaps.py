@@ -12,7 +12,7 @@ import pytest
 
 from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFailed
 from core.runs.run_files import RunEnd
-from miner.engines.base import EndCause, EngineSpec
+from miner.backends.base import EndCause, EngineSpec
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.store import attempts
 from tests.miner.jobs.harness import EndedBy, JobsHarness, Trainer, waits

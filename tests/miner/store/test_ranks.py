@@ -12,7 +12,7 @@ from miner.store.ranks import (
     report_was_sent,
 )
 from miner.store.store import Store
-from tests.miner.watch.history import HOUR, NOW, rank_row
+from tests.miner.history import HOUR, NOW, rank_row
 
 
 async def test_a_place_is_kept_once_per_change_and_once_an_hour(store: Store) -> None:

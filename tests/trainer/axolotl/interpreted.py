@@ -25,8 +25,8 @@ from axolotl.monkeypatch.lora_kernels import apply_lora_kernel_patches, patch_se
 from axolotl.utils.dict import DictDefault
 from peft import LoraConfig, get_peft_model
 
-from core.engines.axolotl.rules import LORA_KERNELS as LORA_KEYS
 from core.models.kernels import liger_parts
+from core.recipes.axolotl.rules import LORA_KERNELS as LORA_KEYS
 from trainer.axolotl.patches import linear_names
 
 SHAPE: dict[str, Any] = {

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from core.domain.tasks import TaskType
-from tests.core.engines.cases import text_plan
+from tests.core.recipes.cases import text_plan
 from tests.trainer import tiny
 from tests.trainer.axolotl.test_prompt_loss import SIZES, packed, padded, trainer_of
 from trainer.axolotl.answer_logits import MULTIPLE, labelled, skip_other_logits

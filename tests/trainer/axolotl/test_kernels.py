@@ -15,9 +15,9 @@ import pytest
 from axolotl.utils.dict import DictDefault
 from transformers import AutoConfig, GPT2Config, Phi3Config
 
-from core.engines.axolotl.recipe import LIGER_PLUGIN
-from core.engines.axolotl.rules import LORA_KERNELS as LORA_KEYS
 from core.models.kernels import LIGER_PARTS, LORA_KERNELS, LigerPart
+from core.recipes.axolotl.recipe import LIGER_PLUGIN
+from core.recipes.axolotl.rules import LORA_KERNELS as LORA_KEYS
 from tests.trainer import tiny
 from trainer.axolotl.kernels import (
     do_without_liger,

@@ -18,7 +18,7 @@ from trl import DPOConfig
 
 from core.domain.tasks import TaskType
 from core.planning.plan import TrainingPlan
-from tests.core.engines.cases import text_plan
+from tests.core.recipes.cases import text_plan
 from tests.trainer import tiny
 from trainer.axolotl.micro_batches import MicroBatchSplitter, _borders, order_steps
 from trainer.axolotl.patches import add_kl

@@ -14,7 +14,7 @@ import torch
 from core.domain.choices import Parallelism
 from core.domain.evaluation import Era, evaluation_rules
 from core.domain.tasks import TaskType
-from tests.core.engines.cases import text_plan
+from tests.core.recipes.cases import text_plan
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
 from tests.trainer.session.simulated import Simulation, plan_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from core.engines.axolotl.recipe import BASE_ONLY
+from core.recipes.axolotl.recipe import BASE_ONLY
 from tests.trainer import tiny
 from tests.trainer.axolotl.test_trainers_prompts import ROWS, gradients_of, made, words
 from tests.trainer.forks import ForkServer

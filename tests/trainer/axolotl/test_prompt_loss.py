@@ -13,7 +13,7 @@ from transformers import Trainer, TrainingArguments
 
 from core.domain.choices import Attention
 from core.domain.tasks import TaskType
-from tests.core.engines.cases import text_plan
+from tests.core.recipes.cases import text_plan
 from tests.trainer import tiny
 from tests.trainer.native import tiny as native_tiny
 from trainer.axolotl.micro_batches import MicroBatchSplitter

@@ -12,7 +12,7 @@ import pytest
 
 from core.domain.tasks import PVP_GAMES, EnvironmentDataset, TaskType
 from core.runs.run_files import RunSpec
-from tests.core.engines.cases import text_plan
+from tests.core.recipes.cases import text_plan
 from tests.trainer.run_specs import run_spec
 from trainer.environments import task
 from trainer.environments.sources import RowsOrder, RowsReport

@@ -13,8 +13,8 @@ from datasets import Dataset
 
 from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
-from core.engines.axolotl.data_keys import dataset_keys
-from tests.core.engines.cases import inputs
+from core.recipes.axolotl.data_keys import dataset_keys
+from tests.core.recipes.cases import inputs
 from tests.trainer.inputs.test_text import prepared
 from tests.trainer.tasks import SCORED
 from trainer.axolotl.patches import save_few_rows_here

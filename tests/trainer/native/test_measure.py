@@ -11,8 +11,8 @@ import pytest
 
 from core.domain.choices import Optimizer
 from core.domain.tasks import TaskType
-from core.engines.native import settings_of
 from core.planning.plan import PrecisionPlan, TrainingPlan
+from core.recipes.native import settings_of
 from tests.trainer.native import tiny
 from tests.trainer.tasks import task
 from trainer.handoff import LaunchSpec

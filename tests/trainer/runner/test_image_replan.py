@@ -7,7 +7,7 @@ import pytest
 from core.domain.choices import Engine, LrSchedule, Optimizer
 from core.domain.tasks import ImageModelType
 from core.planning.plan import ImagePlan, OptimizerPlan, StepsPlan, TrainingPlan
-from tests.core.engines.cases import image_plan
+from tests.core.recipes.cases import image_plan
 from trainer.runner.image_replan import (
     Measured,
     rate_at,

@@ -24,7 +24,7 @@ from core.runs.control import CONTROL_FILE, RunControl, write_control
 from core.runs.progress import ControlEvent, NoteEvent, StepEvent, SubmissionEvent, parse_events
 from core.runs.remedies import with_image_steps
 from core.runs.run_files import RunEnd, RunResult, RunSpec, TrainerExitCode
-from tests.core.engines.cases import image_plan
+from tests.core.recipes.cases import image_plan
 from tests.core.submission.folders import image_adapter
 from tests.trainer.run_specs import run_spec
 from tests.trainer.runner.engines import lay_out

@@ -13,7 +13,7 @@ from core.domain.choices import Attention
 from core.domain.tasks import TaskType
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import RunEnd
-from tests.core.engines.cases import text_plan
+from tests.core.recipes.cases import text_plan
 from tests.trainer.run_specs import run_spec
 from tests.trainer.session.simulated import write_adapter
 from trainer.handoff import PreparedRows, TrainingFailure

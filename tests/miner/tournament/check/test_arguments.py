@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.domain.wire import TournamentType
-from miner.engines.docker.images import source_root
+from miner.backends.docker.images import source_root
 from miner.tournament.check.arguments import check_arguments
 from miner.tournament.check.entry import CheckedEntry, FindingState
 from tests.miner.tournament.entries import open_small

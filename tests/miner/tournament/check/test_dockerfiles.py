@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.engines.docker.images import source_root
+from miner.backends.docker.images import source_root
 from miner.tournament.check.context import context_files
 from miner.tournament.check.dockerfiles import (
     MOST_BYTES,

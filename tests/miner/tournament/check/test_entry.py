@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.engines.docker.images import source_root
+from miner.backends.docker.images import source_root
 from miner.tournament.check.checks import check_clone, check_commit, run_checks
 from miner.tournament.check.entry import (
     FindingState,
@@ -84,7 +84,7 @@ def test_an_address_is_its_own_remote_and_its_code_is_not_trusted(tmp_path: Path
 
 
 def test_a_package_is_not_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("miner.engines.docker.images.__file__", str(tmp_path / "a/b/c/images.py"))
+    monkeypatch.setattr("miner.backends.docker.images.__file__", str(tmp_path / "a/b/c/images.py"))
     with pytest.raises(CloneFailed, match="installed here as a package"):
         named_source(None)
 

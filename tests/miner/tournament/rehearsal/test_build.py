@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from miner.engines.docker.client import DockerClient
+from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal.build import Build, build_entry, remove_entry
 from miner.tournament.rules import TEXT_DOCKERFILE
 from tests.doubles import base_image

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from miner.engines.docker.client import DockerClient
+from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal import task_run
 from miner.tournament.rehearsal.cache_layout import BadInput
 from miner.tournament.rehearsal.container import run_helper

@@ -13,7 +13,7 @@ import pytest
 
 from core.domain.evaluation import Era
 from core.runs.run_files import EvalTask
-from miner.engines.docker.client import DockerClient
+from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal import scoring
 from miner.tournament.rehearsal.picture_scoring import score_pictures
 from miner.tournament.rehearsal.scoring import (

@@ -1,0 +1,164 @@
+"""Write `docs/alerts.md` from the schema of rules, the shipped rules and the registry of metrics.
+
+Run `python -m miner.alerts.docs docs/alerts.md` after a change; a test compares.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from core.config import schema_docs
+from miner.alerts.metrics import METRICS
+from miner.alerts.rules import (
+    AlertAction,
+    AlertCondition,
+    AlertFile,
+    AlertRule,
+    KindSettings,
+    load_alert_rules,
+)
+from miner.alerts.state import condition_text
+from miner.store.alerts import Severity
+
+_INTRO = """\
+# Alerts
+
+Rules look at what is measured, every five seconds; what comes from the database once a minute. The
+program also raises alerts itself: a GPU that is out, a hub that refuses. Both are listed together, are
+events, count in `god_miner_alerts_total`, and are passed on as notifications.
+
+```sh
+god-miner alerts list                 # open alerts, and every rule with what it measures now
+god-miner alerts list --all           # also those that are over
+god-miner alerts check                # mistakes in your alerts.yaml, with their lines
+god-miner alerts test gpu-hot 91      # what a rule would do at this value
+god-miner alerts silence 'gpu-*' --subject gpu:GPU-1a2b --for 8h --reason "fan is on its way"
+```
+
+The operator's port has the same: `GET /alerts?open=1`, `POST /alerts/silences`, `DELETE
+/alerts/silences/{silence}`.
+
+## Your own rules
+
+Write `DATA_DIR/alerts.yaml` (or what `ALERTS_FILE` names). It is laid over the shipped rules key by key,
+so it names only what it changes. Edits take effect without a restart; after a bad one the last good rules
+stay in force, and an alert says so.
+
+```yaml
+rules:
+  gpu-memory:
+    when: {above: 93%}          # the rest as shipped
+  gpu-idle:
+    off: true
+  power-draw:                   # a rule of your own
+    when: {metric: gpu.power, above: 650, over: 5m, stat: mean}
+    for: 10m
+    severity: info
+kinds:
+  job_failed: {notify: false}   # alerts of the program
+```
+
+A rule is pending from the moment when its condition is met, and fires when that has lasted for `for`. It
+is resolved on the other side of `clear`, when nothing trains there any more, or when the job is over.
+**No value is not a good value**: a rule that gets none stays as it is, and the list says "no data". After
+a restart open alerts go on; none is notified twice. Silenced alerts are still listed.
+
+Alerts of the program are resolved when what they report is over: a GPU is back, the hotkey can be opened, a
+policy, a profile, `alerts.yaml` or FLEET_FILE is in force again. Others close six hours after their last
+occurrence.
+
+Two rules see only this miner's own traffic:
+
+- `clock-off` compares this clock with the times that validators sign, also in requests that are refused for
+  their time: the median over validators of the last hour, each by its last three requests. With fewer
+  than two validators there is no value, since one may be wrong itself; `god-miner doctor` asks the chain.
+- `hub-unreachable` counts the downloads and uploads of jobs. A miner that trains nothing asks the hub for
+  nothing, and does not notice that it is out of reach; `god-miner doctor` asks it.
+
+## What rules do
+
+- `batch: -10%`: fewer sequences in one pass, at least one less. They are accumulated more often, so the
+  effective batch, the optimizer's state and the loss curve stay.
+- `batch: +20%`: more sequences in one pass, where the plan's memory model allows it, the memory measured
+  stays below 85 %, and no pass was made smaller in this attempt.
+- `duty: -3%`: the trainer pauses between steps, so that the GPU computes 97 % of the time; never below
+  70 %. Once the alert is resolved, the pauses get shorter step by step. With `by: power` the GPU's power
+  limit is lowered instead, where this user may set it; it is put back step by step, when the training ends,
+  and when the daemon stops or starts.
+
+An action is asked of the running training through its control file, and happens at a step boundary. The
+training answers what is in force from then on, or why it cannot change:
+
+| recipe | smaller passes | larger passes | pauses |
+|---|---|---|---|
+| native | at once | at once | at once |
+| Axolotl: instruct, chat, packed | at once, cut between documents | at once; not with a KL term | at once |
+| Axolotl: instruct, chat, not packed | at once | no | at once |
+| Axolotl: DPO | at once | at once | at once |
+| Axolotl: GRPO, mixtures of experts whose balance is trained | the next attempt | no | at once |
+| kohya, ai-toolkit | the next attempt | no | no |
+
+Passes larger than planned join a step's micro-batches, so a step must have at least two of them. The next
+attempt is never planned with larger passes, since it follows a failure.
+
+After `settle` the action is judged: it is **undone** if the loss rose, if tokens per second fell by more than
+`worse` without the rule's number getting better (or by three times that anyway), or if larger passes were
+not faster. A rule whose action was undone, refused or not answered, or whose smaller passes left the memory
+as it was, does nothing more in that attempt. There is one action at a time, and at most `times` of a rule
+for an attempt.
+
+`god-miner jobs show N` lists what was done to a job; with `--json` each has its numbers before and after,
+as in `god-miner events --kind rule_action` and `GET /jobs/{job}/series`.
+
+The limits of the shipped rules are the goals of the strategy that this miner was built for: failures
+below 5 %, utilisation above 50 % (85-95 % is its aim), memory at 80-90 % (`below` of `gpu-memory-low`,
+`above` of `gpu-memory`), below 85 °C, efficiency above 80 % with a target of 95 % (`below` and `clear` of
+`slow-training`), trainings below 8 hours, no fall by more than 10 places.
+"""
+
+_PARTS = (
+    ("The file", "", AlertFile),
+    ("rules", "", AlertRule),
+    ("rules.when", "", AlertCondition),
+    ("rules.act", "", AlertAction),
+    ("kinds", "", KindSettings),
+)
+
+
+def json_schema() -> dict[str, Any]:
+    return schema_docs.editor_schema(AlertFile)
+
+
+def markdown() -> str:
+    parts = (schema_docs.reference_table(*part) for part in _PARTS)
+    return "\n".join([_INTRO, _shipped(), _metrics(), *parts])
+
+
+def _shipped() -> str:
+    rows = []
+    for name, rule in load_alert_rules().rules.items():
+        act = rule.act
+        change = (
+            "" if act is None else f"batch {act.batch:+.0%}" if act.batch else f"duty {act.duty or 0:+.0%}"
+        )
+        only = ", while training" if rule.only else ""
+        condition = f"`{rule.when.metric}` {condition_text(rule)}{only}"
+        severity = (rule.severity or Severity.WARNING).value
+        rows.append((f"`{name}`", condition, severity, change.replace("%", " %"), rule.description))
+    columns = ("rule", "condition", "severity", "action", "meaning")
+    return schema_docs.section("Shipped rules", "", columns, rows)
+
+
+def _metrics() -> str:
+    rows = [
+        (f"`{metric.name}`", metric.scope.value, metric.unit.value, metric.description)
+        for metric in METRICS.values()
+    ]
+    lead = "One value for each of what is named in the second column."
+    return schema_docs.section("Metrics", lead, ("metric", "of each", "unit", "what it is"), rows)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(markdown(), encoding="utf-8")

@@ -1,0 +1,492 @@
+"""Everything that a rule can be about: one registry, with what each number means and where it is read.
+
+What changes by the second is read from memory: samples of GPUs and host, the trainings that run, the requests
+of validators. What only the store knows is read in a thread, once a minute.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, TypeVar
+
+from core.domain.units import show_bytes, show_seconds
+from miner.alerts.requests import RequestWatch
+from miner.chain.clock_offsets import ClockOffset
+from miner.fleet.samples import GpuSample, HostSample, SampleHistory
+from miner.jobs.control import RunningTraining
+from miner.jobs.figures import AttemptFigures
+
+_S = TypeVar("_S", GpuSample, HostSample)
+
+#: How much of the trainings' numbers is kept: the longest window of a rule.
+KEPT_SECONDS = 3600.0
+#: Throttling that says that something is wrong; a power limit is normal at full load.
+_BAD_THROTTLE = frozenset({"heat", "hardware"})
+#: Ends of a step that say that the hub, or the way to it, does not work.
+_HUB_FAILURES = ("network", "hub_refused", "rate_limited")
+
+
+class MetricScope(StrEnum):
+    """What there is one value for."""
+
+    GPU = "gpu"
+    JOB = "job"
+    HOST = "host"
+    MINER = "miner"
+    VALIDATOR = "validator"
+
+
+class MetricUnit(StrEnum):
+    SHARE = "share"
+    SECONDS = "seconds"
+    BYTES = "bytes"
+    CELSIUS = "°C"
+    WATTS = "W"
+    COUNT = "count"
+    PER_SECOND = "per second"
+
+    def show(self, value: float) -> str:
+        match self:
+            case MetricUnit.SHARE:
+                return f"{100 * value:.3g} %"
+            case MetricUnit.SECONDS:
+                return show_seconds(value)
+            case MetricUnit.BYTES:
+                return show_bytes(value)
+            case MetricUnit.COUNT:
+                return f"{value:g}"
+            case MetricUnit.PER_SECOND:
+                return f"{value:.4g}/s"
+        return f"{value:.4g} {self.value}"
+
+
+class Point(NamedTuple):
+    at: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSeries:
+    """One subject's values, oldest first."""
+
+    points: tuple[Point, ...] = ()
+    #: Of how many jobs or requests; None: as many as there are points.
+    count: int | None = None
+    #: For people: which, and why.
+    detail: str = ""
+
+
+SeriesBySubject = Mapping[str, MetricSeries]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number that rules can be about. Either `read` or `query` gives the values since a moment."""
+
+    name: str
+    scope: MetricScope
+    unit: MetricUnit
+    description: str
+    read: Callable[[LiveMeasurements, float], SeriesBySubject] | None = None
+    #: Of the store; now comes after since.
+    query: Callable[[sqlite3.Connection, float, float], SeriesBySubject] | None = None
+
+
+@dataclass
+class LiveMeasurements:
+    """What rules read from memory."""
+
+    samples: SampleHistory
+    requests: RequestWatch
+    #: The trainings that run now; None while nobody knows, as after a start.
+    trainings: Callable[[], list[RunningTraining] | None]
+    #: How far the system's clock is from the validators'; None: too few say.
+    clock_offset: Callable[[], ClockOffset | None] = lambda: None
+    _recorded: dict[str, dict[str, deque[Point]]] = field(default_factory=dict)
+
+    def record(self, now: float) -> None:
+        """Note the present numbers of all trainings, and forget those of trainings that are over."""
+        running = self.trainings()
+        if running is None:
+            return
+        subjects = {job_subject(training.job_id): training for training in running}
+        for gone in self._recorded.keys() - subjects.keys():
+            del self._recorded[gone]
+        for subject, training in subjects.items():
+            numbers = self._recorded.setdefault(subject, {})
+            for name, read in _TRAINING_NUMBERS.items():
+                value = read(training, now)
+                points = numbers.setdefault(name, deque())
+                if value is not None:
+                    points.append(Point(now, value))
+                while points and points[0].at < now - KEPT_SECONDS:
+                    points.popleft()
+
+    def recorded(self, name: str, since: float) -> SeriesBySubject:
+        return {
+            subject: MetricSeries(tuple(point for point in numbers.get(name, ()) if point.at >= since))
+            for subject, numbers in self._recorded.items()
+        }
+
+
+def gpu_subject(gpu: str) -> str:
+    return f"gpu:{gpu}"
+
+
+def job_subject(job_id: int) -> str:
+    return f"job:{job_id}"
+
+
+# GPUs and the host
+
+
+def _of_gpus(
+    read: Callable[[GpuSample], float | None],
+) -> Callable[[LiveMeasurements, float], SeriesBySubject]:
+    def series(live: LiveMeasurements, since: float) -> SeriesBySubject:
+        return {
+            gpu_subject(gpu): MetricSeries(_points(live.samples.since(gpu, since), read))
+            for gpu in live.samples.gpus
+        }
+
+    return series
+
+
+def _of_host(
+    read: Callable[[HostSample], float | None],
+) -> Callable[[LiveMeasurements, float], SeriesBySubject]:
+    def series(live: LiveMeasurements, since: float) -> SeriesBySubject:
+        return {"host": MetricSeries(_points(live.samples.host_since(since), read))}
+
+    return series
+
+
+def _points(samples: Iterable[_S], read: Callable[[_S], float | None]) -> tuple[Point, ...]:
+    values = ((sample.at, read(sample)) for sample in samples)
+    return tuple(Point(at, value) for at, value in values if value is not None)
+
+
+def _throttled(sample: GpuSample) -> float | None:
+    """None where the GPU does not report it, so that its silence is not taken for health."""
+    if sample.throttle is None:
+        return None
+    return float(not _BAD_THROTTLE.isdisjoint(sample.throttle))
+
+
+def _clock_share(sample: GpuSample) -> float | None:
+    if sample.sm_clock_mhz is None or not sample.max_sm_clock_mhz:
+        return None
+    return sample.sm_clock_mhz / sample.max_sm_clock_mhz
+
+
+def _xids(live: LiveMeasurements, since: float) -> SeriesBySubject:
+    found = {}
+    for gpu in live.samples.gpus:
+        samples = live.samples.since(gpu, since)
+        seen = sorted({xid for sample in samples for xid in sample.xids})
+        points = tuple(Point(sample.at, float(len(sample.xids))) for sample in samples)
+        found[gpu_subject(gpu)] = MetricSeries(
+            points, detail=f"Xid {', '.join(map(str, seen))}" if seen else ""
+        )
+    return found
+
+
+# Trainings
+
+
+def _recorded(name: str) -> Callable[[LiveMeasurements, float], SeriesBySubject]:
+    return lambda live, since: live.recorded(name, since)
+
+
+def _memory_over_plan(training: RunningTraining) -> float | None:
+    measured, estimate = training.live.memory_bytes, training.plan.memory.total_bytes
+    return measured / estimate if measured and estimate else None
+
+
+def _deadline_slack(training: RunningTraining) -> float | None:
+    live = training.live
+    return None if live.ends_at is None or live.deadline_at is None else live.deadline_at - live.ends_at
+
+
+def _figure(name: str) -> Callable[[RunningTraining, float], float | None]:
+    def read(training: RunningTraining, _now: float) -> float | None:
+        value = getattr(training.live, name, None)
+        return None if value is None or training.training_since is None else float(value)
+
+    return read
+
+
+_TRAINING_NUMBERS: Mapping[str, Callable[[RunningTraining, float], float | None]] = {
+    "job.efficiency": _figure("efficiency"),
+    "job.mfu": _figure("mfu"),
+    "job.wait": _figure("wait"),
+    "job.tokens_s": _figure("tokens_s"),
+    "job.loss": _figure("loss"),
+    "job.memory": _figure("memory_bytes"),
+    "job.memory_over_plan": lambda training, _: _memory_over_plan(training),
+    "job.training_time": lambda training, now: now - training.began_at,
+    "job.deadline_slack": lambda training, _: _deadline_slack(training),
+}
+
+
+# Validators
+
+
+def _invalid_requests(live: LiveMeasurements, since: float) -> SeriesBySubject:
+    return {
+        f"validator:{hotkey}": MetricSeries(
+            tuple(Point(at, value) for at, value in outcomes if at >= since),
+            detail=live.requests.problem(hotkey),
+        )
+        for hotkey, outcomes in live.requests.outcomes()
+    }
+
+
+def _new_fields(live: LiveMeasurements, since: float) -> SeriesBySubject:
+    return {
+        f"validator:{hotkey}": MetricSeries((Point(at, float(len(names))),), detail=", ".join(sorted(names)))
+        for hotkey, at, names in live.requests.new_fields(since)
+    }
+
+
+def _clock_offset(live: LiveMeasurements, since: float) -> SeriesBySubject:
+    found = live.clock_offset()
+    if found is None:
+        return {"miner": MetricSeries(detail="fewer than two validators have sent anything in the last hour")}
+    side = "ahead of" if found.seconds >= 0 else "behind"
+    detail = f"this clock is {side} those of {found.validators} validators"
+    return {"miner": MetricSeries((Point(since, abs(found.seconds)),), detail=detail)}
+
+
+# The store
+
+
+def _failed_share(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
+    """Cancelled jobs are the operator's own decision, and count as neither."""
+    rows = connection.execute(
+        "SELECT state, end_reason FROM jobs WHERE ended_at >= ? AND state IN ('done', 'failed')", (since,)
+    ).fetchall()
+    if not rows:
+        return {"miner": MetricSeries()}
+    reasons = Counter(row["end_reason"] or "unknown" for row in rows if row["state"] == "failed")
+    failed = sum(reasons.values())
+    shown = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(4))
+    detail = f"{failed} of {len(rows)} jobs{': ' if shown else ''}{shown}"
+    return {"miner": MetricSeries((Point(now, failed / len(rows)),), count=len(rows), detail=detail)}
+
+
+def _missed_targets(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
+    """Measure jobs whose published model misses its target. One attempt that reached it is enough: the best
+    is published."""
+    rows = connection.execute(
+        "SELECT attempts.job_id, jobs.ended_at, attempt_figures.figures FROM attempt_figures "
+        "JOIN attempts ON attempts.id = attempt_figures.attempt_id JOIN jobs ON jobs.id = attempts.job_id "
+        "WHERE jobs.ended_at BETWEEN ? AND ? AND jobs.state = 'done' "
+        "AND json_extract(attempt_figures.figures, '$.target_missed') IS NOT NULL",
+        (since, now),
+    )
+    found: dict[str, MetricSeries] = {}
+    for job_id, ended_at, text in rows:
+        figures, subject = AttemptFigures.model_validate_json(text), job_subject(job_id)
+        missed, known = float(figures.target_missed or False), found.get(subject)
+        if known is None or missed < known.points[0].value:
+            found[subject] = MetricSeries((Point(ended_at, missed),), detail=figures.standing)
+    return found
+
+
+def _rank(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
+    """The place at the beginning of the window is the last one before it."""
+    rows = connection.execute(
+        "SELECT at, rank, miners FROM ranks WHERE at <= ? "
+        "AND at >= coalesce((SELECT max(at) FROM ranks WHERE at <= ?), 0) ORDER BY at",
+        (now, since),
+    ).fetchall()
+    detail = f"from {rows[0]['rank']} to {rows[-1]['rank']} of {rows[-1]['miners']}" if rows else ""
+    return {"miner": MetricSeries(tuple(Point(row["at"], row["rank"]) for row in rows), detail=detail)}
+
+
+def _hub_failures(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
+    marks = ", ".join("?" * len(_HUB_FAILURES))
+    row = connection.execute(
+        f"SELECT count(*) AS failures, max(detail) AS detail FROM steps "  # noqa: S608 - our own text
+        f"WHERE began_at >= ? AND outcome IN ({marks})",
+        (since, *_HUB_FAILURES),
+    ).fetchone()
+    return {"miner": MetricSeries((Point(now, float(row["failures"])),), detail=row["detail"] or "")}
+
+
+_G, _J, _H, _M, _V = (
+    MetricScope.GPU,
+    MetricScope.JOB,
+    MetricScope.HOST,
+    MetricScope.MINER,
+    MetricScope.VALIDATOR,
+)
+_SHARE, _COUNT = MetricUnit.SHARE, MetricUnit.COUNT
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            "gpu.utilization",
+            _G,
+            _SHARE,
+            "Time in which a kernel ran.",
+            _of_gpus(lambda sample: sample.utilization),
+        ),
+        Metric("gpu.memory", _G, _SHARE, "Memory in use.", _of_gpus(lambda sample: sample.memory_share)),
+        Metric(
+            "gpu.temperature",
+            _G,
+            MetricUnit.CELSIUS,
+            "Temperature of the chip.",
+            _of_gpus(lambda sample: sample.temperature),
+        ),
+        Metric(
+            "gpu.power",
+            _G,
+            MetricUnit.WATTS,
+            "Power drawn.",
+            _of_gpus(lambda sample: sample.power_watts),
+        ),
+        Metric("gpu.clock", _G, _SHARE, "SM clock, of the highest one.", _of_gpus(_clock_share)),
+        Metric(
+            "gpu.throttled",
+            _G,
+            _SHARE,
+            "1 while heat or the hardware holds the clocks down, else 0: the mean is a share of the time.",
+            _of_gpus(_throttled),
+        ),
+        Metric("gpu.xids", _G, _COUNT, "Xid errors of the driver, since the last sample.", _xids),
+        Metric(
+            "gpu.ecc_errors",
+            _G,
+            _COUNT,
+            "Uncorrected memory errors since the driver was loaded.",
+            _of_gpus(lambda sample: sample.ecc_errors),
+        ),
+        Metric(
+            "gpu.tensor",
+            _G,
+            _SHARE,
+            "Time in which the tensor cores worked (with DCGM).",
+            _of_gpus(lambda sample: sample.tensor),
+        ),
+        Metric(
+            "gpu.dram",
+            _G,
+            _SHARE,
+            "Memory bandwidth in use (with DCGM).",
+            _of_gpus(lambda sample: sample.dram),
+        ),
+        Metric(
+            "job.efficiency",
+            _J,
+            _SHARE,
+            "Tokens per second, of what the plan expected for this model and GPU.",
+            _recorded("job.efficiency"),
+        ),
+        Metric("job.mfu", _J, _SHARE, "Model FLOPS utilisation.", _recorded("job.mfu")),
+        Metric("job.wait", _J, _SHARE, "Time in which the GPU waits for data.", _recorded("job.wait")),
+        Metric(
+            "job.tokens_s",
+            _J,
+            MetricUnit.PER_SECOND,
+            "Tokens trained per second.",
+            _recorded("job.tokens_s"),
+        ),
+        Metric("job.loss", _J, _COUNT, "Training loss.", _recorded("job.loss")),
+        Metric(
+            "job.memory",
+            _J,
+            MetricUnit.BYTES,
+            "Highest memory of a GPU, as the training reports it.",
+            _recorded("job.memory"),
+        ),
+        Metric(
+            "job.memory_over_plan",
+            _J,
+            _SHARE,
+            "The same, of the plan's estimate.",
+            _recorded("job.memory_over_plan"),
+        ),
+        Metric(
+            "job.training_time",
+            _J,
+            MetricUnit.SECONDS,
+            "Time since the attempt began.",
+            _recorded("job.training_time"),
+        ),
+        Metric(
+            "job.deadline_slack",
+            _J,
+            MetricUnit.SECONDS,
+            "Time between the expected end and the deadline; below 0 it will be late.",
+            _recorded("job.deadline_slack"),
+        ),
+        Metric("host.cpu", _H, _SHARE, "All cores, busy.", _of_host(lambda sample: sample.cpu)),
+        Metric("host.memory", _H, _SHARE, "Memory in use.", _of_host(lambda sample: sample.memory_share)),
+        Metric(
+            "host.disk_free",
+            _H,
+            MetricUnit.BYTES,
+            "Free space where DATA_DIR lies.",
+            _of_host(lambda sample: sample.disk_free_bytes),
+        ),
+        Metric(
+            "host.disk_free_share",
+            _H,
+            _SHARE,
+            "The same, of the whole disk.",
+            _of_host(lambda sample: sample.disk_free_share),
+        ),
+        Metric(
+            "requests.invalid",
+            _V,
+            _SHARE,
+            "1 for a signed request that could not be read, 0 for one that could: the mean is their share.",
+            _invalid_requests,
+        ),
+        Metric(
+            "requests.new_fields",
+            _V,
+            _COUNT,
+            "Fields in a validator's requests that this version does not know.",
+            _new_fields,
+        ),
+        Metric(
+            "miner.clock_offset",
+            _M,
+            MetricUnit.SECONDS,
+            "Between this clock and the times that validators sign, either way: the median of at least two.",
+            _clock_offset,
+        ),
+        Metric(
+            "jobs.failed",
+            _M,
+            _SHARE,
+            "Failed jobs, of those that have ended in the window.",
+            query=_failed_share,
+        ),
+        Metric(
+            "job.target_missed",
+            _J,
+            _COUNT,
+            "1 for a published model that misses its profile's target_loss or target_gain, 0 for one that "
+            "reaches them; for jobs that ended in the window.",
+            query=_missed_targets,
+        ),
+        Metric("rank.place", _M, _COUNT, "The miner's place in the subnet, 1 is best.", query=_rank),
+        Metric(
+            "hub.failures",
+            _M,
+            _COUNT,
+            "Downloads and uploads that failed in the window: network, refused, rate limited.",
+            query=_hub_failures,
+        ),
+    )
+}

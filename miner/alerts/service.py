@@ -1,0 +1,298 @@
+"""Alerts of the running daemon: rules are evaluated, alerts stored, and passed on to whoever notifies.
+
+Two sources, one table: rules of `alerts.yaml`, and every `AlertKind` that the program raises. Neither may
+hold up anything else: rules run every few seconds beside the offers, slow queries in a thread once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from core.domain.errors import GodMinerError
+from miner.alerts.actions import ActionController
+from miner.alerts.metrics import (
+    METRICS,
+    LiveMeasurements,
+    MetricScope,
+    MetricSeries,
+    SeriesBySubject,
+    gpu_subject,
+    job_subject,
+)
+from miner.alerts.requests import unknown_fields
+from miner.alerts.rules import AlertRule, LiveAlertRules
+from miner.alerts.state import AlertChange, ChangeKind, MeasuredValue, RuleEngine, TrackedRule, measure
+from miner.fleet.power import PowerLimits
+from miner.jobs.control import RunningTraining
+from miner.observe.alerts import ENDED_BY, AlertKind
+from miner.observe.metrics import Metrics
+from miner.store import alerts as store_alerts
+from miner.store.alerts import AlertRow, NewAlert, RecordedAlert, Severity
+from miner.store.store import Store
+
+log = logging.getLogger(__name__)
+
+#: How often the store is asked.
+STORE_SECONDS = 60.0
+#: An alert of the program that nothing resolves is closed when it has not come again for so long.
+FORGET_SECONDS = 6 * 3600.0
+#: Without a window, what was measured last counts if it is not older than this.
+NOW_SECONDS = 30.0
+_JOB = re.compile(r"job (\d+)\b")
+
+
+class AlertSink(Protocol):
+    """Whoever notifies the operator. Never waits, never fails."""
+
+    def add(self, alert: AlertRow) -> None: ...
+
+
+class AlertService:
+    def __init__(
+        self,
+        store: Store,
+        metrics: Metrics,
+        rules: LiveAlertRules,
+        live: LiveMeasurements,
+        *,
+        clock: Callable[[], float],
+        sink: AlertSink | None = None,
+        power: PowerLimits | None = None,
+        file_problems: Callable[[], Mapping[str, str | None]] = dict,
+    ) -> None:
+        """`file_problems`: of each kind about a file, why it is not in force; None where it is."""
+        self.rules, self.live, self.sink = rules, live, sink
+        self.engine = RuleEngine()
+        self.actions = ActionController(store, live, power)
+        self._store, self._metrics, self._clock = store, metrics, clock
+        self._file_problems = file_problems
+        #: Kinds whose alert is resolved; of the others there may be one, perhaps of an earlier process.
+        self._files_in_force: set[str] = set()
+        self._adopted = False
+        #: By metric and window, as last read from the store.
+        self._stored: dict[tuple[str, float], SeriesBySubject] = {}
+        self._stored_at = float("-inf")
+        #: Changes that could not be stored; they are tried again.
+        self._unsaved: list[AlertChange] = []
+
+    # Alerts of the program
+
+    def on_kind(self, kind: AlertKind, text: str, gpu: str | None = None) -> None:
+        """Store what the program alerts of; good news resolves what it is the end of."""
+        found = _JOB.match(text)
+        subject = gpu_subject(gpu) if gpu else job_subject(int(found[1])) if found else "miner"
+        rules, now = self.rules.current(), self._clock()
+        if kind.is_good_news:
+            for ended in ENDED_BY.get(kind, ()):
+                self._write(store_alerts.record_resolution, ended.value, subject, f"resolved: {text}", now)
+            return
+        self._files_in_force.discard(kind)  # what is mended before the next step is seen there
+        alert = NewAlert(kind.value, subject, rules.severity_of_kind(kind), text)
+        self._write(store_alerts.record_alert, alert, now, notify=rules.notifies(kind))
+
+    def _write(self, work: Callable[..., RecordedAlert | None], *args: Any, **more: Any) -> None:
+        try:
+            self._store.write(work, *args, **more).add_done_callback(self._pass_on)
+        except GodMinerError:  # the store is not open yet, closed already, or its disk is full
+            log.debug("an alert is not stored")
+
+    def _pass_on(self, future: asyncio.Future[RecordedAlert | None]) -> None:
+        if future.cancelled():
+            return
+        if (error := future.exception()) is not None:
+            log.debug("an alert is not stored: %s", error)
+        elif (recorded := future.result()) is not None and recorded.notify and self.sink is not None:
+            self.sink.add(recorded.row)
+
+    # Rules
+
+    async def evaluate(self) -> None:
+        """Take one step with every rule, store what changed, and act."""
+        now = self._clock()
+        if not self._adopted:
+            await self._adopt(now)
+        rules = self.rules.current()
+        self._resolve_mended_files(now)
+        self.live.record(now)
+        if now - self._stored_at >= STORE_SECONDS:
+            await self._read_store(rules.rules, now)
+        measured = {}
+        for name, rule in rules.rules.items():
+            if (values := self._measured(rule, now)) is not None:
+                measured[name] = values
+            await asyncio.sleep(0)  # all rules for eight GPUs take 15 ms: offers go in between
+        self._unsaved += self.engine.evaluate(now, rules.rules, measured)
+        await self._save_changes(rules.rules, now)
+        await self.actions.step(rules.rules, self.engine, now)
+
+    async def _adopt(self, now: float) -> None:
+        """Go on with the open alerts of an earlier process."""
+        kinds = set(AlertKind)
+        for row in await self._store.read(store_alerts.open_alerts):
+            if row.rule not in kinds:
+                self.engine.adopt(row.rule, row.subject, row.raised_at, now)
+        self._adopted = True
+        if self.rules.problem is not None:  # found before the store was open
+            self.on_kind(AlertKind.ALERTS_PROBLEM, self.rules.problem)
+
+    def _problems_of_files(self) -> dict[str, str | None]:
+        return {AlertKind.ALERTS_PROBLEM: self.rules.problem, **self._file_problems()}
+
+    def _resolve_mended_files(self, now: float) -> None:
+        for kind, problem in self._problems_of_files().items():
+            if problem is not None:
+                self._files_in_force.discard(kind)
+            elif kind not in self._files_in_force:
+                self._files_in_force.add(kind)
+                text = "resolved: its file can be used again"
+                self._write(store_alerts.record_resolution, str(kind), "miner", text, now)
+
+    async def _read_store(self, rules: Mapping[str, AlertRule], now: float) -> None:
+        wanted = {
+            (rule.when.metric, rule.when.over or 0.0)
+            for rule in rules.values()
+            if rule.when.metric and METRICS[rule.when.metric].query
+        }
+
+        def query(connection: sqlite3.Connection) -> dict[tuple[str, float], SeriesBySubject]:
+            found = {}
+            for name, over in wanted:
+                ask = METRICS[name].query
+                assert ask is not None
+                found[name, over] = ask(connection, now - over, now)
+            return found
+
+        self._stored_at = now
+        self._stored = await self._store.read(query)
+        await self._look_at_bodies()
+        resolved = frozenset(self._problems_of_files()).union(*ENDED_BY.values())
+        unresolved = [kind for kind in AlertKind if kind not in resolved]
+        await self._store.write(store_alerts.expire_alerts, unresolved, now - FORGET_SECONDS, now)
+        firing = [one for name in rules for one in self.engine.firing(name) if not one.no_data]
+        await self._store.write(_note_values, [(one.rule, one.subject, one.value) for one in firing], now)
+
+    async def _look_at_bodies(self) -> None:
+        """Look for fields that are new, in the newest request of each kind from each validator."""
+        bodies = self.live.requests.take_bodies()
+        if not bodies:
+            return
+
+        def look() -> list[tuple[str, list[str], float]]:
+            return [(hotkey, unknown_fields(path, raw), at) for (hotkey, path), (at, raw) in bodies.items()]
+
+        for hotkey, names, at in await asyncio.to_thread(look):
+            self.live.requests.note_new_fields(hotkey, names, at)
+
+    def _measured(self, rule: AlertRule, now: float) -> dict[str, MeasuredValue] | None:
+        """By subject; None while it is not known which there are."""
+        metric = METRICS[rule.when.metric or ""]
+        over = rule.when.over or 0.0
+        if metric.query is not None:
+            series = self._stored.get((metric.name, over), {})
+            return {subject: measure(rule, values) for subject, values in series.items()}
+        assert metric.read is not None
+        values = metric.read(self.live, now - (over or NOW_SECONDS))
+        trainings = self.live.trainings()
+        if metric.scope is MetricScope.JOB and trainings is None:
+            return None
+        return {
+            subject: self._measured_there(rule, subject, series, trainings, now)
+            for subject, series in values.items()
+        }
+
+    def _measured_there(
+        self,
+        rule: AlertRule,
+        subject: str,
+        series: MetricSeries,
+        trainings: list[RunningTraining] | None,
+        now: float,
+    ) -> MeasuredValue:
+        if rule.only is None:
+            return measure(rule, series)
+        if trainings is None:
+            return MeasuredValue(None)
+        since = training_since(subject, trainings)
+        if since is None:
+            return MeasuredValue(None, applies=False)
+        if now - since < (rule.when.over or 0.0):
+            return MeasuredValue(None)  # of what was before the training, nothing may count
+        points = tuple(point for point in series.points if point.at >= since)
+        return measure(rule, MetricSeries(points, series.count, series.detail))
+
+    async def _save_changes(self, rules: Mapping[str, AlertRule], now: float) -> None:
+        while self._unsaved:
+            await self._save(self._unsaved[0], rules, now)
+            del self._unsaved[0]
+
+    async def _save(self, change: AlertChange, rules: Mapping[str, AlertRule], now: float) -> None:
+        rule = rules.get(change.rule)
+        severity = (rule.severity if rule else None) or Severity.WARNING
+        event: dict[str, Any] = {"text": f"{change.subject}: {change.text}", "subject": change.subject}
+        kind, _, name = change.subject.partition(":")
+        if kind == "job":
+            event["job_id"] = int(name)
+        recorded: RecordedAlert | None
+        if change.kind is ChangeKind.RAISED:
+            alert = NewAlert(change.rule, change.subject, severity, change.text, change.value)
+            notify = self.rules.current().notifies(change.rule)
+            event |= {"alert": True, "severity": severity, "value": change.value}
+            recorded = await self._store.write(
+                store_alerts.record_alert, alert, now, notify=notify, event=event
+            )
+            self._metrics.alerts.labels(change.rule).inc()
+            level = logging.INFO if severity is Severity.INFO else logging.WARNING
+            log.log(level, "alert %s, %s: %s", change.rule, change.subject, change.text)
+        else:
+            recorded = await self._store.write(
+                store_alerts.record_resolution, change.rule, change.subject, change.text, now, event=event
+            )
+            log.info("%s, %s: %s", change.rule, change.subject, change.text)
+        if recorded is not None and recorded.notify and self.sink is not None:
+            self.sink.add(recorded.row)
+
+    # For displays
+
+    def rule_states(self) -> list[dict[str, Any]]:
+        """Every rule with its state and value: one entry for each subject, or one without."""
+        tracked: dict[str, list[TrackedRule]] = {}
+        for one in self.engine.states():
+            tracked.setdefault(one.rule, []).append(one)
+        found = []
+        for name, rule in self.rules.current().rules.items():
+            unit, limit = METRICS[rule.when.metric or ""].unit, rule.when.above or rule.when.below
+            sign = ">" if rule.when.above else "<"
+            about = {
+                "name": name,
+                "metric": rule.when.metric,
+                "severity": (rule.severity or Severity.WARNING).value,
+                "description": rule.description,
+                "limit_text": f"{sign} {unit.show(limit.value)}" if limit else "",
+            }
+            for one in tracked.get(name) or [TrackedRule(name, "", no_data=True)]:
+                state = asdict(one)
+                del state["rule"], state["seen_at"]
+                value_text = None if one.value is None else unit.show(one.value)
+                found.append({**about, **state, "value_text": value_text})
+        return found
+
+
+def training_since(subject: str, trainings: list[RunningTraining]) -> float | None:
+    """Since when the job, or what runs on the GPU, trains; None: it does not."""
+    for training in trainings:
+        if subject == job_subject(training.job_id) or subject in map(gpu_subject, training.gpus):
+            return training.training_since
+    return None
+
+
+def _note_values(
+    connection: sqlite3.Connection, values: list[tuple[str, str, float | None]], now: float
+) -> None:
+    for rule, subject, value in values:
+        store_alerts.note_value(connection, rule, subject, value, now)

@@ -1,0 +1,162 @@
+"""Build the fleet and the inventory that the settings ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from core.domain.errors import ConfigError
+from core.domain.hardware import parse_gpus
+from miner.backends.slurm.commands import SlurmCommands, job_prefix
+from miner.backends.slurm.gpu_source import ClusterScope, SlurmGpuSource
+from miner.fleet import fleet_file
+from miner.fleet.fleet import Fleet
+from miner.fleet.health import GpuHealth
+from miner.fleet.host import HostMeter
+from miner.fleet.inventory import AutoGpuSource, FleetEventListener, GpuInventory
+from miner.fleet.nvml import NvmlSource
+from miner.fleet.sampler import GpuSampler, samples_of_fleet
+from miner.fleet.samples import GpuSample, SampleHistory
+from miner.fleet.schedule import QueueRules
+from miner.fleet.sources import FixedGpuSource, GpuSource, JoinedGpuSource, ScanFailed, host_facts
+from miner.observe.alerts import AlertKind
+from miner.settings import EngineKind, Settings
+from miner.settings.values import GPU_WORDS
+from miner.store.store import Store
+from miner.support.data_id import data_id
+
+CPU = "cpu"
+
+
+def build_fleet(settings: Settings, clock: Callable[[], float]) -> Fleet:
+    rules = QueueRules(patience=settings.queue_patience_seconds, max_running=_max_running_jobs(settings))
+    return Fleet(rules=rules, clock=clock)
+
+
+def build_inventory(
+    settings: Settings,
+    fleet: Fleet,
+    nvml: NvmlSource,
+    on_event: FleetEventListener,
+    clock: Callable[[], float],
+) -> GpuInventory:
+    """`ConfigError` when FLEET_FILE cannot be used."""
+
+    def on_problem(error: ConfigError) -> None:
+        on_event(AlertKind.FLEET_FILE_PROBLEM, f"what was read of FLEET_FILE before stays in force: {error}")
+
+    file = settings.fleet_file and fleet_file.follow_fleet_file(settings.fleet_file, on_problem)
+
+    def host() -> dict[str, object]:
+        return {**host_facts(settings.data_dir), **(file.current.content.host.facts() if file else {})}
+
+    def kinds() -> Mapping[str, str]:
+        return file.current.content.kinds if file else {}
+
+    def corrected(source: GpuSource, *, is_local: bool) -> GpuSource:
+        return fleet_file.FleetFileSource(file, source, is_local=is_local) if file else source
+
+    sources: list[GpuSource] = []
+    if settings.local_engine is not None:
+        sources.append(corrected(build_gpu_source(settings.gpus, nvml), is_local=True))
+    if EngineKind.SLURM in settings.engines:
+        cluster = build_cluster_source(settings, fleet, kinds, host, clock)
+        sources.append(corrected(cluster, is_local=False))
+    return GpuInventory(
+        JoinedGpuSource(*sources) if len(sources) > 1 else sources[0],
+        fleet,
+        GpuHealth(return_seconds=settings.gpu_return_seconds),
+        host,
+        on_event,
+        refresh_seconds=settings.gpu_refresh_seconds,
+        engine=settings.local_engine or "",
+        clock=clock,
+        file_problem=lambda: str(file.problem) if file and file.problem else None,
+        refresh_file=file.refresh if file else lambda: None,
+    )
+
+
+def build_sampler(
+    settings: Settings,
+    fleet: Fleet,
+    nvml: NvmlSource,
+    history: SampleHistory,
+    store: Store,
+    clock: Callable[[], float],
+) -> GpuSampler:
+    """NVML measures also where it is not asked which GPUs there are (`GPUS=4xH100`)."""
+    host = HostMeter(settings.data_dir)
+    return GpuSampler(nvml, fleet, history, store, host, interval=settings.gpu_sample_seconds, clock=clock)
+
+
+def build_gpu_source(gpus: str, nvml: NvmlSource) -> GpuSource:
+    """Where GPUS says that the GPUs of this machine are found."""
+    if gpus == "nvml":
+        return nvml
+    if gpus == "auto":
+        return AutoGpuSource(nvml, FixedGpuSource(parse_gpus(CPU), "no NVIDIA driver"))
+    return FixedGpuSource(parse_gpus(gpus), f"GPUS={gpus}")
+
+
+def build_cluster_source(
+    settings: Settings,
+    fleet: Fleet,
+    kinds: Callable[[], Mapping[str, str]],
+    host: Callable[[], Mapping[str, Any]],
+    clock: Callable[[], float],
+) -> SlurmGpuSource:
+    """The nodes that Slurm and its settings leave to us. `kinds`: what GPUs are, where Slurm is silent."""
+    pretended = None if settings.gpus in GPU_WORDS else parse_gpus(settings.gpus)
+    scope = ClusterScope(
+        partitions=tuple(settings.slurm_partition.split(",")) if settings.slurm_partition else (),
+        nodes=settings.slurm_nodes or "",
+        constraint=settings.slurm_constraint or "",
+        reservation=settings.slurm_reservation or "",
+        max_gpus=settings.slurm_max_gpus,
+        cpus_per_gpu=settings.slurm_cpus_per_gpu,
+        memory_per_gpu=settings.slurm_memory_per_gpu,
+        kinds=kinds,
+        pretended=pretended if pretended and pretended.is_cpu else None,
+    )
+    return SlurmGpuSource(
+        scope,
+        SlurmCommands(str(settings.slurm_bin_dir or "")),
+        own_jobs=job_prefix(data_id(settings.data_dir)),
+        is_in_use=fleet.is_in_use,
+        host=host,
+        clock=clock,
+    )
+
+
+def _max_running_jobs(settings: Settings) -> int:
+    """MAX_JOBS=0 takes no new ones; those that were accepted still have to run."""
+    return max(1, settings.max_jobs) if settings.max_jobs is not None else QueueRules().max_running
+
+
+def scan_once(settings: Settings) -> tuple[Fleet, str]:
+    """The fleet that a daemon would find here, and the source, for a command without a running daemon."""
+    fleet, source, _ = asyncio.run(_scan_once(settings, measure=False))
+    return fleet, source
+
+
+def scan_and_sample_once(settings: Settings) -> tuple[Fleet, str, list[GpuSample]]:
+    """Like `scan_once`, with what each GPU measures now."""
+    return asyncio.run(_scan_once(settings, measure=settings.gpu_sample_seconds > 0))
+
+
+async def _scan_once(settings: Settings, *, measure: bool) -> tuple[Fleet, str, list[GpuSample]]:
+    fleet, nvml = build_fleet(settings, time.time), NvmlSource()
+    inventory = build_inventory(settings, fleet, nvml, lambda *_, **__: None, time.time)
+    samples: list[GpuSample] = []
+    try:
+        await inventory.scan()
+        if measure:
+            with contextlib.suppress(ScanFailed):
+                samples = samples_of_fleet(fleet.inventory.gpus, await nvml.sample(), time.time())
+    finally:
+        await inventory.stop()
+        await nvml.close()
+    return fleet, inventory.source_name, samples

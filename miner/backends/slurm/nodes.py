@@ -1,0 +1,269 @@
+"""Read what `scontrol -o show …` prints of nodes, jobs, reservations and partitions, of Slurm 22.05 to 24.11.
+
+Jobs are many: of a line only the few fields that count are looked for. Parse in a thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from miner.backends.slurm.commands import records, seconds
+
+NO_LIMIT = float("inf")
+_MIB = 2**20
+#: Jobs that have their nodes.
+_HOLDING = frozenset(
+    {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
+)
+#: What `sinfo` and old releases append to a state.
+_SUFFIXES = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "%": "POWERING_DOWN"}
+_SHARE = re.compile(r"(?:^|\s)Nodes=(\S+) CPU_IDs=(\S*) Mem=(\d+) GRES=(\S*)")
+_WHO_AND_WHEN = re.compile(r"\s*\[\S+@\S+\]$")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    name: str
+    #: Its state and flags, such as {"IDLE", "DRAIN"}.
+    states: frozenset[str]
+    reason: str
+    #: Type of GPU → how many; "" for GPUs without a type.
+    gpus: Mapping[str, int]
+    gpus_used: Mapping[str, int]
+    cores: int
+    #: None: the site does not say.
+    memory_bytes: int | None
+    features: frozenset[str]
+    partitions: frozenset[str]
+    version: str = ""
+
+    @property
+    def main_gpu_type(self) -> str:
+        """Of the GPUs that we use: a node's others are left to others."""
+        return max(self.gpus, key=lambda kind: (self.gpus[kind], kind), default="")
+
+
+@dataclass(frozen=True, slots=True)
+class JobShare:
+    """What a job has of one node, or will have."""
+
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    cores: int = 0
+    memory_bytes: int = 0
+    #: Nobody else runs there beside it.
+    whole_node: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedJob:
+    """A job that has nodes, or that the scheduler has planned on some."""
+
+    id: str
+    name: str
+    is_running: bool
+    starts_at: float
+    ends_at: float
+    shares: Mapping[str, JobShare]
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmReservation:
+    name: str
+    nodes: frozenset[str]
+    starts_at: float
+    ends_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmPartition:
+    name: str
+    is_default: bool
+    #: UP, DOWN, DRAIN or INACTIVE.
+    state: str
+    #: Of one job.
+    longest_s: float
+    #: Each job gets whole nodes (`OverSubscribe=EXCLUSIVE`).
+    is_exclusive: bool = False
+
+
+def parse_nodes(text: str) -> list[SlurmNode]:
+    return [_node(fields) for fields in records(text) if "NodeName" in fields]
+
+
+def _node(fields: Mapping[str, str]) -> SlurmNode:
+    limit = _number(fields.get("MemSpecLimit"))
+    memory = _number(fields.get("RealMemory")) - limit
+    return SlurmNode(
+        name=fields["NodeName"],
+        states=_states(fields.get("State", "UNKNOWN")),
+        reason=_WHO_AND_WHEN.sub("", fields.get("Reason", "")),
+        gpus=gpu_counts(fields.get("Gres", "")),
+        gpus_used=gpu_counts(fields.get("GresUsed", "")),
+        cores=max(_number(fields.get("CPUEfctv") or fields.get("CPUTot")), 1),
+        # 1 is the default of slurm.conf: nothing is said.
+        memory_bytes=memory * _MIB if memory > 1 else None,
+        features=_names(fields.get("ActiveFeatures", "")),
+        partitions=_names(fields.get("Partitions", "")),
+        version=fields.get("Version", ""),
+    )
+
+
+def _states(text: str) -> frozenset[str]:
+    found = set()
+    for part in text.split("+"):
+        word = part.rstrip("*~#%!$@^-")
+        found.add(word)
+        found |= {_SUFFIXES[mark] for mark in part[len(word) :] if mark in _SUFFIXES}
+    return frozenset(found)
+
+
+def parse_jobs(text: str) -> list[AllocatedJob]:
+    """The jobs that have nodes, and those that wait and are planned on some."""
+    found = (_job(line) for line in text.splitlines())
+    return [job for job in found if job is not None]
+
+
+def _job(line: str) -> AllocatedJob | None:
+    # A name may contain anything: fields are looked for behind it.
+    head, _, rest = line.partition(" UserId=")
+    rest = f" {rest}"
+    state = _value(rest, "JobState")
+    is_running = state in _HOLDING
+    planned = _value(rest, "SchedNodeList") if state == "PENDING" else ""
+    starts_at = seconds(_value(rest, "StartTime"))
+    if starts_at is None or not (is_running or planned):
+        return None
+    number, _, name = head.removeprefix("JobId=").partition(" JobName=")
+    return AllocatedJob(
+        id=number.partition(" ")[0],
+        name=name,
+        is_running=is_running,
+        starts_at=starts_at,
+        ends_at=_end(rest, starts_at),
+        shares=_running_shares(rest) if is_running else _planned_shares(rest, expand_hosts(planned)),
+    )
+
+
+def _end(line: str, starts_at: float) -> float:
+    ends_at = seconds(_value(line, "EndTime"))
+    return ends_at if ends_at is not None else starts_at + duration(_value(line, "TimeLimit"))
+
+
+def _running_shares(line: str) -> dict[str, JobShare]:
+    """By `show job -d`: a line per group of nodes with equal shares."""
+    shares = {}
+    for nodes, cores, memory, gres in _SHARE.findall(line):
+        share = JobShare(gpu_counts(gres), _count_of_ids(cores), int(memory) * _MIB)
+        shares.update(dict.fromkeys(expand_hosts(nodes), share))
+    return shares
+
+
+def _planned_shares(line: str, nodes: tuple[str, ...]) -> dict[str, JobShare]:
+    """Nothing says what a waiting job will have of each node: what it asks for, evenly."""
+    count = max(len(nodes), 1)
+    tasks = max(_number(_value(line, "NumTasks")), 1)
+    gpus = gpu_counts(_value(line, "TresPerNode"))
+    for name, share in (("TresPerJob", 1 / count), ("TresPerTask", tasks / count)):
+        for kind, asked in gpu_counts(_value(line, name)).items():
+            gpus[kind] = max(gpus.get(kind, 0), -int(-asked * share // 1))
+    cores = -(-_number(_value(line, "NumCPUs")) // count)
+    whole = _value(line, "OverSubscribe") == "NO" or bool(gpu_counts(_value(line, "TresPerSocket")))
+    return dict.fromkeys(nodes, JobShare(gpus, cores, 0, whole))
+
+
+def parse_reservations(text: str) -> list[SlurmReservation]:
+    return [
+        SlurmReservation(
+            fields["ReservationName"],
+            frozenset(expand_hosts(fields.get("Nodes", ""))),
+            seconds(fields.get("StartTime")) or 0.0,
+            seconds(fields.get("EndTime")) or NO_LIMIT,
+        )
+        for fields in records(text)
+        if "ReservationName" in fields
+    ]
+
+
+def parse_partitions(text: str) -> list[SlurmPartition]:
+    return [
+        SlurmPartition(
+            fields["PartitionName"],
+            fields.get("Default") == "YES",
+            fields.get("State", "UP"),
+            duration(fields.get("MaxTime", "")),
+            fields.get("OverSubscribe") == "EXCLUSIVE",
+        )
+        for fields in records(text)
+        if "PartitionName" in fields
+    ]
+
+
+def gpu_counts(text: str) -> dict[str, int]:
+    """`gpu:h100:4(S:0-1),gpu:1g.10gb:2,shard:8`, `gres/gpu:4` or `gres:gpu:a100:2` by the GPUs' type."""
+    counts: dict[str, int] = {}
+    for item in re.sub(r"\([^)]*\)", "", text).split(","):
+        name, *more = re.split(r"[:=]", re.sub(r"^gres[:/]", "", item))
+        if name == "gpu":
+            count = int(more.pop()) if more and more[-1].isdigit() else 1
+            kind = ":".join(more)
+            counts[kind] = counts.get(kind, 0) + count
+    return counts
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """`n[1-3,07-08],big7` as names."""
+    if text in ("", "(null)"):
+        return ()
+    return tuple(name for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text) for name in _expand(part))
+
+
+def _expand(part: str) -> Iterator[str]:
+    before, bracket, rest = part.partition("[")
+    if not bracket:
+        yield part
+        return
+    ranges, _, after = rest.partition("]")
+    for one in ranges.split(","):
+        first, _, last = one.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            for end in _expand(after):
+                yield f"{before}{number:0{len(first)}}{end}"
+
+
+def duration(text: str) -> float:
+    """`1-12:00:00` or `30:00`, in seconds; without a limit: for ever."""
+    days, _, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdigit() for part in (days or "0", *parts)):
+        return NO_LIMIT
+    total = 0
+    for part in parts:
+        total = 60 * total + int(part)
+    return float(int(days or 0) * 86400 + total * (60 if len(parts) == 1 else 1))
+
+
+def _value(line: str, name: str) -> str:
+    _, _, rest = line.partition(f" {name}=")
+    value = rest.partition(" ")[0]
+    return "" if value == "(null)" else value
+
+
+def _number(text: str | None) -> int:
+    found = re.match(r"\d+", text or "")
+    return int(found[0]) if found else 0
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name for name in text.split(",") if name and name != "(null)")
+
+
+def _count_of_ids(text: str) -> int:
+    """How many numbers `0-3,8` names."""
+    total = 0
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            total += int(last or first) - int(first) + 1
+    return total

@@ -1,0 +1,291 @@
+"""Run the smallest possible training, exactly as a real one, to learn what can be trained here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from core.domain.choices import Engine as TrainingEngine
+from core.domain.errors import GodMinerError
+from core.system.files import write_atomically
+from miner.backends.base import (
+    IMAGE_OF,
+    EndCause,
+    EngineRejected,
+    EngineSpec,
+    EngineUnreachable,
+    ExecutionEngine,
+    RunPhase,
+    RunStatus,
+)
+from miner.backends.run_folder import log_tail
+
+log = logging.getLogger(__name__)
+
+#: Importing torch from a cold disk takes a minute.
+TRIAL_TIMEOUT_S = 180.0
+POLL_S = 0.1
+#: A failed trial is repeated after RETRY_S; one that found something missing after RECHECK_S (a disk may have
+#: been slow, or it was fixed elsewhere), and at once when the image or the interpreter changes.
+RETRY_S, RECHECK_S = 300.0, 3600.0
+#: The shortest pause after any trial, also one that found out nothing.
+AGAIN_S = 10.0
+#: How long an image's identity is taken as current: it is read less often than the engine is polled.
+IDENTITY_S = 30.0
+RESULTS_FILE = "trials.json"
+#: Reported until the first trial of an image has ended.
+BEING_TRIED = "what trains them is being tried out; this takes up to a few minutes after a change"
+#: How the reported text begins when the trial itself has failed.
+TRIAL_FAILED = "the trial run of the"
+_ENGINES_OF = {
+    image: tuple(engine for engine in IMAGE_OF if IMAGE_OF[engine] == image) for image in IMAGE_OF.values()
+}
+
+#: By training engine: what is missing; without an entry it can train.
+MissingByEngine = Mapping[TrainingEngine, str]
+
+
+class TrialFailed(GodMinerError):
+    """The trial run failed; a real training would have failed in the same way."""
+
+    code = "trial_failed"
+
+
+async def run_trial(
+    engine: ExecutionEngine,
+    parent: Path,
+    argv: tuple[str, ...],
+    *,
+    image: str = "text",
+    gpus: tuple[str, ...] = (),
+    shm_bytes: int | None = None,
+    key: str = "",
+) -> str:
+    """Run this command in a new directory within `parent`; return its output, whatever its exit code."""
+    folder = Path(tempfile.mkdtemp(prefix=".trial-", dir=parent))
+    spec = EngineSpec(
+        key or trial_key(),
+        argv,
+        folder,
+        env={"HF_HUB_OFFLINE": "1"},
+        image=image,
+        gpus=gpus,
+        shm_bytes=shm_bytes,
+        hostile=engine.can_sandbox,
+        timeout_s=TRIAL_TIMEOUT_S,
+    )
+    try:
+        ref = await engine.submit(spec)
+        try:
+            status = await _wait_for_end(engine, ref, folder)
+        finally:
+            await engine.stop(ref, force=True)
+            await _wait_for_end(engine, ref, folder)
+            await engine.remove(ref)
+        output = log_tail(folder).strip()
+        if status.why not in (EndCause.OK, EndCause.FAILED) or not output:
+            raise TrialFailed(f"it ended with {status.why} (code {status.code}): {output or status.detail}")
+        return output
+    except (EngineRejected, EngineUnreachable, TimeoutError) as error:
+        raise TrialFailed(str(error) or "it took too long") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def trial_key() -> str:
+    return f"trial-{secrets.token_hex(8)}"
+
+
+async def _wait_for_end(engine: ExecutionEngine, ref: str, folder: Path) -> RunStatus:
+    limit_s = TRIAL_TIMEOUT_S + 10
+    async with asyncio.timeout(limit_s) as limit:
+        while True:
+            status = await engine.poll(ref, folder)
+            if status.phase not in (RunPhase.RUNNING, RunPhase.QUEUED):
+                return status
+            if status.phase is RunPhase.QUEUED:
+                # A cluster's queue is no fault of the image; the engine ends a wait that takes too long.
+                limit.reschedule(asyncio.get_running_loop().time() + limit_s)
+            await asyncio.sleep(POLL_S)
+
+
+async def missing_in_image(
+    engine: ExecutionEngine, parent: Path, image: str, *, gpus: tuple[str, ...] = (), key: str = ""
+) -> MissingByEngine:
+    """What the training engines of this image lack, found out by `trainer.runner.check_engines` in it.
+    `TrialFailed`."""
+    argv = ("python", "-m", "trainer.runner.check_engines", image)
+    output = await run_trial(engine, parent, argv, image=image, gpus=gpus, key=key)
+    try:
+        # Libraries may write something after it, as they are unloaded.
+        lines = [line for line in output.splitlines() if line.startswith("{")]
+        answer = json.loads(lines[-1])
+        return {name: str(answer[name]) for name in _ENGINES_OF[image] if answer[name]}
+    except (ValueError, LookupError, TypeError):
+        raise TrialFailed(output.splitlines()[-1][-300:]) from None
+
+
+class EngineTrials:
+    """Try each image once, in a task of its own, and keep the result until the image changes."""
+
+    def __init__(
+        self, engine: ExecutionEngine, data_dir: Path, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = engine
+        self._data_dir = data_dir
+        self._file = data_dir / "engines" / RESULTS_FILE
+        self._clock = clock
+        #: By identity, as on disk.
+        self._results: dict[str, dict[str, str]] = _read_results(self._file)
+        #: By identity: why a trial failed, and when to repeat one that failed or found something missing.
+        self._failures: dict[str, str] = {}
+        self._repeat_at: dict[str, float] = {}
+        #: Identities whose last trial has ended while the engine did not answer.
+        self._unanswered: set[str] = set()
+        #: By image: its identity, and when to read it again.
+        self._identities: dict[str, tuple[str, float]] = {}
+        self._task: asyncio.Task[None] | None = None
+        #: The key of the running trial: recovery must not take it for a run that was left behind.
+        self.running_key: str | None = None
+
+    async def missing(self) -> MissingByEngine:
+        """What is known to keep each training engine from training now; `EngineUnreachable`.
+
+        Starts the next trial that is due without waiting for it: the caller also watches the engine.
+        """
+        absent = await self._engine.missing_images()
+        missing: dict[TrainingEngine, str] = {}
+        due: list[tuple[str, str]] = []
+        for image, engines in _ENGINES_OF.items():
+            if image in absent:
+                missing |= dict.fromkeys(engines, absent[image])
+                self._identities.pop(image, None)
+                continue
+            identity = await self._recent_identity(image)
+            known = self._known(image, identity)
+            missing |= dict.fromkeys(engines, BEING_TRIED) if known is None else known
+            if (known is None or known) and self._is_due(identity, known):
+                due.append((image, identity))
+        if due and not self.is_running:
+            longest = min(due, key=lambda image: self._repeat_at.get(image[1], -math.inf))
+            self._task = asyncio.create_task(self._try(*longest), name="trial")
+        return missing
+
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for so long, or until the running trial has ended."""
+        if self._task is not None and self.is_running:
+            await asyncio.wait({self._task}, timeout=seconds)
+        else:
+            await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        """End the running trial."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _identity(self, image: str) -> str:
+        return f"{self._engine.name} {image} {await self._engine.identity(image)}"
+
+    async def _recent_identity(self, image: str) -> str:
+        """The image's identity, at most IDENTITY_S old."""
+        identity, until = self._identities.get(image, ("", -math.inf))
+        if self._clock() >= until:
+            identity = await self._identity(image)
+            self._identities[image] = identity, self._clock() + IDENTITY_S
+        return identity
+
+    def _known(self, image: str, identity: str) -> MissingByEngine | None:
+        """The result of the last trial; None: there was none."""
+        if identity in self._results:
+            return {TrainingEngine(name): why for name, why in self._results[identity].items()}
+        if identity in self._failures:
+            return dict.fromkeys(_ENGINES_OF[image], self._failures[identity])
+        return None
+
+    async def _try(self, image: str, identity: str) -> None:
+        """Run one trial. One that finds out nothing is repeated as well, but never at once."""
+        try:
+            await self._try_once(image, identity)
+        except EngineUnreachable as error:
+            # The engine went away meanwhile: that says nothing about the image, unless it does so each time.
+            if identity in self._unanswered:
+                self._failed(image, identity, str(error))
+            self._unanswered.add(identity)
+        except Exception as error:
+            log.exception("the trial of the %s image failed unexpectedly", image)
+            self._failed(image, identity, f"{type(error).__name__}: {error}")
+        finally:
+            self._identities.pop(image, None)
+            soonest = self._clock() + AGAIN_S
+            self._repeat_at[identity] = max(self._repeat_at.get(identity, soonest), soonest)
+
+    async def _try_once(self, image: str, identity: str) -> None:
+        missing, failure = await self._run(image)
+        if await self._identity(image) != identity:
+            return  # another image by now
+        self._unanswered.discard(identity)
+        if failure and identity not in self._results:
+            self._failed(image, identity, failure)
+            self._repeat_at[identity] = self._clock() + RETRY_S
+            return
+        self._repeat_at[identity] = self._clock() + RECHECK_S
+        if not failure:
+            self._failures.pop(identity, None)
+            log.info("%s was tried out: %s", identity, missing or "everything is there")
+            self._remember(image, identity, missing)
+
+    def _failed(self, image: str, identity: str, why: str) -> None:
+        """Record a failure, unless an earlier trial has a result, which still counts."""
+        if identity not in self._results:
+            self._failures[identity] = f"{TRIAL_FAILED} {image} image failed (see god-miner doctor): {why}"
+
+    async def _run(self, image: str) -> tuple[MissingByEngine, str]:
+        """What the image lacks, and why the trial failed ("": it did not)."""
+        self.running_key = trial_key()
+        try:
+            return await missing_in_image(self._engine, self._data_dir, image, key=self.running_key), ""
+        except TrialFailed as error:
+            return {}, str(error)
+        except Exception as error:  # a full disk, an engine's odd answer: repeated later
+            log.exception("the trial run of the %s image failed", image)
+            return {}, f"{type(error).__name__}: {error}"
+        finally:
+            self.running_key = None
+
+    def _is_due(self, identity: str, known: MissingByEngine | None) -> bool:
+        first = -math.inf if known is None else self._clock() + RECHECK_S
+        return self._clock() >= self._repeat_at.setdefault(identity, first)
+
+    def _remember(self, image: str, identity: str, missing: MissingByEngine) -> None:
+        """Keep the newest result of each image, on disk as well."""
+        prefix = f"{self._engine.name} {image} "
+        known = _read_results(self._file) | self._results  # another engine's trials write it too
+        others = {name: result for name, result in known.items() if not name.startswith(prefix)}
+        self._results = {**others, identity: {str(engine): why for engine, why in missing.items()}}
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._file, json.dumps(self._results, indent=2).encode())
+
+
+def _read_results(path: Path) -> dict[str, dict[str, str]]:
+    """The stored results; where they cannot be read, everything is tried again."""
+    try:
+        stored = json.loads(path.read_bytes())
+        return {
+            str(identity): {TrainingEngine(name): str(why) for name, why in result.items()}
+            for identity, result in stored.items()
+        }
+    except (OSError, ValueError, AttributeError):
+        return {}

@@ -1,0 +1,1 @@
+"""Notifications of alerts and reports through Apprise."""

@@ -1,0 +1,1 @@
+"""Reports of a day, week or month: work done, its worth, GPU time and quality."""

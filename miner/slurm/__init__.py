@@ -1,1 +1,0 @@
-"""Slurm's own commands, and what they print."""

@@ -1,1 +1,0 @@
-"""Measurements of GPUs and trainings, rules on them, alerts and reports."""

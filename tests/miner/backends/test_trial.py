@@ -1,0 +1,252 @@
+"""Trial runs find out what can be trained: once for each image, and again when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from core.domain.choices import Engine as TrainingEngine
+from core.runs.run_files import LOG_FILE
+from miner.backends.base import EndCause, EngineSpec, EngineUnreachable, RunPhase, RunStatus
+from miner.backends.trial import (
+    AGAIN_S,
+    BEING_TRIED,
+    IDENTITY_S,
+    RECHECK_S,
+    RETRY_S,
+    EngineTrials,
+    MissingByEngine,
+    TrialFailed,
+    missing_in_image,
+)
+
+READY = json.dumps({"axolotl": "", "native": "", "kohya": "", "ai-toolkit": ""})
+
+
+@dataclass
+class Answering:
+    """An engine whose runs end at once, with one output for all."""
+
+    output: str = READY
+    why: EndCause = EndCause.OK
+    identities: dict[str, str] = field(default_factory=lambda: {"text": "1", "image": "1", "toolkit": "1"})
+    absent: dict[str, str] = field(default_factory=dict)
+    tried: list[str] = field(default_factory=list)
+    name: str = "docker"
+    can_sandbox: bool = True
+    #: Runs end once it is set.
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    stopped: list[str] = field(default_factory=list)
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        self.ending.set()
+
+    async def submit(self, spec: EngineSpec) -> str:
+        assert spec.argv[:3] == ("python", "-m", "trainer.runner.check_engines")
+        assert spec.hostile
+        assert not spec.gpus
+        self.tried.append(spec.image)
+        (spec.run_dir / LOG_FILE).write_text(f"a warning of some library\n{self.output}\n")
+        return spec.key
+
+    async def poll(self, ref: str, run_dir: Path) -> RunStatus:
+        if not self.ending.is_set() and ref not in self.stopped:
+            return RunStatus(RunPhase.RUNNING)
+        return RunStatus(RunPhase.ENDED, self.why, 0 if self.why is EndCause.OK else 1)
+
+    async def stop(self, ref: str, *, force: bool = False) -> None:
+        self.stopped.append(ref)
+
+    async def remove(self, ref: str) -> None: ...
+
+    async def missing_images(self) -> dict[str, str]:
+        return self.absent
+
+    async def identity(self, image: str) -> str:
+        self.asked += 1
+        return self.identities[image]
+
+
+def trials(engine: Answering, data_dir: Path, clock: list[float] | None = None) -> EngineTrials:
+    now = clock or [0.0]
+    return EngineTrials(engine, data_dir, lambda: now[0])  # type: ignore[arg-type]
+
+
+async def settled(tried: EngineTrials) -> MissingByEngine:
+    """What it knows once every trial that is due has ended."""
+    found = await tried.missing()
+    while tried.is_running:
+        await tried.pause(60)
+        found = await tried.missing()
+    return found
+
+
+async def test_each_image_is_tried_once_and_again_when_it_changes(tmp_path: Path) -> None:
+    engine, clock = Answering(), [0.0]
+    tried = trials(engine, tmp_path, clock)
+    assert await settled(tried) == await settled(tried) == {}
+    assert engine.tried == ["text", "image", "toolkit"]
+    asked = engine.asked
+    engine.identities["image"] = "2"
+    for _ in range(6):
+        await settled(tried)
+        clock[0] += IDENTITY_S / 6
+    assert engine.asked == asked
+    await settled(tried)
+    assert engine.tried[3:] == ["image"]
+    assert tried.running_key is None
+    assert not list(tmp_path.glob(".trial-*"))
+
+
+async def test_what_is_missing_is_known_by_training_engine_and_survives_a_restart(tmp_path: Path) -> None:
+    engine = Answering(json.dumps({"axolotl": "no axolotl", "native": ""}), absent={"image": "not built"})
+    engine.absent["toolkit"] = "not built"
+    expected = {
+        TrainingEngine.AXOLOTL: "no axolotl",
+        TrainingEngine.KOHYA: "not built",
+        TrainingEngine.AI_TOOLKIT: "not built",
+    }
+    assert await settled(trials(engine, tmp_path)) == expected
+    assert await settled(trials(engine, tmp_path)) == expected
+    assert engine.tried == ["text"]
+    (tmp_path / "engines" / "trials.json").write_text("{")
+    assert await settled(trials(engine, tmp_path)) == expected
+    assert engine.tried == ["text", "text"]
+
+
+async def test_an_image_that_cannot_run_our_code_trains_nothing_and_is_tried_again_later(
+    tmp_path: Path,
+) -> None:
+    engine = Answering("Traceback …\nModuleNotFoundError: No module named 'pydantic'", EndCause.FAILED)
+    engine.absent = {"image": "not built", "toolkit": "not built"}
+    clock = [0.0]
+    tried = trials(engine, tmp_path, clock)
+    missing = await settled(tried)
+    assert "No module named 'pydantic'" in missing[TrainingEngine.AXOLOTL]
+    assert missing[TrainingEngine.AXOLOTL] == missing[TrainingEngine.NATIVE]
+    engine.output, engine.why = READY, EndCause.OK
+    assert await settled(tried) == missing
+    clock[0] += RETRY_S
+    assert TrainingEngine.NATIVE not in await settled(tried)
+
+
+async def test_missing_parts_are_tried_again_and_count_until_the_next_result(
+    tmp_path: Path,
+) -> None:
+    """A slow disk must not refuse a kind of offers for good. What is complete is not tried again."""
+    engine, clock = Answering(json.dumps({"kohya": "python: timed out"})), [0.0]
+    engine.absent = {"text": "not built", "toolkit": "not built"}
+    tried = trials(engine, tmp_path, clock)
+    found = await settled(tried)
+    assert found[TrainingEngine.KOHYA] == "python: timed out"
+    tried = trials(engine, tmp_path, clock)  # another start
+    assert await settled(tried) == found
+    engine.why = EndCause.OOM_KILLED
+    clock[0] += RECHECK_S
+    assert await settled(tried) == await settled(tried) == found
+    engine.why, engine.output = EndCause.OK, READY
+    clock[0] += RECHECK_S
+    assert TrainingEngine.KOHYA not in await settled(tried)
+    clock[0] += RECHECK_S
+    assert TrainingEngine.KOHYA not in await settled(tried)
+    assert engine.tried == ["image"] * 3
+
+
+async def test_what_a_library_says_at_the_end_does_not_hide_the_answer(tmp_path: Path) -> None:
+    engine = Answering(f"{READY}\nException ignored in: <function finalize>")
+    assert await missing_in_image(engine, tmp_path, "text") == {}  # type: ignore[arg-type]
+
+
+async def test_a_trial_that_was_killed_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(TrialFailed, match="oom-killed"):
+        await missing_in_image(Answering(why=EndCause.OOM_KILLED), tmp_path, "text")  # type: ignore[arg-type]
+
+
+async def test_an_unreachable_engine_is_not_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(_self: object) -> dict[str, str]:
+        raise EngineUnreachable("Docker does not run")
+
+    monkeypatch.setattr(Answering, "missing_images", silent)
+    with pytest.raises(EngineUnreachable):
+        await trials(Answering(), tmp_path).missing()
+
+
+async def test_nobody_waits_for_a_trial_and_it_ends_with_the_daemon(tmp_path: Path) -> None:
+    engine = Answering(absent={"image": "not built", "toolkit": "not built"})
+    engine.ending.clear()
+    tried = trials(engine, tmp_path)
+    async with asyncio.timeout(60):
+        for _ in range(3):
+            assert (await tried.missing())[TrainingEngine.AXOLOTL] == BEING_TRIED
+            await tried.pause(0.01)
+        await tried.close()
+    assert engine.tried == ["text"]
+    assert len(engine.stopped) == 1
+    assert not list(tmp_path.glob(".trial-*"))
+
+
+async def test_a_result_counts_only_for_the_image_that_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a trial that died with its engine say anything about the image."""
+
+    async def away(_self: object, _image: str) -> str:
+        raise EngineUnreachable("Docker does not run")
+
+    engine = Answering(why=EndCause.OOM_KILLED, absent={"image": "not built", "toolkit": "not built"})
+    clock = [0.0]
+    tried = trials(engine, tmp_path, clock)
+    await tried.missing()
+    monkeypatch.setattr(Answering, "identity", away)
+    await tried.pause(60)
+    monkeypatch.undo()
+    engine.why = EndCause.OK
+    clock[0] += IDENTITY_S
+    assert TrainingEngine.NATIVE not in await settled(tried)
+    clock[0] += IDENTITY_S
+    engine.identities["text"], engine.output = "2", json.dumps({"axolotl": "no axolotl", "native": ""})
+    engine.ending.clear()
+    await tried.missing()
+    await tried.pause(0.05)
+    engine.identities["text"], engine.output = "3", READY
+    engine.ending.set()
+    assert TrainingEngine.AXOLOTL not in await settled(tried)
+    assert engine.tried == ["text"] * 4
+
+
+@pytest.mark.parametrize("error", [EngineUnreachable("Docker does not run"), ValueError("a bug")])
+async def test_a_trial_that_finds_out_nothing_is_repeated_after_a_pause_and_keeps_no_other_from_its_turn(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def identity(engine: Answering, image: str) -> str:
+        current = asyncio.current_task()
+        if image == "text" and current is not None and current.get_name() == "trial":
+            raise error
+        return engine.identities[image]
+
+    monkeypatch.setattr(Answering, "identity", identity)
+    engine, clock = Answering(), [0.0]
+    tried = trials(engine, tmp_path, clock)
+
+    async def rounds() -> MissingByEngine:
+        found: MissingByEngine = {}
+        for _ in range(20):
+            found = await tried.missing()
+            if tried.is_running:
+                await tried.pause(60)
+        return found
+
+    await rounds()
+    assert engine.tried == ["text", "image", "toolkit"]
+    clock[0] += AGAIN_S
+    found = await rounds()
+    assert engine.tried == ["text", "image", "toolkit", "text"]
+    assert str(error) in found[TrainingEngine.AXOLOTL]
+    monkeypatch.undo()
+    clock[0] += IDENTITY_S
+    assert await settled(tried) == {}
