@@ -58,6 +58,7 @@ def test_stopping_is_a_request_that_the_trainer_hears(text: str) -> None:
     assert not re.search(r"^ENTRYPOINT .*\bsh\b", text, re.MULTILINE)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("sh") is None, reason="no shell")
 def test_every_command_of_a_build_is_a_command(text: str) -> None:
     lines = re.sub(r"\\\n\s*#[^\n]*", r"\\", text)
@@ -74,6 +75,7 @@ def test_the_build_context_is_small() -> None:
     assert sum(path.stat().st_size for path in sent if "__pycache__" not in path.parts) < 20_000_000
 
 
+@pytest.mark.process
 def test_the_text_image_has_what_validators_rewards_import_and_is_built_without_them_too() -> None:
     text = TRAINERS["text"].read_text("utf-8")
     [packages] = re.findall(r'^ARG REWARD_PACKAGES="(.*)"$', text, re.MULTILINE)

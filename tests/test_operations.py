@@ -18,6 +18,9 @@ from miner.settings import Settings, load_settings
 from miner.store import database
 from tests.doubles.each import each
 
+pytestmark = pytest.mark.process
+
+
 ROOT = Path(__file__).parents[1]
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
 DOCKERFILE = (ROOT / "dockerfiles/miner.dockerfile").read_text()

@@ -15,6 +15,9 @@ from benchmarks.presign import LoadKind
 from tests.doubles.each import each
 from tests.miner.dev.serving import Answer, Handler, serving
 
+pytestmark = pytest.mark.process
+
+
 VALIDATOR = Keypair.from_seed(b"v" * 32)
 MINER = Keypair.from_seed(b"m" * 32).ss58_address
 

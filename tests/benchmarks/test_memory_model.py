@@ -26,7 +26,8 @@ def test_without_a_training_environment_it_says_so(monkeypatch: pytest.MonkeyPat
     assert memory_model.VARIABLE in report.notes[0]
 
 
-@pytest.mark.integration
+@pytest.mark.thorough
+@pytest.mark.training
 def test_the_model_holds_against_torchs_own_bookkeeping(training_python: str) -> None:
     picked = list(memory_model.cases())[5::37]
     rows = memory_model.compare(picked, training_python)

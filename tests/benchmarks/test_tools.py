@@ -8,6 +8,8 @@ from rich.console import Console
 from benchmarks import garbage, machine, report, subjects
 from benchmarks.presign import LoadKind
 
+pytestmark = pytest.mark.process
+
 
 def test_the_slope_is_growth_per_request() -> None:
     assert garbage.slope([(0, 100.0), (1000, 102.0), (2000, 104.0)]) == pytest.approx(0.002)
@@ -49,7 +51,6 @@ def test_a_report_is_a_table_with_its_notes_and_a_file_of_its_numbers(
     assert written == {"benchmark": "things", "machine": {"CPU": "1"}, "runs": [1]}
 
 
-@pytest.mark.integration
 def test_the_generator_and_the_bare_server_work_as_processes() -> None:
     with subjects.ground() as ground, subjects.bare_server(ground) as server:
         done = subjects.load(ground, server.port, LoadKind.OFFER, 200, concurrency=5)

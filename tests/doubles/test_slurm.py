@@ -15,7 +15,7 @@ import pytest
 from tests.doubles.required import missing
 from tests.doubles.slurm import CONTROLLER, MUNGE, SCRIPT, OwnSlurm, own_slurm, waited_for
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
 SLEEPER = "#!/bin/sh\nsrun sh -c 'echo up >up; exec sleep 1000'\n"

@@ -6,7 +6,6 @@ import json
 from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +16,6 @@ from miner.http.subnet import ROUTES
 from tests.doubles.http_bytes import Reply, request
 from tests.miner.http.daemon_process import DaemonProcess
 from tests.miner.http.raw_connection import RawConnection
-
-pytestmark = pytest.mark.integration
 
 POSTS = [path for method, path, _ in ROUTES if method == "POST"]
 PATHS = [*POSTS, "/get_latest_model_submission/x", "/training_repo/text", "/healthz"]

@@ -17,8 +17,6 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 from miner.http import subnet
 from tests.miner.http.daemon_process import DaemonProcess
 
-pytestmark = pytest.mark.integration
-
 
 def _schema() -> schemathesis.BaseSchema:
     app = FastAPI(openapi_url=None)  # as in production: the schema is there, but not served

@@ -14,7 +14,10 @@ from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_fixtures import own_dockerd
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.thorough,
+]
 
 LINES = {
     "plain": "COPY trainer /app/trainer",

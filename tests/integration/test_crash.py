@@ -28,8 +28,6 @@ from tests.integration.traffic import (
     used_nonces,
 )
 
-pytestmark = pytest.mark.integration
-
 LANES = 20
 #: Answers after which the daemon is killed, one life each: at once, and deep in the stream, with commits of
 #: every size under way.
@@ -95,6 +93,7 @@ async def test_what_was_acknowledged_survives_kill_9(
     await survives(validator, running, LIVES)
 
 
+@pytest.mark.campaign
 async def test_what_was_acknowledged_survives_kill_9_at_any_instant(
     validator: Validator, running: Callable[..., ChildProcess]
 ) -> None:

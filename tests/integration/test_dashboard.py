@@ -26,8 +26,6 @@ from miner.dev.validator import ValidatorClient, example_task
 from tests.doubles.browser import Browser, open_browser
 from tests.doubles.required import missing
 
-pytestmark = pytest.mark.integration
-
 PASSWORD = "a password for the page"
 #: No disk is so large.
 ALWAYS_FIRES = "rules: {disk-full: {when: {below: 900TB, clear: 901TB}}}\n"
@@ -307,6 +305,8 @@ def training(tmp_path: Path) -> Iterator[Page]:
         yield made
 
 
+@pytest.mark.small
+@pytest.mark.training
 def test_a_training_is_live_and_ends_when_it_is_cancelled(browser: Browser, training: Page) -> None:
     curve = """const all = [...document.querySelectorAll('[aria-label="Training loss over steps"] path')];
     return Math.max(0, ...all.map(one => one.getAttribute('d').split(/[LC]/).length))"""

@@ -18,9 +18,13 @@ from tests.doubles.required import missing
 from tests.doubles.slurm import OwnSlurm
 
 PYTHON = os.environ.get("GOD_MINER_TRAINING_PYTHON")
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.training,
+    pytest.mark.small,
+]
 
 
+@pytest.mark.kept("process")
 @pytest.mark.parametrize("engine", [EngineKind.PROCESS, EngineKind.SLURM])
 def test_a_little_model_is_trained_published_and_reported(
     engine: EngineKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -25,8 +25,6 @@ from tests.integration.traffic import (
     used_nonces,
 )
 
-pytestmark = pytest.mark.integration
-
 Running = Callable[..., ChildProcess]
 Ending = Callable[..., Ended]
 
@@ -88,6 +86,7 @@ async def test_a_full_disk_is_a_clear_503_and_is_over_when_there_is_room(
         assert not {one.nonce for one in refused} & used_nonces(connection)
 
 
+@pytest.mark.kept("limited")
 async def test_nothing_is_lost_when_it_stops_and_starts_on_a_full_disk(
     validator: Validator, disk: Disk, running: Running
 ) -> None:
@@ -106,6 +105,7 @@ async def test_nothing_is_lost_when_it_stops_and_starts_on_a_full_disk(
     assert again.stop() == DaemonExitCode.OK
 
 
+@pytest.mark.kept("limited")
 def test_a_start_on_a_full_disk_is_reported_and_may_be_tried_again(
     stack: DevStack, disk: Disk, running: Running
 ) -> None:
@@ -120,6 +120,7 @@ def test_a_start_on_a_full_disk_is_reported_and_may_be_tried_again(
     assert running().stop() == DaemonExitCode.OK
 
 
+@pytest.mark.kept("False")
 @pytest.mark.parametrize("used_before", [False, True])
 def test_a_folder_that_can_not_be_written_is_named(
     used_before: bool, stack: DevStack, running: Running
@@ -132,6 +133,7 @@ def test_a_folder_that_can_not_be_written_is_named(
     assert_ended(done, DaemonExitCode.CONFIG, str(stack.data_dir), "DATA_DIR")
 
 
+@pytest.mark.kept("god-miner.sqlite3")
 @pytest.mark.parametrize("name", [FILE_NAME, "god-miner.lock"])
 def test_a_file_of_somebody_else_in_the_folder_is_named(name: str, stack: DevStack, running: Running) -> None:
     assert running().stop() == DaemonExitCode.OK
@@ -161,6 +163,7 @@ async def test_a_folder_closed_while_it_runs_does_not_stop_it(validator: Validat
         assert_kept(connection, sent)
 
 
+@pytest.mark.kept("")
 @pytest.mark.parametrize("tail", ["", "-wal"])
 async def test_a_database_that_is_removed_under_the_daemon_ends_it_with_the_reason(
     validator: Validator, running: Running, tail: str

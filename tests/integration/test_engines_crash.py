@@ -23,7 +23,6 @@ from tests.doubles.engine_fixtures import bench, kind
 
 __all__ = ["bench", "kind"]
 
-pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 INSTANTS = int(os.environ.get("GOD_MINER_INSTANTS", "20"))
@@ -85,6 +84,7 @@ async def test_a_daemon_killed_before_any_step_of_a_submit(
     pytest.fail(f"a submit takes more than {MOST_STEPS} steps")
 
 
+@pytest.mark.campaign
 async def test_a_daemon_killed_at_any_instant_of_a_submit(
     bench: EngineBench, daemons: subprocess.Popen[str]
 ) -> None:

@@ -26,7 +26,7 @@ from tests.doubles.engine_bench import WAIT_S, EngineBench, Run, docker_bench
 from tests.doubles.engine_fixtures import own_dockerd
 from tests.integration.test_engines import POLITE, SLEEPER, host_pid
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.docker
 
 #: Writes a numbered line every 10 ms.
 COUNTER = """
@@ -196,6 +196,7 @@ async def test_an_engine_killed_before_any_part_of_a_submit_runs_it_once(
         assert containers(restorable) == []
 
 
+@pytest.mark.campaign
 async def test_an_engine_killed_at_any_instant_of_a_submit_runs_it_once(
     restorable: Dockerd, tmp_path: Path
 ) -> None:

@@ -26,8 +26,6 @@ from tests.doubles import hostile
 from tests.doubles.engine_bench import EngineBench, Run, process_bench
 from tests.doubles.engine_fixtures import bench_of
 
-pytestmark = pytest.mark.integration
-
 
 @pytest_asyncio.fixture(params=["sandboxed process", "docker", "slurm"])
 async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EngineBench]:
@@ -94,6 +92,7 @@ async def test_there_is_no_network(bench: EngineBench, listeners: tuple[int, str
     assert results["interfaces"] == ["lo"]
 
 
+@pytest.mark.with_slurm
 async def test_it_sees_its_own_files_and_no_others(bench: EngineBench, tmp_path: Path, needle: str) -> None:
     wallet, dot_env = tmp_path / "wallet", bench.data_dir / ".env"
     other = bench.spec("true").run_dir / "plan.json"

@@ -16,8 +16,6 @@ from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, NvmlHost, compiled, trai
 from tests.integration.test_last_gpu import POLICY, all_at_once, one_gpu_task
 from tests.integration.traffic import GENEROUS, Validator, store
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def host(tmp_path: Path) -> NvmlHost:

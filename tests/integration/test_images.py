@@ -22,7 +22,7 @@ from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_fixtures import own_dockerd
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.docker
 
 ROOT = Path(__file__).parents[2]
 SITE = sysconfig.get_path("purelib")
@@ -99,6 +99,7 @@ def test_the_daemons_image_is_built_and_starts(engine: Dockerd) -> None:
     assert "DATA_DIR" in log
 
 
+@pytest.mark.kept("standalone-image-trainer")
 @pytest.mark.parametrize("name", ["standalone-image-trainer", "standalone-image-toolkit-trainer"])
 def test_an_image_trainers_image_is_built_and_starts(engine: Dockerd, name: str) -> None:
     build_base(engine, "uv:1", UV_BASE, {"uv": UV})
@@ -112,6 +113,7 @@ def test_an_image_trainers_image_is_built_and_starts(engine: Dockerd, name: str)
     assert "--expected-repo-name" in log
 
 
+@pytest.mark.thorough
 def test_a_prepared_entrys_image_is_built_and_starts(engine: Dockerd, tmp_path: Path) -> None:
     """Nothing is missing that a training by the chosen profile needs."""
     build_base(engine, "uv:1", UV_BASE, {"uv": UV})

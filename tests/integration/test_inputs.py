@@ -26,8 +26,6 @@ from tests.doubles.hub import Hub
 from tests.integration.disks import small_disk
 from tests.miner.inputs.models import sharded
 
-pytestmark = pytest.mark.integration
-
 DATASET = InstructDataset(field_instruction="q", field_output="a")
 DATA = json.dumps([{"q": "word " * 20, "a": "three little words"} for _ in range(12_000)]).encode()
 MODEL = sharded(3, 6000)
@@ -91,6 +89,7 @@ def kill_workers(others: set[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.campaign
 async def test_workers_killed_at_random_instants_leave_nothing_that_is_trusted_and_lose_little(
     hub: Hub, store: FileStore, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ from tests.integration.test_trainer_image import DATASET, REPO, ROOT, TASK, cach
 
 __all__ = ["cache", "engine", "image", "training"]
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.campaign
 #: From the first submission on, seconds in which kills come.
 SPAN_S = 8.0
 #: Better each time, and scored every tenth of few steps: many saves.

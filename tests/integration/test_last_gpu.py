@@ -20,8 +20,6 @@ from miner.settings import load_settings
 from tests.integration import raw
 from tests.integration.traffic import GENEROUS, Sent, Validator, store
 
-pytestmark = pytest.mark.integration
-
 OFFERS = 500
 #: One GPU for a task, and no waiting: what is taken is taken.
 POLICY = "extends: everything-feasible\nfitting: {max_wait: 0s}\n"
@@ -54,6 +52,7 @@ async def all_at_once(port: int, requests: list[Sent]) -> list[bool]:
     return [answer.json["accepted"] for answer in answers if answer is not None]
 
 
+@pytest.mark.kept("4xH100-4")
 @pytest.mark.parametrize(("gpus", "fit"), [("1xH100", 1), ("4xH100", 4)])
 async def test_exactly_as_many_are_accepted_as_fit(
     validator: Validator, running: Callable[..., ChildProcess], tmp_path: Path, gpus: str, fit: int

@@ -18,7 +18,7 @@ from miner.__main__ import app
 from miner.dev import demo_inputs
 from tests.doubles.required import missing
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.training
 
 PAGE = Path(__file__).parents[2] / "docs/native.md"
 
@@ -51,6 +51,7 @@ def run(words: str, *more: str) -> str:
     return done.output
 
 
+@pytest.mark.thorough_rows("text")
 @pytest.mark.parametrize("data", ["text/", "TOKENS"])
 def test_a_pretraining_from_text_or_tokens_ends_with_a_better_model(folder: Path, data: str) -> None:
     words = f"train native RUN --mode pretrain --model MODEL --data {data}"

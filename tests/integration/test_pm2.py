@@ -26,8 +26,6 @@ from tests.integration.traffic import (
     store,
 )
 
-pytestmark = pytest.mark.integration
-
 CONCURRENT = 200
 #: Answers before the restart is asked for, and after the restarted daemon gave its first one.
 BEFORE, AFTER = 400, 400

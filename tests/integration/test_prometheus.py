@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from core.config.files import config_dir
@@ -23,8 +22,6 @@ from tests.doubles.nvml import NvmlHost, compiled, training, uuid
 from tests.doubles.required import missing
 from tests.miner.http.daemon_in_process import open_daemon
 from tests.miner.http.scraped import dashboard_queries, know_everything
-
-pytestmark = pytest.mark.integration
 
 RULES = config_dir() / "prometheus" / "rules.yml"
 LIMIT_S = 240.0

@@ -28,7 +28,7 @@ from tests.miner.tournament.rehearsed_entries import commit_all
 
 __all__ = ["engine", "training"]
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.training
 
 #: What the image is built from.
 INGREDIENTS = ("configs", "core", "dockerfiles", "requirements", "trainer")
@@ -196,6 +196,7 @@ def test_an_image_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, 
     assert "on 3 pictures" in task["score"]["notes"][0]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("shells")
 def test_an_environment_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
@@ -216,6 +217,7 @@ def test_an_environment_task_passes_from_clone_to_score(engine: Dockerd, entry: 
     assert all(re.search(rf"{name}: [1-9][0-9,]* rows of", console) for name in ("intercode", "othello"))
 
 
+@pytest.mark.thorough
 def test_every_other_kind_of_text_passes(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
     kinds = [task.name for task in TASKS.values() if task.tournament == "text" and task.name != "instruct"]
     output = tmp_path / "out"

@@ -6,13 +6,9 @@ import json
 import os
 from pathlib import Path
 
-import pytest
-
 from miner.backends.base import EndCause
 from tests.doubles.engine_bench import process_bench
 from tests.doubles.required import missing
-
-pytestmark = pytest.mark.integration
 
 #: Speaks as `trainer.rewards.sandbox` does, for which the interpreter of these tests lacks the packages.
 TRAINER = '''

@@ -28,7 +28,10 @@ from tests.doubles.nvml import NvmlHost, compiled
 from tests.doubles.required import missing
 from tests.miner.http.daemon_in_process import DaemonInProcess, open_daemon
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.training,
+    pytest.mark.small,
+]
 
 #: Importing the stack on a busy machine takes minutes; below what `tests.doubles.watch` gives a test.
 LIMIT_S = 800.0
@@ -157,6 +160,7 @@ async def played(
             await daemon.daemon.running_jobs.wait_until_over(row["id"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("played", PROFILES, indirect=True)
 async def test_a_gpu_that_fills_gets_smaller_passes_and_the_loss_goes_on(played: PlayedJob) -> None:
     await played.until(lambda: played.step >= 20)

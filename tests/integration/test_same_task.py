@@ -19,7 +19,10 @@ from tests.doubles.engine_fixtures import own_dockerd
 from tests.doubles.required import missing
 from tests.doubles.slurm import OwnSlurm
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.training,
+    pytest.mark.thorough,
+]
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "training:1"

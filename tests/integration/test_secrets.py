@@ -26,8 +26,6 @@ from tests.integration.conftest import run_to_end
 from tests.integration.disks import size_limit
 from tests.integration.traffic import Validator
 
-pytestmark = pytest.mark.integration
-
 TOURNAMENTS = ("text", "image", "environment")
 REPOSITORIES = {
     name: value
@@ -187,6 +185,7 @@ async def failing_writes(validator: Validator, child: ChildProcess) -> None:
     disk.free(child.pid)
 
 
+@pytest.mark.kept("console")
 @pytest.mark.parametrize("log_format", ["json", "console"])
 async def test_no_secret_gets_out_of_a_running_daemon(
     log_format: str, stack: DevStack, validator: Validator

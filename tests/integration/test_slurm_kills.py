@@ -26,8 +26,6 @@ from tests.doubles.base_image import PYTHON
 from tests.doubles.engine_bench import WAIT_S, EngineBench, Run, slurm_bench
 from tests.doubles.slurm import CONTROLLER, MUNGE, OwnSlurm, own_slurm
 
-pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).parents[2]
 #: Counts itself, and goes on when it may.
 WAITS = """
@@ -167,6 +165,7 @@ async def test_an_sbatch_that_outlives_its_daemon_and_comes_second_starts_nothin
     assert (await once(bench, mortal, run)).why is EndCause.OK
 
 
+@pytest.mark.kept("running")
 @pytest.mark.parametrize("begun", [False, True], ids=["waiting", "running"])
 async def test_killed_before_the_answer_is_recorded_the_run_is_found(
     bench: EngineBench, mortal: OwnSlurm, begun: bool
@@ -192,6 +191,7 @@ async def test_killed_before_the_answer_is_recorded_the_run_is_found(
 # Slurm's daemons, while it is submitted
 
 
+@pytest.mark.thorough
 async def test_a_controller_that_is_gone_gets_the_run_when_it_is_back(
     bench: EngineBench, mortal: OwnSlurm
 ) -> None:
@@ -256,6 +256,7 @@ async def test_nodes_whose_daemon_is_gone_run_it_once_when_it_is_back(
     assert run.file("ran") == ("x" if status.why is EndCause.OK else "")
 
 
+@pytest.mark.kept("node's daemon", "node")
 @pytest.mark.parametrize("victim", ["controller", "node's daemon", "node"])
 async def test_killed_between_the_claim_and_the_wrapper_it_runs_once_at_most(
     victim: str, mortal: OwnSlurm, tmp_path: Path
@@ -284,6 +285,7 @@ async def test_killed_between_the_claim_and_the_wrapper_it_runs_once_at_most(
 # Slurm's daemons, while it runs
 
 
+@pytest.mark.kept("controller", "node's daemon")
 @pytest.mark.parametrize("victim", ["controller", "node's daemon", "munge"])
 async def test_a_training_outlives_slurms_daemons(victim: str, bench: EngineBench, mortal: OwnSlurm) -> None:
     run = await bench.submit(bench.code(WAITS))
@@ -312,6 +314,7 @@ async def test_a_node_that_is_gone_is_the_reason(bench: EngineBench, mortal: Own
     await nothing_left(mortal)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", ["batch", "0"])
 async def test_a_job_without_its_supervisor_goes_on_and_its_end_is_known(
     step: str, bench: EngineBench, mortal: OwnSlurm, monkeypatch: pytest.MonkeyPatch
@@ -328,6 +331,7 @@ async def test_a_job_without_its_supervisor_goes_on_and_its_end_is_known(
     assert run.file("ran") == "x"
 
 
+@pytest.mark.kept("node's daemon")
 @pytest.mark.parametrize("victim", ["controller", "node's daemon"])
 async def test_what_saves_while_daemons_die_was_stopped(
     victim: str, bench: EngineBench, mortal: OwnSlurm

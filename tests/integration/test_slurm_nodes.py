@@ -16,8 +16,6 @@ from miner.fleet.sources import GpuScan, ScanFailed
 from tests.doubles.required import missing
 from tests.doubles.slurm import OwnSlurm, own_slurm, waited_for
 
-pytestmark = pytest.mark.integration
-
 HOUR = 3600
 
 

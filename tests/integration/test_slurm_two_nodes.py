@@ -107,6 +107,7 @@ async def nothing_left(run: Run) -> None:
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.thorough_rows("axolotl")
 @pytest.mark.parametrize("engine", [Engine.NATIVE, Engine.AXOLOTL])
 async def test_two_nodes_train_one_model(bench: EngineBench, python: str, engine: Engine) -> None:
     run = await started(bench, python, engine, "short")
@@ -134,6 +135,7 @@ async def test_a_node_whose_wrapper_is_killed_ends_the_job_on_both(bench: Engine
     await nothing_left(run)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("node", ["", "node_1"])
 async def test_a_node_whose_trainer_is_killed_ends_the_job_on_both(
     bench: EngineBench, python: str, node: str

@@ -30,8 +30,6 @@ from tests.integration import raw
 from tests.integration.conftest import Ended, assert_ended, spawn
 from tests.integration.traffic import assert_whole, store
 
-pytestmark = pytest.mark.integration
-
 Running = Callable[..., ChildProcess]
 Ending = Callable[..., Ended]
 
@@ -85,6 +83,7 @@ def test_what_it_says_it_listens_on_it_listens_on(stack: DevStack) -> None:
     assert process.returncode == DaemonExitCode.OK
 
 
+@pytest.mark.kept("PUBLIC_PORT")
 @pytest.mark.parametrize("setting", ["PUBLIC_PORT", "OPERATOR_PORT"])
 def test_a_port_in_use_is_named_with_its_setting(setting: str, stack: DevStack, ended: Ending) -> None:
     port = int(stack.settings()[setting])
@@ -94,6 +93,7 @@ def test_a_port_in_use_is_named_with_its_setting(setting: str, stack: DevStack, 
     assert_ended(done, DaemonExitCode.PORT_IN_USE, why, f"set {setting}")
 
 
+@pytest.mark.kept("OPERATOR_HOST-no-such-host.invalid")
 @pytest.mark.parametrize(
     ("setting", "host"), [("PUBLIC_HOST", "203.0.113.7"), ("OPERATOR_HOST", "no-such-host.invalid")]
 )
@@ -178,6 +178,7 @@ def store_of_an_unreleased_version() -> bytes:
         return connection.serialize()
 
 
+@pytest.mark.kept("no database")
 @pytest.mark.parametrize(
     "content",
     [
@@ -219,6 +220,7 @@ def run_file_written(stack: DevStack) -> bool:
     return (stack.data_dir / RUN_FILE).exists()
 
 
+@pytest.mark.thorough_rows("run_file_w", "lock_taken")
 @pytest.mark.parametrize(
     ("moment", "number"),
     [

@@ -26,8 +26,6 @@ from tests.doubles.http_bytes import request
 from tests.integration import raw
 from tests.integration.traffic import Sent, Validator, assert_kept, assert_whole, say_all, store
 
-pytestmark = pytest.mark.integration
-
 Running = Callable[..., ChildProcess]
 
 
@@ -56,6 +54,7 @@ def operator_answers(stack: DevStack) -> bool:
         return connection.getresponse().status == 200
 
 
+@pytest.mark.kept("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_lets_requests_in_flight_be_answered_whole(
     number: signal.Signals, validator: Validator, running: Running
@@ -97,6 +96,7 @@ async def test_idle_connections_do_not_hold_up_the_stop(validator: Validator, ru
         assert await connection.answer() is None
 
 
+@pytest.mark.kept("15")
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(
     second: signal.Signals, validator: Validator, running: Running
@@ -118,6 +118,7 @@ async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(
         assert_kept(connection, [kept])
 
 
+@pytest.mark.kept("0")
 @pytest.mark.parametrize("padding", [0, 20_000])
 async def test_what_does_not_end_within_the_grace_is_not_accepted(
     padding: int, validator: Validator, running: Running

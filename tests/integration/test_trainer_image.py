@@ -21,7 +21,10 @@ from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_fixtures import own_dockerd
 from tests.doubles.required import missing
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.training,
+    pytest.mark.thorough,
+]
 
 ROOT = Path(__file__).parents[2]
 VARIABLE = "GOD_MINER_TRAINING_PYTHON"

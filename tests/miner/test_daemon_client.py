@@ -11,6 +11,9 @@ import pytest
 from miner import daemon_client
 from miner.settings import Settings, load_settings
 
+pytestmark = pytest.mark.process
+
+
 TOKEN = "operator-token-0123456789"
 EVENTS = b"""\
 : hello

@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.core.submission.folders import write
+
+pytestmark = pytest.mark.process
+
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "engine_tables"
 

@@ -44,6 +44,7 @@ def environment(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_file_is_installed_only_with_its_hash(
     changed: bool,

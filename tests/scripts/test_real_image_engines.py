@@ -68,6 +68,7 @@ def test_an_adapters_keys_are_shown_by_what_the_evaluation_goes_by(part: Any, na
     assert part("each").key_prefix(name) == prefix
 
 
+@pytest.mark.process
 def test_one_attempt_that_fails_or_leaves_does_not_end_the_others(part: Any, tmp_path: Path) -> None:
     each = part("each")
     for name in ("a", "b", "c", "of-the-other"):
@@ -126,6 +127,7 @@ def test_the_table_counts_and_a_failure_is_shown_in_full(
     assert table.main(str(path)) == 1
 
 
+@pytest.mark.process
 def test_the_script_says_what_it_wants(tmp_path: Path) -> None:
     script = ROOT / "scripts" / "real_image_engines.sh"
     for arguments in ([], [str(tmp_path)], ["--unknown"]):

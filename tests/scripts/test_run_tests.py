@@ -12,6 +12,9 @@ import pytest
 from scripts import run_tests
 from tests.doubles.each import each
 
+pytestmark = pytest.mark.process
+
+
 CASE = '<testcase time="1"><properties><property name="tier" value="fast"/></properties>{}</testcase>'
 PASSED, FAILED = CASE.format(""), CASE.format('<failure message="no"/>')
 SKIPPED = CASE.format('<skipped message="no pm2"/>')

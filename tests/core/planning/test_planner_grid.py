@@ -121,7 +121,7 @@ def _gpus(plan: TrainingPlan) -> dict[str, Any]:
     }
 
 
-@pytest.mark.integration
+@pytest.mark.training
 def test_axolotl_itself_accepts_every_rendered_configuration(
     feasible: list[Entry], training_python: str
 ) -> None:

@@ -16,6 +16,9 @@ from core.recipes.render import render
 from tests.core.recipes.cases import image_inputs, image_plan, inputs, text_plan
 from tests.doubles.each import each
 
+pytestmark = pytest.mark.process
+
+
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 

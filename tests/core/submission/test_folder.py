@@ -10,6 +10,8 @@ from core.submission import folder
 from core.submission.faults import BadSubmission, FaultKind
 from core.submission.folder import list_folder, open_plain, read_plain
 
+pytestmark = pytest.mark.process
+
 
 def test_files_are_listed_by_their_paths_with_sizes(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()

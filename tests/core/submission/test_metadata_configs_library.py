@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from core.submission import metadata
 from tests.core.submission.engine import asked
 from tests.core.submission.folders import BASE_CONFIG
+
+pytestmark = pytest.mark.training
+
 
 _SAVE = """
 import json, sys

@@ -6,12 +6,17 @@ import json
 import random
 from pathlib import Path
 
+import pytest
+
 from core.domain.tasks import ImageModelType
 from core.submission.faults import FaultKind
 from core.submission.safetensors import BadHeader, read_header
 from tests.core.submission.engine import asked
 from tests.core.submission.folders import IMAGE_MODULES, bf16, safetensors
 from tests.core.submission.test_image_adapter import checked, kinds
+
+pytestmark = pytest.mark.training
+
 
 _LOAD = """
 import json, sys

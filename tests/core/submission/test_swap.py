@@ -202,6 +202,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.process
 def test_a_trainer_killed_before_any_step_leaves_a_whole_submission(tmp_path: Path, way: str) -> None:
     place = tmp_path / "submission"
     put_in_place(version(tmp_path / "first", 0), place)

@@ -17,6 +17,9 @@ import pytest
 
 from core.system import wrapper
 
+pytestmark = pytest.mark.process
+
+
 #: Less than what hangs sleeps, so that it is never waited for to its end.
 PATIENCE = 120.0
 UP = "import signal, time, os; open('up', 'w').write(str(os.getpid()));"

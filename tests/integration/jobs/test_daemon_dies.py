@@ -19,8 +19,6 @@ from miner.dev.stack import ChildProcess, DevStack
 from tests.core.submission import folders
 from tests.integration.jobs.field import DATASET, SEED, Files, base_model, rows
 
-pytestmark = pytest.mark.integration
-
 LIVES = 22
 
 
@@ -119,6 +117,7 @@ def test_killed_in_every_stage_each_job_is_launched_and_published_once(
     assert {path.name for path in stack.data_dir.glob("jobs/*/attempt_*")} == {"attempt_1"}
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("child", ["process", "slurm"], indirect=True)
 def test_jobs_outlive_the_daemon_and_each_is_launched_and_published_once(
     stack: DevStack, child: ChildProcess, files: Files, tmp_path: Path

@@ -17,8 +17,6 @@ from tests.doubles.required import missing
 from tests.integration.disks import Disk, small_disk
 from tests.integration.jobs.field import INSTANTS, SEED, Field, Files, process_field
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
@@ -47,6 +45,7 @@ async def test_a_disk_that_fills_up_while_a_model_is_saved_costs_an_attempt_and_
     assert await field.ends(job) == [EndReason.DISK_FULL, EndReason.TRAINED]
 
 
+@pytest.mark.thorough
 async def test_at_whatever_save_the_disk_is_full_what_was_saved_before_is_whole(field: Field) -> None:
     random = Random(SEED)
     for number in range(INSTANTS):
@@ -77,6 +76,7 @@ async def test_a_disk_that_is_full_while_a_dataset_comes_is_waited_for(
     assert_dataset_is_whole(field, files, job, 1)
 
 
+@pytest.mark.campaign
 async def test_at_whatever_instant_the_disk_is_full_the_dataset_is_whole_in_the_end(
     field: Field, disk: Disk, files: Files
 ) -> None:

@@ -21,7 +21,7 @@ from tests.doubles.engine_fixtures import own_dockerd
 from tests.integration.jobs.field import INSTANTS, LIMIT_S, SEED, Field, Files, field_of, field_settings
 
 pytestmark = [
-    pytest.mark.integration,
+    pytest.mark.docker,
     # The library leaves a socket to the collector when nobody listens at its other end.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
@@ -73,6 +73,7 @@ async def test_an_engine_that_is_killed_costs_no_model_and_leaves_no_orphan(
     assert len({repo for repo, _ in field.light_hub.commits}) == 1
 
 
+@pytest.mark.kept("no live-restore")
 async def test_what_the_trainer_finished_while_the_engine_was_gone_is_published(
     field: Field, dockerd: Dockerd
 ) -> None:
@@ -86,6 +87,7 @@ async def test_what_the_trainer_finished_while_the_engine_was_gone_is_published(
     assert field.launches(job) == 1
 
 
+@pytest.mark.kept("live-restore")
 async def test_an_engine_that_is_killed_while_inputs_come_starts_the_training_when_it_is_back(
     field: Field, dockerd: Dockerd
 ) -> None:
@@ -97,6 +99,7 @@ async def test_an_engine_that_is_killed_while_inputs_come_starts_the_training_wh
     assert await field.ends(job) == [EndReason.TRAINED]
 
 
+@pytest.mark.campaign
 async def test_at_whatever_instant_it_is_killed_one_model_is_published_and_nothing_is_left(
     field: Field, dockerd: Dockerd
 ) -> None:

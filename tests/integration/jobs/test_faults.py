@@ -20,8 +20,6 @@ from core.system import wrapper
 from miner.backends.base import EngineSpec, ExecutionEngine, RunPhase
 from tests.integration.jobs.field import INSTANTS, SEED, Field
 
-pytestmark = pytest.mark.integration
-
 GOOD = {"steps": 6, "save": [3]}
 
 
@@ -36,6 +34,7 @@ async def test_a_training_that_goes_well_is_published_and_leaves_nothing_behind(
     assert field.launches(job) == 1
 
 
+@pytest.mark.kept("process-oom", "process-nan")
 @pytest.mark.parametrize("fault", ["oom", "nan"])
 async def test_what_a_changed_plan_may_mend_is_tried_again(field: Field, fault: str) -> None:
     job = await field.start("t1", {"1": {"at": {"2": fault}}, "*": GOOD})
@@ -49,6 +48,7 @@ async def test_what_a_changed_plan_may_mend_is_tried_again(field: Field, fault: 
         assert second.optimizer.learning_rate < first.optimizer.learning_rate
 
 
+@pytest.mark.kept("process-crash", "process-bad data")
 @pytest.mark.parametrize(
     ("fault", "ends", "reported"),
     [
@@ -112,6 +112,7 @@ async def test_killed_at_a_step_it_goes_on_from_its_checkpoint(field: Field, ste
     assert (field.run(job, 2)["resume_from"] is not None) == (step > 3)
 
 
+@pytest.mark.campaign
 async def test_at_whatever_instant_it_is_killed_it_goes_on(field: Field) -> None:
     random = Random(SEED)
     for number in range(INSTANTS):
@@ -146,6 +147,7 @@ async def kill(field: Field, job: int) -> None:
         os.killpg(os.getpgid(pid), signal.SIGKILL)
 
 
+@pytest.mark.kept("process")
 async def test_a_hang_is_seen_located_and_ended(field: Field) -> None:
     await field.anew(stall_min_s=5.0)
     hangs = {"steps": 30, "checkpoint": [10], "at": {"12": "hang"}}
@@ -185,6 +187,7 @@ async def test_a_run_that_eats_the_hosts_memory_is_reported(field: Field) -> Non
     assert await field.ends(job) == [EndReason.HOST_MEMORY, EndReason.TRAINED]
 
 
+@pytest.mark.thorough
 async def test_at_whatever_step_the_kernel_takes_it_for_memory_it_goes_on(field: Field) -> None:
     await tighten(field)
     random = Random(SEED)
@@ -201,6 +204,7 @@ async def test_at_whatever_step_the_kernel_takes_it_for_memory_it_goes_on(field:
         assert (resumed or "").endswith(f"checkpoint-{saved[-1]}") if saved else resumed is None, details
 
 
+@pytest.mark.kept("process")
 async def test_the_deadline_is_kept_whatever_the_training_does(field: Field) -> None:
     """By one that obeys, and by one that is deaf."""
     jobs = {}

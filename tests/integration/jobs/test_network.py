@@ -16,12 +16,11 @@ from tests.doubles import hub_upload
 from tests.doubles.hub import Hub
 from tests.integration.jobs.field import Field, Files, process_field
 
-pytestmark = pytest.mark.integration
-
 assert hub_upload  # brings the routes that write
 DO = {"*": {"steps": 4}}
 
 
+@pytest.mark.kept("cut")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -63,6 +62,7 @@ async def online(tmp_path: Path, files: Files, hub: Hub) -> AsyncIterator[Field]
         yield field
 
 
+@pytest.mark.kept("no reply")
 @pytest.mark.parametrize(
     "fault",
     [

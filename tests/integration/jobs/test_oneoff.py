@@ -19,8 +19,6 @@ from miner.dev.stack import ChildProcess, DevStack
 from tests.core.submission import folders
 from tests.integration.jobs.field import DAEMON, DATASET, base_model, rows
 
-pytestmark = pytest.mark.integration
-
 Ended = subprocess.CompletedProcess[str]
 
 

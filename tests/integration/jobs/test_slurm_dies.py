@@ -18,8 +18,6 @@ from tests.doubles.base_image import PYTHON
 from tests.doubles.slurm import CONTROLLER, OwnSlurm, own_slurm
 from tests.integration.jobs.field import INSTANTS, LIMIT_S, SEED, Field, Files, field_of, field_settings
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture
 def mortal() -> Iterator[OwnSlurm]:
@@ -77,6 +75,7 @@ async def test_a_node_that_fails_costs_no_model_and_leaves_no_orphan(field: Fiel
     assert len({repo for repo, _ in field.light_hub.commits}) == 1
 
 
+@pytest.mark.campaign
 async def test_at_whatever_instant_a_daemon_is_killed_one_model_is_published_and_nothing_is_left(
     field: Field, mortal: OwnSlurm
 ) -> None:

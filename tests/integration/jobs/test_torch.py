@@ -14,7 +14,10 @@ from core.domain.job_states import EndReason
 from tests.doubles.required import missing
 from tests.integration.jobs.field import QUICK, Field, Files, process_field
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.training,
+    pytest.mark.thorough,
+]
 
 #: Importing torch takes seconds, on a busy machine minutes, and is silent.
 PATIENT = replace(QUICK, start_limit_s=300.0, stall_min_s=60.0)

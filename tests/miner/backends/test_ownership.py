@@ -6,6 +6,8 @@ import os
 import secrets
 import subprocess
 
+import pytest
+
 from miner.backends.ownership import (
     MARK_VARIABLE,
     kill_marked,
@@ -14,6 +16,7 @@ from miner.backends.ownership import (
 )
 
 
+@pytest.mark.process
 def test_all_that_carry_the_mark_are_found_and_ended_and_nobody_else() -> None:
     value = run_mark(secrets.token_hex(8), "key-1")
     environment = {**os.environ, MARK_VARIABLE: value}

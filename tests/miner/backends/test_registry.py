@@ -16,6 +16,9 @@ from miner.backends.process.run_registry import RunRegistry
 from miner.backends.registry import DockerState, NoEngine, build_engine, training_interpreter
 from miner.settings import EngineKind, Settings, load_settings
 
+pytestmark = pytest.mark.process
+
+
 READY = DockerState(True, True, "")
 NO_IMAGE = DockerState(True, False, "Docker lacks the image")
 SILENT = DockerState(False, False, "Docker does not run")

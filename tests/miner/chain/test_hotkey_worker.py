@@ -10,10 +10,14 @@ import sys
 from pathlib import Path
 
 import bittensor_core
+import pytest
 
 from miner.chain import hotkey_worker
 from miner.chain.identity import create_temporary_hotkey, opened_hotkey
 from tests.miner.chain.test_identity import Wallets
+
+pytestmark = pytest.mark.process
+
 
 #: All that it imports besides the standard library: each further package could take the key.
 THIRD_PARTY = ["bittensor_core"]

@@ -31,6 +31,9 @@ from miner.chain.identity import (
 )
 from tests.doubles.each import each
 
+pytestmark = pytest.mark.process
+
+
 PASSWORD = SecretStr("correct horse")
 #: The seed `0x00 … 1f`, whose halves must not show up anywhere.
 SEED = bytes(range(32))
@@ -89,7 +92,6 @@ def test_an_existing_hotkey_is_never_overwritten(wallets: Wallets) -> None:
     assert open_hotkey(path).ss58_address == created.ss58_address
 
 
-@pytest.mark.integration
 async def test_an_encrypted_hotkey_opens_while_the_event_loop_goes_on(
     encrypted: tuple[Wallets, Identity],
 ) -> None:
@@ -149,6 +151,7 @@ def test_the_address_of_an_encrypted_hotkey_is_known_without_opening_it(
     assert address_without_password(alone) is None
 
 
+@pytest.mark.thorough
 def test_a_damaged_encrypted_hotkey_says_how_to_restore_it(wallets: Wallets) -> None:
     path = keyfile(hotkey_file(wallets.wallet_path, "miner", "default"), b"$NACLshort")
     with pytest.raises(IdentityError, match=r"NaCl encryption cannot be undone.*regen-hotkey") as caught:

@@ -13,7 +13,7 @@ from tests.doubles.chain_fixtures import NETUID, chain_spec, node, subtensor
 from tests.doubles.chain_node import ANY, ChainDouble, Fault
 
 __all__ = ["chain_spec", "node", "subtensor"]
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.process
 
 
 async def test_a_node_that_is_killed_hangs_and_returns_never_takes_the_metagraph_away(

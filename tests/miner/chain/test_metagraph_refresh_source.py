@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from miner.chain.metagraph_refresh import build_source
 from miner.chain.nodes_file import NodesFileSource
 from miner.chain.sdk import GENESIS_HASHES, SdkSource, node_without_credentials
@@ -51,6 +53,7 @@ def test_a_nodes_name_shows_no_token(node: str, shown: str) -> None:
     assert node_without_credentials(node) == shown
 
 
+@pytest.mark.process
 def test_the_daemons_side_of_it_never_imports_the_sdk() -> None:
     code = (
         "import sys, miner.chain.metagraph_refresh, miner.cli.chain;"

@@ -31,7 +31,7 @@ from tests.doubles.chain_node import WATCH, ChainDouble, Fault
 from tests.miner.chain.test_identity import Wallets
 
 __all__ = ["chain_spec", "node", "subtensor"]
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.process
 
 METAGRAPH = "SubnetInfoRuntimeApi_get_metagraph"
 PUBLIC_IP = "8.8.4.4"
@@ -157,6 +157,7 @@ async def test_a_submission_that_is_cut_off_is_looked_up_and_not_sent_again(
     assert len(subtensor.submitted) == 1
 
 
+@pytest.mark.kept("Fault.SILENT")
 @pytest.mark.parametrize("fault", [Fault.SILENT, Fault.CLOSE_1000])
 async def test_a_submission_whose_fate_is_unknown_says_so(
     node: ChainDouble, fault: Fault, hotkey: Hotkey
@@ -185,6 +186,13 @@ TROUBLE += [
 ]
 
 
+@pytest.mark.kept(
+    "SubnetInfoRuntimeApi_get_metagraph-Fault.SILENT",
+    "SubnetInfoRuntimeApi_get_metagraph-Fault.CLOSE_1000",
+    "SubnetInfoRuntimeApi_get_metagraph-Fault.RANDOM_BYTES",
+    "state_getRuntimeVersion-Fault.SILENT",
+    "state_getRuntimeVersion-Fault.WRONG_TYPE",
+)
 @pytest.mark.parametrize(("on", "fault"), TROUBLE)
 async def test_a_node_in_trouble_costs_the_time_limit_at_most(
     node: ChainDouble, fault: Fault, on: str

@@ -15,6 +15,8 @@ from miner.chain import sdk, sdk_worker
 from miner.chain.metagraph import host_and_port
 from miner.chain.sdk_worker import NodeUnavailable, axon_of
 
+pytestmark = pytest.mark.process
+
 
 @given(st.ip_addresses(), st.integers(1, 65535))
 def test_an_axon_is_read_as_it_was_published(ip: object, port: int) -> None:
@@ -52,7 +54,6 @@ async def test_whatever_the_sdk_trips_over_is_a_node_of_no_help(error: Exception
         await sdk_worker._with_timeout(1.0, "reading", trip())
 
 
-@pytest.mark.integration
 def test_what_the_sdk_prints_does_not_get_into_the_answer() -> None:
     loud = (
         "import sys, os; from miner.chain import sdk_worker as w\n"

@@ -16,6 +16,9 @@ from miner.store.database import NoStore
 from tests.miner.offers.builders import HOUR, NOON, decided, offer, policy
 from tests.miner.offers.filled import answer, job, lapse, store
 
+pytestmark = pytest.mark.process
+
+
 runner = CliRunner()
 
 

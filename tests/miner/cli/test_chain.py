@@ -19,6 +19,9 @@ from tests.doubles.chain import Subtensor
 from tests.doubles.chain_fixtures import NETUID, chain_spec, node, subtensor
 from tests.doubles.chain_node import WATCH, ChainDouble, Fault
 
+pytestmark = pytest.mark.process
+
+
 __all__ = ["chain_spec", "node", "subtensor"]
 
 PUBLIC = ["--ip", "8.8.4.4", "--port", "7999"]
@@ -177,7 +180,6 @@ def on_chain(subtensor: Subtensor, node: ChainDouble, hotkey: str) -> dict[str, 
     return {"CHAIN": "bittensor", "SUBTENSOR_ADDRESS": node.url}
 
 
-@pytest.mark.integration
 def test_publishing_and_status_go_through_the_real_sdk(cli: Cli, on_chain: dict[str, str]) -> None:
     code, published = cli.json("publish-ip", *PUBLIC, "--yes", **on_chain)
     assert (code, published["outcome"]) == (0, "published")
@@ -189,7 +191,6 @@ def test_publishing_and_status_go_through_the_real_sdk(cli: Cli, on_chain: dict[
     assert shown["validators"] == 2
 
 
-@pytest.mark.integration
 def test_a_chain_that_is_down_has_an_exit_code_of_its_own(
     cli: Cli, on_chain: dict[str, str], node: ChainDouble
 ) -> None:
@@ -201,7 +202,6 @@ def test_a_chain_that_is_down_has_an_exit_code_of_its_own(
     assert "ws://127.0.0.1" in shown["error"]
 
 
-@pytest.mark.integration
 def test_a_submission_of_unknown_fate_has_an_exit_code_of_its_own(
     cli: Cli, on_chain: dict[str, str], node: ChainDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:

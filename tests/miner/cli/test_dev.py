@@ -25,6 +25,9 @@ from miner.dev import stack
 from tests.doubles.each import each
 from tests.miner.dev.serving import Handler, serving
 
+pytestmark = pytest.mark.process
+
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 

@@ -81,6 +81,7 @@ def test_no_finding_shows_a_secret(args: list[str], monkeypatch: pytest.MonkeyPa
     assert done.output.count("***") == 3
 
 
+@pytest.mark.process
 def test_all_real_checks_run_on_a_bare_machine_and_none_of_them_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

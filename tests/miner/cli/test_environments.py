@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 
 from miner.__main__ import app
 
+pytestmark = pytest.mark.process
+
+
 #: A python that answers what it is asked about itself, and else writes down how it was called.
 FAKE = """#!/bin/sh
 if [ "$1" = -c ]; then exec {python} "$@"; fi

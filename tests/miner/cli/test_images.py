@@ -16,7 +16,10 @@ from miner.cli.images import app
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unread_replies_collected")]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.usefixtures("unread_replies_collected"),
+]
 
 DOCKERFILE = f"""\
 ARG BASE={base_image.NAME}

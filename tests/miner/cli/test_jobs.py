@@ -24,6 +24,9 @@ from tests.miner.cli.pages import JOB
 from tests.miner.history import add_job
 from tests.miner.jobs.harness import JobsHarness, Trainer, open_harness
 
+pytestmark = pytest.mark.process
+
+
 Run = Callable[..., Awaitable[Result]]
 
 

@@ -19,6 +19,9 @@ from miner.inputs.model_cache import ModelCache
 from tests.doubles.hub import Hub
 from tests.miner.inputs.models import model_files
 
+pytestmark = pytest.mark.process
+
+
 runner = CliRunner()
 
 

@@ -17,6 +17,9 @@ from core.runs.progress import ProgressEvent
 from miner.cli import native_runs
 from tests.miner.cli.test_native_runs import make_run, wishes
 
+pytestmark = pytest.mark.process
+
+
 #: Stands in for the training environment's python: says a little and ends as it is asked.
 FAKE = """#!{python}
 import signal, sys, time

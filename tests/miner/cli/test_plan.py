@@ -21,6 +21,9 @@ from miner.cli.plan import plan
 from miner.fleet.sources import FixedGpuSource
 from tests.doubles.each import each
 
+pytestmark = pytest.mark.process
+
+
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(plan)
 

@@ -89,6 +89,7 @@ def environment(tmp_path: Path, hub: Hub | None = None) -> dict[str, str]:
     return found
 
 
+@pytest.mark.process
 def test_a_person_publishes_to_the_hub_and_keeps_the_card(
     adapter: Path, base: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_person_publishes_to_the_hub_and_keeps_the_card(
     assert list((tmp_path / "data" / "publishing").glob("*.json")) == []
 
 
+@pytest.mark.process
 def test_the_embedded_default_is_a_folder(
     adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

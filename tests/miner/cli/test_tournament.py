@@ -26,6 +26,9 @@ from tests.miner.tournament.entries import SMALL
 from tests.miner.tournament.repositories import commit_deep_file, commit_files, make_repository
 from tests.miner.tournament.test_checkout import serving
 
+pytestmark = pytest.mark.process
+
+
 LICENSE, NOTICE = "Some Licence\n", "Some Notice\n"
 
 
@@ -167,6 +170,7 @@ def test_a_commit_of_a_directory_can_be_named(tmp_path: Path) -> None:
     assert found["kinds"] == ["text"]
 
 
+@pytest.mark.thorough
 def test_an_entry_is_prepared_and_passes_what_can_pass(tmp_path: Path, upstream: Path) -> None:
     place = tmp_path / "entry"
     result = run("prepare", str(place), "--upstream", str(upstream), "--kind", "text")

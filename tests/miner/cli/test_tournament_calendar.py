@@ -14,6 +14,9 @@ from miner.__main__ import app
 from miner.tournament.polite_client import PoliteClient
 from tests.doubles.public_api import PublicApiSite
 
+pytestmark = pytest.mark.process
+
+
 runner = CliRunner()
 
 

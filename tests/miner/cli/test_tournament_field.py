@@ -16,6 +16,9 @@ from tests.doubles.field import adapter, ai_toolkit_config, image_task
 from tests.doubles.hub import Hub
 from tests.doubles.public_api import HOTKEYS, PublicApiSite
 
+pytestmark = pytest.mark.process
+
+
 runner = CliRunner()
 TASK = "11111111-2222-4333-8444-555555555555"
 

@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 from miner.__main__ import app
 from tests.miner.cli.test_native_runs import rows
 
+pytestmark = pytest.mark.process
+
+
 #: A python that answers what it is asked about itself, and else what its script says.
 FAKE = """#!/bin/sh
 if [ "$1" = -c ]; then exec {python} "$@"; fi

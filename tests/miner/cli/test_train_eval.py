@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 from miner.__main__ import app
 from tests.core.recipes.conftest import training_python
 
+pytestmark = pytest.mark.process
+
+
 __all__ = ["training_python"]
 
 #: Answers what it is asked about itself like a python, and tells instead of scoring.
@@ -74,7 +77,6 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_started(tmp_pa
     assert ended.exit_code == 2
 
 
-@pytest.mark.integration
 def test_models_are_scored_in_the_real_training_environment(tmp_path: Path, training_python: str) -> None:
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from miner.dev.demo_inputs import LoopbackSite
+
+pytestmark = pytest.mark.process
 
 
 def test_a_file_is_answered_with_its_length_and_anything_else_with_404() -> None:

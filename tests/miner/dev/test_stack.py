@@ -9,6 +9,9 @@ import pytest
 from miner.dev import stack
 from miner.dev.stack import ChildProcess, StackError
 
+pytestmark = pytest.mark.process
+
+
 #: A server in a few lines, told by its arguments how to behave.
 SERVER = """
 import http.server, json, os, signal, sys, time

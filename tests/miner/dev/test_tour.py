@@ -171,7 +171,7 @@ def test_a_folder_that_was_given_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "kept").exists()
 
 
-@pytest.mark.integration
+@pytest.mark.process
 def test_the_tour_holds_against_the_real_daemon_also_a_second_time_in_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

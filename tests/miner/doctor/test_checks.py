@@ -21,6 +21,9 @@ from miner.settings import load_settings
 from miner.store import database
 from tests.doubles.each import each
 
+pytestmark = pytest.mark.process
+
+
 OK, WARN, FAIL, SKIP = FindingStatus.OK, FindingStatus.WARN, FindingStatus.FAIL, FindingStatus.SKIP
 Findings = dict[str, Finding]
 Check = Callable[..., Findings]

@@ -13,6 +13,9 @@ from tests.doubles.dcgmi import FakeDcgmi
 from tests.doubles.nvml import BEFORE_HOPPER, training
 from tests.miner.fleet.test_nvml_samples import Host
 
+pytestmark = pytest.mark.process
+
+
 ROWS = [
     "GPU 0     0       0.412    0.173    ",
     "GPU 1     2       N/A      0.500    ",

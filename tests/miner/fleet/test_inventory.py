@@ -27,6 +27,9 @@ from miner.fleet.sources import (
 from tests.doubles.each import each
 from tests.miner.fleet.setups import H100
 
+pytestmark = pytest.mark.process
+
+
 KEY = TaskKey("v", "a")
 
 

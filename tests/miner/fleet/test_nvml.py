@@ -19,6 +19,9 @@ from miner.fleet.power import PowerRefused
 from miner.fleet.sources import GpuScan, NoNvidiaDriver, ScanFailed
 from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, UNKNOWN, NvmlHost, uuid
 
+pytestmark = pytest.mark.process
+
+
 Host = Callable[..., NvmlHost]
 
 

@@ -28,6 +28,9 @@ from tests.doubles.nvml import (
     uuid,
 )
 
+pytestmark = pytest.mark.process
+
+
 Host = Callable[..., NvmlHost]
 MIB = 1 << 20
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.miner.http.daemon_in_process import DaemonInProcess
+
+pytestmark = pytest.mark.process
+
 
 MINE = "/config/profiles/base"
 GOOD, BAD = "extends: base\ntargets:\n  lora_r: 64\n", "extends: base\ntargets:\n  lora_rank: 64\n"

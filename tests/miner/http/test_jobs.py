@@ -20,6 +20,8 @@ from tests.doubles.each import each
 from tests.miner.http.job_port import TOKEN, Port, open_port
 from tests.miner.jobs.harness import DATASET, Trainer
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 async def port(tmp_path: Path) -> AsyncIterator[Port]:

@@ -17,7 +17,7 @@ from tests.doubles.http_bytes import Reply, chunk, request
 from tests.miner.http.daemon_process import HASTY, PATIENT, DaemonProcess, run_daemon_process
 from tests.miner.http.raw_connection import PATIENCE, RawConnection
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.process
 
 HUNDRED_MB = 100 * 1024**2
 

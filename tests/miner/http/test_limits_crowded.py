@@ -17,7 +17,7 @@ from tests.miner.http import slow_clients
 from tests.miner.http.daemon_process import DaemonProcess, run_daemon_process
 from tests.miner.http.raw_connection import RawConnection
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture

@@ -20,6 +20,9 @@ from tests.miner.http.protocol_server import (
 )
 from tests.miner.http.raw_connection import PATIENCE, RawConnection
 
+pytestmark = pytest.mark.process
+
+
 #: The beginning of a request whose body has ten bytes.
 TEN = " HTTP/1.1\r\ncontent-length: 10\r\n\r\n"
 CHUNKED = " HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"

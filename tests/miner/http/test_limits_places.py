@@ -14,6 +14,9 @@ from tests.doubles.http_bytes import request
 from tests.miner.http.protocol_server import KNOWN, ProtocolServer, run_protocol_server
 from tests.miner.http.raw_connection import RawConnection
 
+pytestmark = pytest.mark.process
+
+
 HERE, ELSEWHERE, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 LAST = request("/now", {"connection": "close"})
 SHOWN = {KNOWN[0].decode(): KNOWN[1].decode()}

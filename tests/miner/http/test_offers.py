@@ -80,6 +80,7 @@ async def test_an_offer_is_explained_with_every_rule_and_with_what_would_let_it_
     assert (missing.status_code, missing.json()["error"]) == (404, "no_such_offer")
 
 
+@pytest.mark.process
 async def test_a_backtest_compares_the_policy_in_force_with_a_changed_one(running: DaemonInProcess) -> None:
     for seed in range(3):
         await running.offer(task(seed=seed))
@@ -93,6 +94,7 @@ async def test_a_backtest_compares_the_policy_in_force_with_a_changed_one(runnin
     assert found["before"]["held_gpu_hours"] >= found["after"]["held_gpu_hours"]
 
 
+@pytest.mark.process
 async def test_a_backtest_of_a_wrong_key_says_what_is_wrong(running: DaemonInProcess) -> None:
     reply = await backtest(running, overrides={"rules.max_hour": 12})
     assert (reply.status_code, reply.json()["error"]) == (422, "bad_config")
@@ -101,6 +103,7 @@ async def test_a_backtest_of_a_wrong_key_says_what_is_wrong(running: DaemonInPro
     assert (reply.status_code, reply.json()["error"]) == (422, "bad_config")
 
 
+@pytest.mark.process
 async def test_one_backtest_at_a_time_and_validators_are_answered_meanwhile(
     running: DaemonInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

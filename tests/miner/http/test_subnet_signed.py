@@ -19,7 +19,7 @@ from tests.doubles.http_bytes import chunk, request
 from tests.miner.http.daemon_process import DaemonProcess, run_daemon_process
 from tests.miner.http.raw_connection import RawConnection
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.process
 
 OPEN = {"MAX_JOBS": "10000", "FAILURE_BURST_PER_ADDRESS": "100000"}
 

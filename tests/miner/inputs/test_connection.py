@@ -18,6 +18,9 @@ from miner.inputs.connection import AddressGuard, UrlOpener, checked_url, resolv
 from tests.doubles.each import each
 from tests.doubles.files import SIGNATURE, FileStore
 
+pytestmark = pytest.mark.process
+
+
 LOOPBACK = AddressGuard((ip_network("127.0.0.0/8"),))
 TLS = Path(__file__).parents[2] / "data" / "tls_of_tests.pem"
 

@@ -20,6 +20,9 @@ from tests.core.data.picture_files import png, zip_bytes
 from tests.doubles.files import SIGNATURE, FileStore
 from tests.miner.inputs.models import TOKENIZER
 
+pytestmark = pytest.mark.process
+
+
 DATASET = InstructDataset(field_instruction="q", field_output="a")
 ROWS = [{"q": f"question {n}", "a": "an answer"} for n in range(3000)]
 DATA = json.dumps(ROWS).encode()

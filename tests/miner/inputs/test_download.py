@@ -15,6 +15,9 @@ from miner.inputs.download import Download, Downloaded
 from miner.inputs.part_files import DiskReserve, FetchRetries
 from tests.doubles.files import SIGNATURE, FileStore
 
+pytestmark = pytest.mark.process
+
+
 DATA = bytes(range(251)) * 4000
 OPENER = UrlOpener(AddressGuard((ip_network("127.0.0.0/8"),)), timeout=60.0)
 

@@ -26,6 +26,9 @@ from tests.doubles.files import SIGNATURE, FileStore
 from tests.doubles.hub import Hub
 from tests.miner.inputs.models import WEIGHTS, model_files
 
+pytestmark = pytest.mark.process
+
+
 DATASET = InstructDataset(field_instruction="q", field_output="a")
 DATA = json.dumps([{"q": "word " * (n % 7 + 1), "a": "three little words"} for n in range(2000)]).encode()
 

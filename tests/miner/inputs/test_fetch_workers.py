@@ -15,6 +15,9 @@ from miner.inputs.fetch import InputWorkers
 from miner.inputs.messages import MeasureOrder
 from tests.doubles.family import children
 
+pytestmark = pytest.mark.process
+
+
 #: Says nothing, ever.
 DEAF = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
 #: Ends at once, without an answer.

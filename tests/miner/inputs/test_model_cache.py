@@ -332,6 +332,7 @@ HOLD = "import sys; from pathlib import Path; from miner.inputs.model_cache impo
 HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 
 
+@pytest.mark.process
 def test_one_process_holds_a_lock_and_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOCK_RETRY_SECONDS", 0.01)
     path = tmp_path / "deep/lock"

@@ -21,6 +21,9 @@ from tests.doubles.hub import Hub
 from tests.miner.inputs.models import WEIGHTS, sharded
 from tests.miner.inputs.models import model_files as files_of_a_model
 
+pytestmark = pytest.mark.process
+
+
 PATIENCE = RetryLimits(tries=3, first_pause=0.001, timeout=60.0)
 
 

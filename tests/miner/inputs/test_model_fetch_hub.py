@@ -15,6 +15,9 @@ from miner.inputs.part_files import DiskReserve, FetchRetries
 from tests.doubles.flaky import Request
 from tests.doubles.hub import Hub
 
+pytestmark = pytest.mark.process
+
+
 WEIGHTS = bytes(range(251)) * 12_000
 CONFIG = b'{"model_type": "llama"}'
 

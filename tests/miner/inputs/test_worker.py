@@ -7,11 +7,16 @@ import socket
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from core.domain.job_states import EndReason
 from core.domain.tasks import InstructDataset
 from miner.inputs.messages import PROTOCOL, DatasetOrder, FetchEvent, FetchFailed, FetchOrder, ModelOrder
 from miner.support.child_main import line_of
 from miner.support.subprocess import worker_environment
+
+pytestmark = pytest.mark.process
+
 
 COMMAND = PROTOCOL.command
 DATASET = InstructDataset(field_instruction="q", field_output="a")

@@ -134,6 +134,7 @@ def test_what_no_engine_would_run_as_written_stops_before_it_is_launched(tmp_pat
     assert "sequence_length" in str(failed.value)
 
 
+@pytest.mark.process
 def test_a_port_is_free_and_nobody_elses() -> None:
     """Neither one of our jobs' nor one that somebody listens on."""
     first = launch.free_port((), Random(3))

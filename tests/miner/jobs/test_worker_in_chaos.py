@@ -18,6 +18,9 @@ from miner.backends.base import EndCause, RunPhase
 from miner.store.database import StoreUnavailable
 from tests.miner.jobs.harness import CAP_S, EndedBy, JobsHarness, Trainer, open_harness
 
+pytestmark = pytest.mark.campaign
+
+
 JOBS, ACTS = 3, 25
 ENDS = (RunEnd.FINISHED, RunEnd.FINISHED, RunEnd.EARLY, RunEnd.OOM, RunEnd.NAN, RunEnd.STOPPED)
 

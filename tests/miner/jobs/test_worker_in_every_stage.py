@@ -8,12 +8,17 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from core.domain.job_states import EndReason, JobState, StepFailed
 from core.domain.keys import TaskKey
 from miner.fleet.base import GpuOption
 from miner.jobs.context import JobContext
 from miner.jobs.recovery import sweep_orphans
 from tests.miner.jobs.harness import CAP_S, FAST, JobsHarness, Trainer, open_harness
+
+pytestmark = pytest.mark.process
+
 
 #: From a first model, where there is to be one, to the deadline.
 SECONDS = 4.0

@@ -17,6 +17,8 @@ from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.store import attempts
 from tests.miner.jobs.harness import EndedBy, JobsHarness, Trainer, waits
 
+pytestmark = pytest.mark.process
+
 
 async def stopped_when_asked(trainer: Trainer) -> None:
     await trainer.wait_for_stop()

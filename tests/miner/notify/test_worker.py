@@ -20,6 +20,9 @@ from miner.observe.alerts import AlertKind
 from miner.store.alerts import NewAlert, Severity, newest_alerts, record_alert
 from tests.miner.http.daemon_in_process import DaemonInProcess, open_daemon
 
+pytestmark = pytest.mark.process
+
+
 SECRET = "s3cr3t-path-of-a-webhook"
 LIMIT_SECONDS = 60.0
 MESSAGE = NotifyMessage(title="a title", body="first <line>\nsecond", type="warning")

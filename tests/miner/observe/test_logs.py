@@ -250,6 +250,7 @@ fail(secret)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("log_format", ["json", "console"])
 def test_no_secret_given_to_a_real_program_is_in_anything_it_prints(log_format: str, tmp_path: Path) -> None:
     given = {

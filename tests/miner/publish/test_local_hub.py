@@ -10,6 +10,8 @@ from tests.core.submission import folders
 from tests.core.submission.folders import validators_hash
 from tests.miner.publish.conftest import REPO, Bench
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def shelf(bench: Bench) -> Path:

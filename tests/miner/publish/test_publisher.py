@@ -19,6 +19,8 @@ from tests.core.submission import folders
 from tests.core.submission.folders import BASE_ID, write
 from tests.miner.publish.conftest import REPO, Bench, workers
 
+pytestmark = pytest.mark.process
+
 
 async def test_an_adapter_is_published_whole_mended_public_and_with_a_validators_hash(bench: Bench) -> None:
     made = await bench.publish()
@@ -36,6 +38,7 @@ async def test_an_adapter_is_published_whole_mended_public_and_with_a_validators
     assert workers() == [], "no process is left behind"
 
 
+@pytest.mark.kept("3")
 @pytest.mark.parametrize("parts", [1, 3])
 async def test_a_full_model_is_published_with_the_hash_of_all_its_parts(bench: Bench, parts: int) -> None:
     made = await bench.publish(folder=folders.full(bench.folder / "full", parts=parts))

@@ -25,6 +25,9 @@ from tests.doubles.hub import Hub
 from tests.doubles.hub_repos import Blob, Commit
 from tests.miner.publish.conftest import REPO, Bench, until, workers
 
+pytestmark = pytest.mark.process
+
+
 PART = 100_000
 
 
@@ -81,6 +84,7 @@ async def test_killed_at_99_percent_the_files_that_arrived_are_not_sent_again(be
     assert bench.hub.bytes_taken("PUT /upload") - first < 1.2 * 10 * PART
 
 
+@pytest.mark.thorough
 async def test_killed_at_the_end_a_deduplicated_file_goes_on_in_its_middle(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -116,6 +120,7 @@ async def test_a_store_that_fails_again_and_again_is_gone_around(bench: Bench, t
     assert bench.hub.lines("PUT /upload")
 
 
+@pytest.mark.kept("POST /api/repos/create-500")
 @pytest.mark.parametrize(
     ("where", "status"),
     [("POST /api/repos/create", 500), ("GET /api/models/.*/tree", 503), ("POST .*/commit", 502)],

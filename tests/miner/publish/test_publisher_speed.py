@@ -4,6 +4,8 @@ import pytest
 
 from miner.publish.publisher import UploadSpeed
 
+pytestmark = pytest.mark.process
+
 
 def paced(
     finish_by: float | None, *seen: tuple[float, int], total: int = 100_000_000

@@ -6,6 +6,8 @@ import pytest
 
 from miner.publish.reachable import NO_ADDRESS, HubReachability
 
+pytestmark = pytest.mark.process
+
 
 async def test_a_hub_that_goes_and_comes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):

@@ -306,6 +306,7 @@ def test_any_text_in_any_variable_gives_settings_or_a_named_problem(env: dict[st
 HEAVY = ("fastapi", "httpx", "bittensor", "rich", "typer")
 
 
+@pytest.mark.process
 def test_importing_the_settings_loads_no_framework() -> None:
     program = f"import sys, miner.settings; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

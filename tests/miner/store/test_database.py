@@ -37,6 +37,7 @@ def test_the_newest_migration_is_the_one_the_code_knows() -> None:
     assert [number for number, _ in database.migrations()] == list(range(1, database.SCHEMA_VERSION + 1))
 
 
+@pytest.mark.process
 def test_a_file_that_is_up_to_date_is_not_migrated(tmp_path: Path) -> None:
     path = database.prepare_store(tmp_path)
     before = path.read_bytes()

@@ -16,6 +16,9 @@ from miner.publish import messages as publish_messages
 from miner.publish.messages import PROTOCOL, PublishedRepo, PublishEvent, PublishOrder, PublishTask
 from miner.support.subprocess import ChildAnswer, ChildSilent, run_child, run_order, worker_environment
 
+pytestmark = pytest.mark.process
+
+
 ENVIRONMENT = worker_environment()
 ORDER = PublishOrder(task=PublishTask.ACCOUNT)
 DONE = '{"event":"published","repo":"a/b","model_hash":null}'

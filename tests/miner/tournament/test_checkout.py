@@ -15,6 +15,9 @@ import pytest
 from miner.tournament.checkout import CloneFailed, CloneTooSlow, clone_repository, is_local
 from tests.miner.tournament.repositories import commit_files, git, make_repository
 
+pytestmark = pytest.mark.process
+
+
 TOKEN = "ghp_0123456789abcdef0123456789abcdef0123"
 
 

@@ -16,6 +16,9 @@ from miner.tournament.prepare import prepare_entry
 from tests.miner.tournament.entries import SMALL, open_again
 from tests.miner.tournament.repositories import commit_files, git, make_repository
 
+pytestmark = pytest.mark.process
+
+
 #: Every place of a repository's own configuration that names a program; `RUN name` leaves a trace.
 CONFIG = """
 [core]

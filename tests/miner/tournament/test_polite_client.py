@@ -11,6 +11,9 @@ import pytest
 from miner.tournament.polite_client import PoliteClient, SiteError
 from tests.doubles.public_api import PublicApiSite
 
+pytestmark = pytest.mark.process
+
+
 TOKEN = "hf_" + "s" * 34
 FEES = "/tournament/fees"
 

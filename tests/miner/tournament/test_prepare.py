@@ -22,6 +22,9 @@ from miner.tournament.prepare import OWN_LICENSE, CannotPrepare, PreparedEntry, 
 from tests.miner.tournament.entries import NOW, SMALL
 from tests.miner.tournament.repositories import make_repository
 
+pytestmark = pytest.mark.process
+
+
 LICENSE, NOTICE = b"Some Licence\r\n\r\n1. Terms \n", b"Some Notice\n"
 BOTH = (TournamentType.TEXT, TournamentType.IMAGE)
 

@@ -13,6 +13,9 @@ from miner.tournament.polite_client import PoliteClient, SiteError
 from miner.tournament.public_api import Entry, Prize, PublicApi, open_public_api, task_result
 from tests.doubles.public_api import COLDKEY, HOTKEYS, PublicApiSite
 
+pytestmark = pytest.mark.process
+
+
 TASK = "11111111-2222-4333-8444-555555555555"
 
 

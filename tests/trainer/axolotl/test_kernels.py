@@ -58,6 +58,7 @@ def test_loss_and_gradients_are_the_same_with_each_kind_of_kernel() -> None:
     assert [name for name, (loss, gradient) in found.items() if loss > 2e-6 or gradient > 5e-6] == []
 
 
+@pytest.mark.thorough
 def test_loss_and_gradients_are_the_same_for_every_architecture_that_is_planned_with_kernels() -> None:
     found = gaps([*OTHERS, "lora:gemma"])
     gemma = found.pop("lora:gemma")

@@ -24,6 +24,8 @@ from trainer.environments.sources import (
 )
 from trainer.errors import TrainingError
 
+pytestmark = pytest.mark.process
+
 
 class Source:
     """Rows that say whose they are; a job fails, dies or takes its time by its seed."""

@@ -25,6 +25,9 @@ from trainer.environments.intercode.shell import MALFORMED, TIMED_OUT, Shell
 from trainer.environments.intercode.tasks import ShellTask
 from trainer.environments.intercode.templates import Template
 
+pytestmark = pytest.mark.process
+
+
 ROOT = os.geteuid() == 0
 FILES = FileSystem(
     1,

@@ -132,6 +132,7 @@ def test_cd_goes_where_the_evaluator_takes_it_to_go(workdir: str, target: str) -
     assert resolved(workdir, target) == evaluator()["LocalBashEnv"]._simplify_path(workdir, target)
 
 
+@pytest.mark.process
 @with_upstream
 def test_rewards_are_the_evaluators(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")

@@ -21,6 +21,9 @@ from trainer.environments.intercode.templates import TEMPLATES, Template
 from trainer.environments.models import AnswerTimeout, ChatAnswer, Messages, ScriptedModel, Tools
 from trainer.environments.tool_calls import ToolCall, template_tools
 
+pytestmark = pytest.mark.process
+
+
 ENOUGH_S = 600.0
 
 

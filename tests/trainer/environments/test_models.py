@@ -22,6 +22,9 @@ from trainer.environments.models import (
 from trainer.environments.tool_calls import game_action
 from trainer.errors import BadModel
 
+pytestmark = pytest.mark.process
+
+
 MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
 TOOLS = prompts.tools([1, 2])
 #: A status, and a body or what writes one.

@@ -45,6 +45,7 @@ def test_a_group_is_played_and_ranked(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "clobber mcts:50 : mcts:2: " in shown.err
 
 
+@pytest.mark.thorough_rows("gin_rummy")
 @pytest.mark.parametrize("game", ["gin_rummy", "goofspiel", "othello", "liars_dice", "leduc_poker"])
 def test_mcts_plays_every_game(game: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mcts:2", "--against", "random", "--game", game, "--games", "2"]) == 0

@@ -20,6 +20,9 @@ from trainer.environments.task import LEAST_EACH, RowsInTheMaking, rows_orders, 
 from trainer.errors import BadData
 from trainer.handoff import write_record
 
+pytestmark = pytest.mark.process
+
+
 PLAN = text_plan(TaskType.ENVIRONMENT)
 ROW = json.dumps({"environment": "leduc_poker", "messages": [], "tools": None})
 

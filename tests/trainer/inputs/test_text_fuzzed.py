@@ -27,6 +27,9 @@ from trainer.errors import TrainingError
 from trainer.inputs.text import read_task
 from trainer.inputs.tokens import IGNORED, LabelledRow, PairRow, PromptRow
 
+pytestmark = pytest.mark.thorough
+
+
 REWARD = RewardFunction(reward_func="def f(completions): ...", reward_weight=1)
 DATASETS: dict[TaskType, DatasetType] = {
     TaskType.INSTRUCT: InstructDataset(field_instruction="a", field_input="b", field_output="c"),

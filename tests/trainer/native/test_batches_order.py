@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from trainer.native.batches import SampleOrder, pack_rows
 
+pytestmark = pytest.mark.small
+
 
 def order(
     lengths: list[int],

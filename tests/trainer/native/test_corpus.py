@@ -19,6 +19,8 @@ from trainer.native import corpus
 from trainer.native.corpus import open_rows
 from trainer.native.token_file import BadTokens, TokenFile, write_rows
 
+pytestmark = pytest.mark.small
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -17,6 +17,9 @@ from tests.trainer.forks import ROOT, ForkServer
 from tests.trainer.native import tiny
 from trainer.native import distributed
 
+pytestmark = pytest.mark.small
+
+
 DIED, HUNG, OTHER = "ddp:full:2:die", "ddp:lora:2:hang", "ddp:lora:2:other-rows"
 
 

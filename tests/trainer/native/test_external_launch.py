@@ -22,6 +22,9 @@ from trainer.handoff import LAUNCH_SPEC_VARIABLE, TrainingFailure, write_record
 from trainer.native.external_launch import finish_run, main, prepare_launch
 from trainer.runner.processes import free_port
 
+pytestmark = pytest.mark.small
+
+
 PROFILE = """
 extends: cpu-demo
 targets:

@@ -22,6 +22,9 @@ from trainer.native.optimizer import Stepper
 from trainer.native.train import Trainer, run_loop
 from trainer.session import session
 
+pytestmark = pytest.mark.small
+
+
 MICRO, ACCUMULATION = 4, 2
 
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from trainer.native.lora import LeanLoraLinear
 
+pytestmark = pytest.mark.small
+
 
 class Layers(nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:

@@ -28,6 +28,9 @@ from trainer.native.master_weights import MasterWeights
 from trainer.native.train import Trainer, resume, save
 from trainer.session.ema import own_part, rounded
 
+pytestmark = pytest.mark.small
+
+
 BF16 = PrecisionPlan(bf16=True, tf32=False)
 #: Large enough that norms and step counts are next to nothing of it.
 SHAPE = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 8, "vocab_size": 512}
@@ -180,6 +183,7 @@ class PlainBf16(MasterWeights):
         return list(self._plain.param_groups)
 
 
+@pytest.mark.thorough_rows("muon")
 @pytest.mark.parametrize("name", [Optimizer.ADAMW_TORCH_FUSED, Optimizer.MUON])
 def test_small_steps_rounded_at_random_learn_as_much_as_with_masters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Optimizer

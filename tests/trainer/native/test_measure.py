@@ -19,6 +19,9 @@ from trainer.handoff import LaunchSpec
 from trainer.native import measure
 from trainer.native.external_launch import prepare_launch
 
+pytestmark = pytest.mark.small
+
+
 PROFILE = """
 extends: cpu-demo
 targets: {engine: native, gradient_accumulation_steps: 2}

@@ -19,6 +19,8 @@ from trainer.native import model
 from trainer.native import model as nets
 from trainer.native.batches import BatchLayout, TokenBatch, collate
 
+pytestmark = pytest.mark.small
+
 
 def test_only_rows_that_share_a_sequence_carry_positions(tmp_path: Path) -> None:
     rows = tiny.rows(tmp_path / "rows", 4)

@@ -28,6 +28,9 @@ from trainer.native.batches import BatchLayout, collate
 from trainer.native.model import LossModel
 from trainer.native.token_file import write_rows
 
+pytestmark = pytest.mark.small
+
+
 SHAPE: dict[str, Any] = yaml.safe_load("""
 {vocab_size: 96, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4,
   num_key_value_heads: 2, head_dim: 16, max_position_embeddings: 128, sliding_window: 64,

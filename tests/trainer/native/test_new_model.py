@@ -9,6 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from trainer.native import new_model
 
+pytestmark = pytest.mark.small
+
 
 @pytest.mark.parametrize("params", [1_000_000, 30_000_000, 125_000_000, 1_000_000_000, 8_000_000_000])
 def test_a_shape_has_about_as_many_parameters_as_asked(params: int) -> None:

@@ -22,6 +22,8 @@ from trainer.native.loader import BatchLoader
 from trainer.native.master_weights import MasterWeights
 from trainer.native.optimizer import NoOptimizer, Stepper
 
+pytestmark = pytest.mark.small
+
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)

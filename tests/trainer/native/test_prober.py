@@ -14,6 +14,8 @@ from tests.trainer.native import tiny
 from trainer.native.prober import NativeProber
 from trainer.native.train import Trainer, run_loop
 
+pytestmark = pytest.mark.small
+
 
 def weights(trainer: Trainer) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in trainer.setup.net.parameters()]

@@ -22,6 +22,9 @@ from trainer.native import distributed
 from trainer.native import model as nets
 from trainer.native.distributed import NativeCommunicator, full_tensor
 
+pytestmark = pytest.mark.small
+
+
 DORA = AdapterPlan(rank=4, alpha=8, dropout=0.0, params=1, dora=True)
 
 

@@ -15,6 +15,8 @@ from trainer.native import model as nets
 from trainer.native import speed
 from trainer.native.batches import BatchLayout
 
+pytestmark = pytest.mark.small
+
 
 def test_fp8_stands_back_with_a_reason_where_it_would_gain_nothing() -> None:
     notes: list[tuple[str, str]] = []

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from trainer.native.token_file import BadTokens, TokenFile, TokenWriter, write_rows
 
+pytestmark = pytest.mark.small
+
+
 ROWS = [([1, 2, 3], [False, True, True]), ([], []), ([4], [True])]
 
 

@@ -23,6 +23,8 @@ from trainer.scoring.held_out import row_losses
 from trainer.session import session
 from trainer.session.failures import NotANumber
 
+pytestmark = pytest.mark.small
+
 
 @pytest.fixture(autouse=True)
 def agree_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:

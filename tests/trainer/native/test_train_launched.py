@@ -25,6 +25,9 @@ from trainer.native.train import hang_seconds
 from trainer.runner.processes import StopRequest
 from trainer.runner.text_runner import TextRunner
 
+pytestmark = pytest.mark.small
+
+
 #: For what takes half a minute on an idle machine.
 PATIENCE = 800
 

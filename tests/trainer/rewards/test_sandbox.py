@@ -19,6 +19,9 @@ from trainer.rewards import sandbox
 from trainer.rewards.sandbox import PATIENCE, Rewards
 from trainer.rewards.source import REWARD_TABLE, write_rewards
 
+pytestmark = pytest.mark.process
+
+
 DEAF = """
 import signal, time
 def f(completions):

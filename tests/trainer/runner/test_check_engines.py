@@ -11,6 +11,8 @@ import pytest
 from core.domain.choices import Engine
 from trainer.runner import check_engines
 
+pytestmark = pytest.mark.process
+
 
 def test_packages_that_are_not_there_are_named_by_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_engines, "LOADED", ("json",))

@@ -23,6 +23,9 @@ from trainer.runner.image_choice import best_of, choice_deadline, hold_out, pict
 from trainer.runner.image_runner import ImageRunner
 from trainer.runner.processes import StopRequest
 
+pytestmark = pytest.mark.process
+
+
 MADE = "qwen-image ai-toolkit"
 STEPS = (15, 30, 45, 60)
 #: What a scoring process does with its job.

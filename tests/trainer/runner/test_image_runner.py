@@ -37,6 +37,9 @@ from trainer.runner.processes import StopRequest, descendants
 from trainer.runner.supervise import LaunchResult
 from trainer.session.submission import submission_kind
 
+pytestmark = pytest.mark.process
+
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -20,6 +20,9 @@ from tests.trainer.runner.test_image_runner import events, image_run, planned
 from tests.trainer.runner.test_image_runner_ends import Script, _impatient
 from trainer.runner.image_monitor import LAST_FILE
 
+pytestmark = pytest.mark.process
+
+
 __all__ = ["_impatient"]
 
 CONSTANT, COSINE = LrSchedule.CONSTANT, LrSchedule.COSINE

@@ -27,6 +27,9 @@ from tests.trainer.runner.test_image_runner import image_run, planned
 from tests.trainer.session.simulated import Time
 from trainer.runner import image_monitor, image_runner, supervise
 
+pytestmark = pytest.mark.process
+
+
 Script = Generator[None, None, int | None]
 NAN = safetensors(
     {

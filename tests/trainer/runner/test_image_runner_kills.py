@@ -30,6 +30,9 @@ from tests.trainer.runner.test_image_choice import with_choice
 from tests.trainer.runner.test_image_runner import image_run, planned
 from trainer.runner.processes import descendants
 
+pytestmark = pytest.mark.process
+
+
 ROOT = Path(__file__).parents[3]
 SEED = int(os.environ.get("GOD_MINER_SEED", "56"))
 #: Of each engine in each of two trainings: 100 in all.
@@ -174,6 +177,7 @@ def test_killed_after_the_new_plan_the_first_starts_file_is_left_and_a_second_at
     assert marker(again.place) == {"kohya": 20, "ai-toolkit": 40}[engine]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("part", ["training", "comparison"])
 @pytest.mark.parametrize("engine", KINDS)
 def test_killed_at_any_instant_it_leaves_what_is_uploaded(tmp_path: Path, engine: str, part: str) -> None:

@@ -102,6 +102,7 @@ def _run(folder: Path, engine: Engine, processes: int = 2, **parts: Any) -> RunS
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("engine", "processes"), [(Engine.NATIVE, 2), (Engine.AXOLOTL, 2)])
 def test_two_machines_train_one_model(
     tmp_path: Path, machines: list[TwoMachines], engine: Engine, processes: int
@@ -116,6 +117,7 @@ def test_two_machines_train_one_model(
     assert result.best.value < result.base.value
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_killed_on_the_second_machine_ends_both_with_the_reason(
     tmp_path: Path, machines: list[TwoMachines]
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_rank_that_is_killed_on_the_second_machine_ends_both_with_the_reason(
     assert not Path(f"/proc/{launcher}").exists()
 
 
+@pytest.mark.thorough
 def test_a_request_to_stop_ends_both_with_a_submission(tmp_path: Path, machines: list[TwoMachines]) -> None:
     two = TwoMachines(tmp_path, _run(tmp_path, Engine.NATIVE, **ENDLESS))
     machines.append(two)

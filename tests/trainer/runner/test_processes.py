@@ -9,6 +9,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
+
 ROOT = Path(__file__).parents[3]
 
 #: A launcher that starts a worker in a session of its own and dies of the first signal.

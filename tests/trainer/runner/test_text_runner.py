@@ -113,6 +113,7 @@ def letters(completions, **kwargs):
 """
 
 
+@pytest.mark.thorough_rows("full")
 @pytest.mark.parametrize(("method", "rate"), [(Method.LORA, 2e-2), (Method.FULL, 5e-3)])
 def test_a_task_with_rewards_raises_them(
     forks: ForkServer, tmp_path: Path, method: Method, rate: float
@@ -188,6 +189,7 @@ def rates(run: RunSpec) -> list[float]:
     return [event.lr for event in events(run) if isinstance(event, StepEvent) and event.lr is not None]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("task_type", TEXT_TASKS)
 def test_cut_off_at_a_random_moment_a_whole_submission_was_there_from_the_first_evaluation_on(
     forks: ForkServer, endless: Path, tmp_path: Path, task_type: TaskType

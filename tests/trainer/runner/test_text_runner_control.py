@@ -18,6 +18,7 @@ from tests.trainer.tasks import plan_of, planned, task, write_profile
 STEPS = 8
 
 
+@pytest.mark.thorough_rows("axolotl-Dpo")
 @pytest.mark.parametrize(
     ("engine", "task_type", "packing", "micro"),
     [

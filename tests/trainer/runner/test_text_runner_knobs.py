@@ -139,6 +139,7 @@ def losses(run: RunSpec) -> list[float | None]:
     return [event.loss for event in events(run) if isinstance(event, StepEvent)]
 
 
+@pytest.mark.thorough_rows("GrpoTask")
 @pytest.mark.parametrize("task_type", [TaskType.INSTRUCT, TaskType.GRPO])
 def test_rates_are_tried_out_without_a_trace(forks: ForkServer, tmp_path: Path, task_type: TaskType) -> None:
     """Only the planned rate is tried, so what follows is the training that would have been: every loss is the
@@ -155,6 +156,7 @@ def test_rates_are_tried_out_without_a_trace(forks: ForkServer, tmp_path: Path, 
     assert trained[0.0] == trained[0.05]
 
 
+@pytest.mark.thorough
 def test_preferences_are_trained_at_a_rate_that_was_found(forks: ForkServer, tmp_path: Path) -> None:
     said = {"lr_search_share": 0.06, "learning_rate": 1e-5, "max_steps": 12, "warmup_steps": 0}
     run = planned(task(tmp_path, TaskType.DPO, 1800), shaped(tmp_path, **said))

@@ -65,6 +65,7 @@ def _seen(run: RunSpec) -> list[object]:
     return list(events(run)) if Path(run.progress_path).exists() else []
 
 
+@pytest.mark.thorough
 def test_two_processes_train_a_full_model_on_preferences(tmp_path: Path) -> None:
     """Told only `--num_processes 2`, accelerate would silently start one. Rates are tried out by both."""
     profile = write_profile(tmp_path / "profile.yaml", targets={"lr_search_share": 0.04})
@@ -82,6 +83,7 @@ def test_two_processes_train_a_full_model_on_preferences(tmp_path: Path) -> None
     assert ours == pytest.approx(result.best.value, abs=1e-3)
 
 
+@pytest.mark.thorough
 def test_asked_to_stop_two_processes_save_and_end_and_leave_no_process_behind(tmp_path: Path) -> None:
     profile = write_profile(tmp_path / "profile.yaml", **ENDLESS)
     run = planned(task(tmp_path, TaskType.CHAT, 900), profile, processes=2)
@@ -123,6 +125,7 @@ def _said(pid: int) -> bytes:
         return b""
 
 
+@pytest.mark.thorough
 def test_killed_with_its_runner_no_worker_goes_on_training(tmp_path: Path) -> None:
     """Rewards, one process. Launchers put workers into sessions of their own, which no group kill reaches."""
     profile = write_profile(tmp_path / "profile.yaml", **ENDLESS)

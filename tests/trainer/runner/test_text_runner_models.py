@@ -49,6 +49,7 @@ def test_it_is_trained_and_what_is_submitted_is_a_fine_tune_of_it(
         assert have == wanted
 
 
+@pytest.mark.thorough
 def test_an_adapter_on_routed_experts_is_submitted_matrix_by_matrix(
     forks: ForkServer, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def names(folder: Path, file_name: str = "model") -> set[str]:
 ENDLESS = 3 * "{% for one in range(99999) %}" + 3 * "{% endfor %}"
 
 
+@pytest.mark.thorough_rows("normalizer")
 @pytest.mark.parametrize("kind", ["template", "normalizer", "pattern"])
 def test_a_tokenizer_that_never_encodes_a_row_is_a_bad_model_and_not_a_crash(
     forks: ForkServer, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

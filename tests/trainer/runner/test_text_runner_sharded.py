@@ -27,6 +27,8 @@ from tests.trainer.sharding import VARIABLES, sharded
 from tests.trainer.tasks import ENDLESS, planned, task, write_profile
 from trainer.axolotl.host import AVERAGE_FILE, STATE_FILE
 
+pytestmark = pytest.mark.thorough
+
 
 def really_sharded(run: RunSpec) -> bool:
     """Both processes say so."""
@@ -136,6 +138,7 @@ def test_a_sharded_grpo_training_is_scored_as_the_whole_model_is(tmp_path: Path)
     assert again.kl == pytest.approx(result.best.rewarded.kl, abs=2e-3)  # in bf16
 
 
+@pytest.mark.thorough
 def test_an_adapter_on_routed_experts_is_trained_and_submitted_sharded(tmp_path: Path) -> None:
     model = odd_models.save(tmp_path / "model", "mixture")
     targets = {"lora_experts_r": 4, "lora_r": 8, "lora_dropout": 0, "max_steps": 12}

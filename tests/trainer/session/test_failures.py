@@ -20,6 +20,9 @@ from trainer.errors import BadData
 from trainer.handoff import LaunchSpec, PreparedRows, TrainingFailure, read_record
 from trainer.session.failures import NotANumber, failure_of
 
+pytestmark = pytest.mark.process
+
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -247,10 +247,12 @@ def assert_whole_whenever_it_dies(tmp_path: Path, deaths: Iterable[tuple[int, fl
         forks.stdin.close()
 
 
+@pytest.mark.process
 def test_kill_9_before_any_step_never_leaves_half_a_submission(tmp_path: Path) -> None:
     assert_whole_whenever_it_dies(tmp_path, [(step, 0.0) for step in STEPS])
 
 
+@pytest.mark.campaign
 def test_kill_9_at_random_instants_never_leaves_half_a_submission(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     assert_whole_whenever_it_dies(tmp_path, [(0, chance.uniform(0, 0.02)) for _ in range(50)])

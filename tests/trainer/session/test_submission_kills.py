@@ -171,6 +171,7 @@ def test_killed_twice_it_leaves_what_scores(forks: ForkServer, tmp_path: Path, e
     assert [kill.moment.kind for kill in report.kills] == [KillKind.RANDOM, KillKind.SAVE]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("engine", ENGINES)
 def test_killed_at_any_instant_it_leaves_what_scores(
@@ -199,6 +200,7 @@ def test_killed_after_its_last_step_the_best_is_there_and_the_outcome_is_known(
     assert result.best == best
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("engine", ENGINES)
 def test_killed_at_any_instant_after_its_last_step_it_leaves_what_scores(

@@ -10,7 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from trainer.session.watchdog import StopFile
+
+pytestmark = pytest.mark.process
+
 
 ROOT = Path(__file__).parents[3]
 WATCHING = """

@@ -14,6 +14,8 @@ from trainer.native import speed
 from trainer.session import watchdog
 from trainer.session.watchdog import HangWatchdog, own_frame
 
+pytestmark = pytest.mark.small
+
 
 def test_only_a_process_that_does_nothing_is_reported_and_with_the_place(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -34,6 +34,9 @@ from tests.core.recipes.axolotl.engine import complaints
 from tests.core.recipes.cases import TEXT_TASKS, inputs, text_plan
 from tests.doubles.each import each
 
+pytestmark = pytest.mark.process
+
+
 ROOT = Path(__file__).parents[4]
 
 
@@ -116,7 +119,6 @@ def test_a_quantized_base_is_not_sharded_in_preference_training() -> None:
         render(plan, inputs(TaskType.DPO))
 
 
-@pytest.mark.integration
 def test_axolotl_itself_accepts_every_rendered_configuration(training_python: str) -> None:
     requests = [
         (render(plan, inputs(plan.task.task_type, eval_path=path)).config, {"n_gpu": plan.launch.processes})
@@ -181,13 +183,11 @@ def test_what_the_engine_refuses_our_table_and_rules_refuse_too(name: str) -> No
     assert validate(Engine.AXOLOTL, with_change(BROKEN[name]), gpus=4) != []
 
 
-@pytest.mark.integration
 def test_the_engine_does_refuse_or_drop_each_of_these(training_python: str) -> None:
     answers = complaints(training_python, [(with_change(change), {}) for change in BROKEN.values()])
     assert [name for name, answer in zip(BROKEN, answers, strict=True) if not answer] == []
 
 
-@pytest.mark.integration
 def test_the_checked_in_table_is_the_installed_engines(training_python: str) -> None:
     script = ROOT / "scripts" / "engine_tables" / "axolotl_table.py"
     done = subprocess.run(

@@ -16,6 +16,9 @@ from core.recipes.kohya import recipe
 from core.recipes.render import render
 from tests.core.recipes.cases import image_inputs, image_plan
 
+pytestmark = pytest.mark.training
+
+
 scalars = (
     st.booleans()
     | st.integers(-(2**63), 2**63 - 1)
@@ -45,7 +48,6 @@ def test_what_a_flat_table_cannot_hold_is_refused(value: object) -> None:
         recipe.dump_toml({"x": value})
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("kind", [ImageModelType.SDXL, ImageModelType.FLUX])
 def test_sd_scripts_own_reader_reads_the_same(training_python: str, kind: ImageModelType) -> None:
     odd = '/run/a "quoted" \\ pathé 火'

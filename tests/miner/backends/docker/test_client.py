@@ -29,6 +29,7 @@ async def assert_unreachable(path: Path, why: str) -> None:
         await DockerClient(f"unix://{path}", query_timeout_s=0.2).query("ping", lambda api: api.ping())
 
 
+@pytest.mark.process
 async def test_a_socket_that_nobody_or_a_silent_program_listens_on_is_unreachable(tmp_path: Path) -> None:
     await assert_unreachable(tmp_path / "s", "does not run: No such file")
     with listening(tmp_path / "s"):
@@ -36,6 +37,7 @@ async def test_a_socket_that_nobody_or_a_silent_program_listens_on_is_unreachabl
     await assert_unreachable(tmp_path / "s", "Connection refused")
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
 async def test_a_socket_that_is_not_ours_says_how_to_get_it(tmp_path: Path) -> None:
     with listening(tmp_path / "s", mode=0):

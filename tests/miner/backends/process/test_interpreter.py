@@ -10,6 +10,8 @@ import pytest
 
 from miner.backends.process.interpreter import NoTrainingPython, examine_interpreter
 
+pytestmark = pytest.mark.process
+
 
 def covered(path: Path, needs: tuple[Path, ...]) -> bool:
     return any(path.is_relative_to(root) for root in (*needs, Path("/usr")))

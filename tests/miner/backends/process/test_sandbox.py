@@ -76,6 +76,7 @@ def test_without_bubblewrap_the_package_to_install_is_named(
     assert "apt install bubblewrap" in str(detect_sandbox(PYTHON, tmp_path / "hosts", (), None, 10))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("script", "reason"),
     [

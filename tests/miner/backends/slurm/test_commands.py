@@ -8,6 +8,9 @@ import pytest
 
 from miner.backends.slurm.commands import SlurmCommands, SlurmRefused, SlurmUnreachable, records, seconds
 
+pytestmark = pytest.mark.process
+
+
 LINE = (
     "JobId=7 JobName=gm-1 UserId=root(0) JobState=RUNNING Reason=None ExitCode=0:0 StartTime=1700000000 "
     "NodeList=n1 ReqB:S:C:T=0:0:*:* JOB_GRES=gpu:h100:2   Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:h100:2(IDX:0-1) "

@@ -14,6 +14,9 @@ from miner.backends.slurm.ends import ended_status, never_begins
 from miner.backends.slurm.job_script import OUTPUT_FILE
 from miner.backends.slurm.jobs import SlurmJob, exit_code, parse_sacct, parse_scontrol, parse_squeue
 
+pytestmark = pytest.mark.process
+
+
 #: Of 22.05, recorded; the last two are written after them: there are neither cgroups nor a boot here.
 SQUEUE = """\
 20|CANCELLED|1795489703|1795489715|n1|None|withdrawn

@@ -26,6 +26,9 @@ from miner.backends.slurm.commands import SlurmRefused, SlurmUnreachable
 from miner.backends.slurm.engine import SlurmEngine, SlurmOptions
 from miner.backends.slurm.runs import CLAIM, RunNote, SlurmRuns
 
+pytestmark = pytest.mark.process
+
+
 PREFIX = "god-miner-feed-"
 PLACEMENT = {"partition": "train", "account": "", "qos": "", "constraint": "", "reservation": ""}
 

@@ -14,6 +14,9 @@ from miner.backends.slurm.gpu_source import ClusterScope, SlurmGpuSource
 from miner.fleet.placement import FOREVER
 from miner.fleet.sources import GpuScan, ScanFailed
 
+pytestmark = pytest.mark.process
+
+
 NOW = 1_800_000_000
 HOUR = 3600
 OURS = "god-miner-0123456789abcdef-"

@@ -20,6 +20,9 @@ from miner.backends.slurm.job_script import (
     script_environment,
 )
 
+pytestmark = pytest.mark.process
+
+
 RUN = Path("/shared/jobs/1/attempt 1")
 JOB = JobRequest(
     name="god-miner-x-k1",

@@ -16,6 +16,9 @@ from miner.backends.slurm.nodes import (
     parse_reservations,
 )
 
+pytestmark = pytest.mark.process
+
+
 NODES = """\
 NodeName=n1 Arch=x86_64 CoresPerSocket=1  CPUAlloc=8 CPUEfctv=7 CPUTot=8 CPULoad=0.18 \
 AvailableFeatures=h100,ib ActiveFeatures=h100,ib Gres=gpu:h100:4(S:0-1) GresDrain=N/A \

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from miner.backends.slurm.nodes import parse_nodes, parse_partitions
 from miner.backends.slurm.sizes import NodeSize, least_size
+
+pytestmark = pytest.mark.process
+
 
 NODES = parse_nodes(
     "NodeName=n1 CPUTot=64 CPUEfctv=62 RealMemory=515000 MemSpecLimit=3000 Gres=gpu:h100:8(S:0-1) "

@@ -10,6 +10,8 @@ from miner.doctor.checks import subnet
 from miner.settings import load_settings
 from tests.doubles.hub import Hub
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:

@@ -15,6 +15,8 @@ from miner.settings import load_settings
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 
+pytestmark = pytest.mark.docker
+
 
 def found(tmp_path: Path, **settings: Any) -> dict[str, Finding]:
     given = {"docker_host": f"unix://{tmp_path}/none", "trainer_ulimits": "core=0", **settings}
@@ -68,7 +70,6 @@ def test_shared_memory_is_judged(gib: float, status: FindingStatus) -> None:
     assert training.shared_memory(int(gib * training.GIB)).status is status
 
 
-@pytest.mark.integration
 def test_docker_is_tried_out(tmp_path: Path, docker_host: Dockerd) -> None:
     findings = found(
         tmp_path, engine="docker", docker_host=docker_host.host, trainer_text_image=base_image.NAME
@@ -89,7 +90,6 @@ def test_docker_is_tried_out(tmp_path: Path, docker_host: Dockerd) -> None:
     assert "TRAINER_ULIMITS" in limits["trial run"].detail
 
 
-@pytest.mark.integration
 def test_a_docker_without_the_image_is_no_engine(tmp_path: Path, docker_host: Dockerd) -> None:
     findings = found(tmp_path, engine="docker", docker_host=docker_host.host)
     assert findings["training engine"].status is FindingStatus.FAIL

@@ -14,6 +14,9 @@ from miner.settings import load_settings
 from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, NvmlHost
 from tests.miner.fleet.conftest import nvml_host, nvml_library
 
+pytestmark = pytest.mark.process
+
+
 __all__ = ["nvml_host", "nvml_library"]
 
 Host = Callable[..., NvmlHost]

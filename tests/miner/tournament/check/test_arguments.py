@@ -14,6 +14,9 @@ from miner.tournament.check.arguments import check_arguments
 from miner.tournament.check.entry import CheckedEntry, FindingState
 from tests.miner.tournament.entries import open_small
 
+pytestmark = pytest.mark.process
+
+
 #: A module in the trainer's place that answers as the real one: `{body}` is what it makes of the arguments.
 PARSER = """
 import json, os

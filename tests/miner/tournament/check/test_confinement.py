@@ -13,6 +13,9 @@ from miner.backends.process.sandbox import Sandbox
 from miner.tournament.check.confinement import find_sandbox, run_confined
 from tests.doubles.required import missing
 
+pytestmark = pytest.mark.process
+
+
 #: Prints what of each attempt came out; `report` is the last line.
 HOSTILE = """
 import json, os, socket, sys

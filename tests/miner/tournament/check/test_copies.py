@@ -5,10 +5,15 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import pytest
+
 from miner.tournament.check.copies import check_copies, check_distinct, normalized_text, tree_digest
 from miner.tournament.check.entry import FindingState
 from tests.miner.tournament.entries import open_again, open_small
 from tests.miner.tournament.repositories import git, make_repository
+
+pytestmark = pytest.mark.process
+
 
 CODE = "# A trainer.\nimport os\n\n\ndef train(rows):\n    return  sorted(rows)\n"
 RENAMED = "# Another text,\n# on two lines.\nimport os\ndef train(rows):\n\treturn sorted(rows)   \n"

@@ -182,6 +182,7 @@ def test_no_dockerfile_keeps_its_reader_busy(piece: str) -> None:
     assert time.process_time() - began < 20
 
 
+@pytest.mark.process
 def test_a_dockerfile_too_large_to_be_written_by_hand_is_refused(tmp_path: Path) -> None:
     name = "dockerfiles/standalone-text-trainer.dockerfile"
     entry = open_small(tmp_path, {name: GOOD + "# \n" * MOST_BYTES})

@@ -20,6 +20,9 @@ from miner.tournament.rules import DATASETS
 from tests.doubles.public_api import COLDKEY, PublicApiSite
 from tests.miner.tournament.entries import open_small
 
+pytestmark = pytest.mark.process
+
+
 COMMIT = "a" * 40
 
 

@@ -22,6 +22,8 @@ from miner.tournament.rules import LARGE_REPOSITORY_BYTES
 from tests.miner.tournament.entries import NOW, open_again, open_small
 from tests.miner.tournament.repositories import commit_files, git, make_repository
 
+pytestmark = pytest.mark.process
+
 
 def test_nothing_a_commit_an_address_and_a_directory_are_distinguished(tmp_path: Path) -> None:
     here = str(source_root())

@@ -14,6 +14,9 @@ from tests.doubles.flaky import FlakyServer, Reply, Request
 from tests.miner.tournament.entries import open_again, open_small
 from tests.miner.tournament.repositories import commit_files
 
+pytestmark = pytest.mark.process
+
+
 LICENSE = b"Some Licence\n\n1. Terms.\n"
 NOTICE = b"Notice\n\nMade by somebody.\n"
 GOOD = {"LICENSE.md": LICENSE, "NOTICE": NOTICE}

@@ -12,6 +12,9 @@ from miner.tournament.check.entry import FindingState
 from miner.tournament.check.sources import MOST_PARSED_BYTES, check_obfuscation, check_weights
 from tests.miner.tournament.entries import open_small
 
+pytestmark = pytest.mark.process
+
+
 TEXT = base64.b64encode(bytes(range(256))).decode()
 
 

@@ -19,6 +19,9 @@ from tests.doubles.field import adapter, ai_toolkit_config, image_task
 from tests.doubles.hub import Hub
 from tests.doubles.public_api import HOTKEYS, PublicApiSite
 
+pytestmark = pytest.mark.process
+
+
 TASKS = ("11111111-2222-4333-8444-555555555555", "99999999-2222-4333-8444-555555555555")
 TOURNAMENT = "tourn_0123456789abcdef_20261116"
 REPOS = tuple(f"invented/tournament-{letter}" for letter in "abcd")

@@ -15,7 +15,10 @@ from miner.tournament.rules import TEXT_DOCKERFILE
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unread_replies_collected")]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.usefixtures("unread_replies_collected"),
+]
 
 TAG = "rehearsed:1"
 

@@ -15,6 +15,9 @@ from miner.tournament.rehearsal.kills import MOST_REPEATS, KillKind, KillReport,
 from miner.tournament.rehearsal.upload import what_is_uploaded
 from trainer.session.submission import Submission, submission_kind
 
+pytestmark = pytest.mark.process
+
+
 ROOT = Path(__file__).parents[4]
 SUBMITTER = """
 import sys, time

@@ -23,7 +23,10 @@ from tests.miner.tournament.rehearsed_entries import make_entry
 
 __all__ = ["model"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unread_replies_collected")]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.usefixtures("unread_replies_collected"),
+]
 
 SLOW_BUILD = f"FROM {base_image.NAME}\nENV A=1\nRUN sleep 1000\n"
 

@@ -26,7 +26,10 @@ from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 from tests.miner.tournament.rehearsed_entries import make_entry
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unread_replies_collected")]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.usefixtures("unread_replies_collected"),
+]
 
 
 @pytest.fixture
@@ -204,6 +207,7 @@ def test_a_refused_entry_leaves_no_directory(docker_host: Dockerd, tmp_path: Pat
     assert list((tmp_path / "outputs").iterdir()) == []
 
 
+@pytest.mark.kept("2")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_rehearsal_leaves_nothing_behind(
     docker_host: Dockerd, tmp_path: Path, model: Path, sent: signal.Signals

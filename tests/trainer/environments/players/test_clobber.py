@@ -21,6 +21,7 @@ def test_pieces_are_read_as_the_actions_count() -> None:
     assert all(own >> (action >> 2) & 1 for action in state.legal_actions())
 
 
+@pytest.mark.thorough_rows("4")
 @pytest.mark.parametrize(("rows", "columns"), [(4, 5), (5, 5), (5, 6)])
 def test_a_won_end_is_won(rows: int, columns: int) -> None:
     player = ClobberPlayer()
