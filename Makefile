@@ -7,7 +7,7 @@ LOCKED := requirements
 # What `make training` made trains the demo as well; else it gets a small environment of its own.
 DEMO   := $(if $(wildcard $(TRAINING)/.installed),$(TRAINING),.venv-demo)
 
-.PHONY: help install training demo test test-fast test-all campaign lint format type walls check bench docs engine-tables lock upgrade lock-check sbom audit clean
+.PHONY: help install training demo test test-fast test-changed test-all campaign lint english format type walls check bench docs engine-tables lock upgrade lock-check sbom audit clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ test: $(VENV)/.dev ## all that this machine can run, in minutes
 test-fast: $(VENV)/.dev ## the tests that need no process, socket or torch: under 90 s
 	$(TESTS) fast
 
+test-changed: $(VENV)/.dev ## the tests of what differs from the last commit, or from BASE
+	$(TESTS) changed $(WITH)
+
 test-all: $(VENV)/.dev ## every test but the campaigns
 	$(TESTS) all $(WITH)
 
@@ -58,6 +61,9 @@ campaign: $(VENV)/.dev ## faults at random instants; repeat one with GOD_MINER_S
 lint: $(VENV)/.dev ## ruff check and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+english: ## docstrings, messages and pages against the house's list of forms
+	@$(PYTHON) scripts/english.py
 
 format: $(VENV)/.dev ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

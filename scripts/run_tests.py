@@ -1,4 +1,6 @@
-"""Run the tests: PYTHON scripts/run_tests.py fast|test|all|campaign [TRAINING_PYTHON].
+"""Run the tests: PYTHON scripts/run_tests.py fast|changed|test|all|campaign [TRAINING_PYTHON].
+
+`changed` runs the tests of what differs from the commit BASE (default: the last one).
 
 PYTHON is the daemon's, TRAINING_PYTHON the training environment's. The two suites run side by side in
 processes of their own. The end is a table by part, and one line with the totals.
@@ -22,11 +24,12 @@ ROOT = Path(__file__).resolve().parents[1]
 #: What each command selects, of the tiers in tests/conftest.py.
 SELECTED = {
     "fast": "fast",
+    "changed": "not campaign and not thorough",
     "test": "not campaign and not thorough",
     "all": "not campaign",
     "campaign": "campaign or hypothesis",
 }
-EXAMPLES = {"fast": "few", "test": "few", "all": "all", "campaign": "campaign"}
+EXAMPLES = {"fast": "few", "changed": "few", "test": "few", "all": "all", "campaign": "campaign"}
 PARTS = ("fast", "process", "docker", "training", "campaign", "collection")
 NO_TRAINING = "no training environment: make training, or GOD_MINER_TRAINING_PYTHON"
 NO_AXOLOTL = "training has only what needs no Axolotl, see make training"
@@ -54,7 +57,30 @@ def daemon_command(which: str, training: str, report: Path, seed: int) -> list[s
     command = [sys.executable, "-m", "pytest", "-q", "-m", selected, f"--junitxml={report}", SLOWEST]
     # One more than there are cores, because a test with a process waits half of its time.
     command += ["-n", str(workers() + 1), "--dist", "loadfile", "--no-loadscope-reorder"]
+    if which == "changed":
+        command += changed_tests()
     return [*command, f"--hypothesis-seed={seed}"] if which == "campaign" else command
+
+
+@cache
+def changed_tests() -> list[str]:
+    """Find the tests of what differs from BASE by the mirror; where a module has none of its own, its folder's."""
+    git = (
+        ["git", "diff", "--name-only", os.environ.get("BASE") or "HEAD"],
+        ["git", "ls-files", "-o", "--exclude-standard"],
+    )
+    names = [
+        line for command in git for line in subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    ]
+    found: set[str] = set()
+    for path in map(Path, names):
+        if path.suffix != ".py":
+            continue
+        folder = path.parent if path.parts[0] == "tests" else Path("tests", path.parent)
+        own = path.name if path.name.startswith("test_") else f"test_{path.stem}*.py"
+        beside = [file for file in (ROOT / folder).glob(own) if file.is_file()] or [ROOT / folder]
+        found |= {str(file.relative_to(ROOT)) for file in beside if file.exists()}
+    return sorted(found)
 
 
 def training_command(which: str, training: str, report: Path, seed: int) -> list[str]:
@@ -66,11 +92,17 @@ def training_command(which: str, training: str, report: Path, seed: int) -> list
     # The fast tests run with the daemon's packages already.
     selected = SELECTED[which] if which == "all" else f"training and ({SELECTED[which]})"
     if has_axolotl(training):
-        command += ["-m", selected, f"--junitxml={report}", "tests/trainer"]
+        command += ["-m", selected, f"--junitxml={report}", *trainers(which)]
     else:
         command += ["-m", f"small and ({selected})", f"--junitxml={report}", "tests/trainer/native"]
         command += ["tests/trainer/session/test_watchdog_hang.py"]
     return [*command, f"--hypothesis-seed={seed}"] if which == "campaign" else command
+
+
+def trainers(which: str) -> list[str]:
+    return (
+        [test for test in changed_tests() if "trainer" in test] if which == "changed" else ["tests/trainer"]
+    )
 
 
 @cache
@@ -133,7 +165,10 @@ def run(which: str, training: str, folder: Path) -> int:
         show(f"campaign with GOD_MINER_SEED={seed}")
     if training:
         environment["GOD_MINER_TRAINING_PYTHON"] = training
-    with_training = bool(training) and which != "fast"
+    with_training = bool(training) and which != "fast" and bool(trainers(which))
+    if which == "changed" and not changed_tests():
+        show("no Python file differs from BASE")
+        return 0
     reports, log = [folder / "daemon.xml", folder / "training.xml"], folder / "training.log"
     beside = None
     if with_training:

@@ -108,3 +108,31 @@ def test_a_child_has_time_to_end_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -
         assert run_tests.wait_for(child) == 2
         monkeypatch.undo()
     assert polls == [None, None]
+
+
+def test_changed_code_is_tested_by_its_mirror_and_else_by_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def git(*words: str) -> None:
+        person = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *person, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    mirror = ["tests/core/a/test_fit.py", "tests/core/a/test_fit_twice.py", "tests/core/a/test_other.py"]
+    for name in ("core/a/fit.py", "core/b/alone.py", "core/c/same.py", "tests/core/b/test_b.py", *mirror):
+        put(name, "1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "all")
+    for name in ("core/a/fit.py", "core/b/alone.py", "tests/core/a/test_new.py", "page.md"):
+        put(name, "2")
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    monkeypatch.delenv("BASE", raising=False)
+    run_tests.changed_tests.cache_clear()
+    try:
+        assert run_tests.changed_tests() == sorted([*mirror[:2], "tests/core/a/test_new.py", "tests/core/b"])
+    finally:
+        run_tests.changed_tests.cache_clear()
