@@ -64,7 +64,7 @@ def daemon_command(which: str, training: str, report: Path, seed: int) -> list[s
 
 @cache
 def changed_tests() -> list[str]:
-    """Find the tests of what differs from BASE by the mirror; where a module has none of its own, its folder's."""
+    """Find the tests of what differs from BASE by the mirror; a module without any gets its folder's."""
     git = (
         ["git", "diff", "--name-only", os.environ.get("BASE") or "HEAD"],
         ["git", "ls-files", "-o", "--exclude-standard"],
