@@ -82,7 +82,7 @@ bench: $(VENV)/.bench ## every measured claim, as tables
 
 docs: $(VENV)/.installed ## rewrite the generated pages and .env.example
 	$(BIN)/python -m miner config env > .env.example
-	$(BIN)/python -m miner config docs > docs/settings.md
+	$(BIN)/python -m miner.settings.reference docs/settings.md
 	$(BIN)/python -m core.profile.docs docs/profiles.md
 	$(BIN)/python -m miner.offers.policies.docs docs/policies.md
 	$(BIN)/python -m miner.alerts.docs docs/alerts.md

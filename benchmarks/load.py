@@ -31,7 +31,7 @@ import uvloop
 from benchmarks.presign import EXPECTED, LoadKind, Presigner
 from core.domain.errors import GodMinerError
 from miner.chain.fiber import Signer
-from miner.dev.validator import miner_target
+from miner.dev.stack import throwaway_keys
 
 MAX_REQUESTS = 1_000_000
 MAX_CONCURRENCY = 1_000
@@ -324,10 +324,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         plan = LoadPlan(options.url, options.kind, options.concurrency, options.requests, options.seconds)
-        target = miner_target(options.url, options.dir, None, None)
+        keys = throwaway_keys(options.dir)
     except GodMinerError as error:
         parser.error(str(error))
-    report = run_load(plan, target.signer, target.miner_hotkey, options.seed)
+    report = run_load(plan, keys.validator, keys.miner.ss58_address, options.seed)
     if options.json:
         print(json.dumps(report.as_json(), indent=2))
     else:

@@ -18,9 +18,9 @@ import httpx
 
 from miner.dev import demo, demo_inputs
 from miner.dev.demo_inputs import LoopbackSite
-from miner.dev.samples import SampleTask
+from miner.dev.samples import SampleTask, example_task
 from miner.dev.stack import DevStack, daemon_process, dashboard_process, prepare_stack
-from miner.dev.validator import ValidatorClient, example_task
+from miner.dev.validator import ValidatorClient
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))

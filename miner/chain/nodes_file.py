@@ -122,9 +122,7 @@ def read_nodes(path: Path, netuid: int, *, at: float) -> Metagraph:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise _nodes_file_error(
-            path, "there is no such file: `god-miner dev nodes` writes one, or set NODES_FILE"
-        ) from None
+        raise _nodes_file_error(path, "there is no such file; set NODES_FILE, or CHAIN=bittensor") from None
     except OSError as error:
         raise _nodes_file_error(path, f"cannot be read: {error.strerror}") from error
     try:

@@ -33,14 +33,6 @@ def env() -> None:
     echo(env_example(), nl=False)
 
 
-@app.command()
-def docs() -> None:
-    """Print docs/settings.md."""
-    from miner.settings.reference import settings_page
-
-    echo(settings_page(), nl=False)
-
-
 def _settings_as_json(settings: Settings) -> dict[str, Any]:
     from miner.settings.reference import setting_docs
 

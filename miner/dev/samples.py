@@ -116,6 +116,11 @@ class SampleTask:
         return replace(self, expected_repo_name=_uuid(random))
 
 
+def example_task(task_name: str, seed: int) -> SampleTask:
+    """Return the example with this short name and seed."""
+    return sample_task(TaskType[task_name.upper()], Random(f"{task_name} {seed}"))  # noqa: S311
+
+
 def sample_task(task_type: TaskType, random: Random) -> SampleTask:
     return _image_task(random) if not task_type.is_text else _text_task(task_type, random)
 

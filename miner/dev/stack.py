@@ -23,8 +23,6 @@ from random import SystemRandom
 from types import TracebackType
 from typing import Self
 
-from pydantic import SecretStr
-
 from core.domain.errors import GodMinerError
 from miner.chain.identity import Identity, create_temporary_hotkey, hotkey_file, open_hotkey
 from miner.daemon_client import stored_operator_token
@@ -77,12 +75,6 @@ def write_nodes(keys: ThrowawayKeys, stake: float) -> None:
         {"uid": 1, "hotkey": keys.miner.ss58_address},
     ]
     keys.nodes_file.write_text(json.dumps(nodes, indent=2) + "\n", encoding="utf-8")
-
-
-def read_key(path: Path) -> Identity:
-    """Read a hotkey file; WALLET_PASSWORD opens an encrypted one."""
-    password = os.environ.get("WALLET_PASSWORD")
-    return open_hotkey(path.expanduser(), SecretStr(password) if password else None)
 
 
 def _load_or_create_key(wallets: Path, name: str) -> Identity:

@@ -9,16 +9,13 @@ miner of the task gets its start again, with a new repository name.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from random import Random
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -27,12 +24,9 @@ from bittensor_core import Keypair
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from core.domain.errors import GodMinerError
-from core.domain.tasks import TaskType
 from core.domain.wire import MinerSubmission, MinerTaskResponse, TournamentType, TrainingRepoResponse
 from miner.chain.fiber import Signer, sign_headers
-from miner.dev import stack
-from miner.dev.samples import SampleTask, sample_task
+from miner.dev.samples import SampleTask
 
 _FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 #: The field of a reply that holds a secret, and its value in the reply's text.
@@ -220,12 +214,6 @@ OTHER_LIMIT_S = 10.0
 _SHOWN_BYTES = 2000
 
 
-class BadAddress(GodMinerError):
-    """The miner's address is not an http(s) URL."""
-
-    code = "bad_address"
-
-
 @dataclass(frozen=True)
 class Exchange:
     """One request and its reply. `reply` is None if there was none; then `failure` says why."""
@@ -245,17 +233,6 @@ class Exchange:
             return self.failure or ""
         shown = _TOKEN_VALUE.sub(rb"\1***", self.reply.body)
         return shown[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
-
-    @property
-    def usable(self) -> bool:
-        """Whether there is a JSON reply that is not the miner's failure; a refusal counts."""
-        if self.reply is None or self.reply.status >= 500:
-            return False
-        try:
-            self.reply.json()
-        except ValueError:
-            return False
-        return True
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -279,14 +256,11 @@ class ValidatorClient:
         signer: Signer,
         miner_hotkey: str,
         *,
-        compact_json: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url = _checked_url(url)
+        self.url = url
         self.signer = signer
         self.miner_hotkey = miner_hotkey
-        # Both spellings are in use: ", " and ": " from json.dumps, the compact one from newer httpx.
-        self._separators = (",", ":") if compact_json else (", ", ": ")
         self._http = httpx.AsyncClient(
             base_url=self.url, transport=transport, trust_env=False, follow_redirects=False
         )
@@ -322,7 +296,7 @@ class ValidatorClient:
         read: Callable[[MinerReply | None], ValidatorConclusion],
         limit_s: float,
     ) -> Exchange:
-        body = json.dumps(payload, separators=self._separators).encode()
+        body = json.dumps(payload).encode()
         headers = sign_headers(self.signer, self.miner_hotkey, body)
         return await self._send(call, "POST", path, headers, body, limit_s, read)
 
@@ -357,17 +331,6 @@ class ValidatorClient:
         return Exchange(call, method, path, latency, reply, failure, read(reply))
 
 
-def _checked_url(url: str) -> str:
-    try:
-        parsed = httpx.URL(url)
-        usable = parsed.scheme in ("http", "https") and bool(parsed.host) and 0 < (parsed.port or 80) < 65536
-    except httpx.InvalidURL:
-        usable = False
-    if not usable:
-        raise BadAddress(f"url {url!r} is not the address of a miner; http://127.0.0.1:7999 is one")
-    return url.rstrip("/")
-
-
 class ForgedSigner:
     """Claim to be one key and sign with another: a miner must refuse it."""
 
@@ -378,53 +341,3 @@ class ForgedSigner:
     def sign(self, message: bytes, /) -> bytes:
         signature: bytes = self._own.sign(message)
         return signature
-
-
-@dataclass(frozen=True)
-class MinerTarget:
-    """A miner and the key that signs requests to it."""
-
-    url: str
-    signer: Signer
-    miner_hotkey: str
-    compact: bool = False
-
-
-def miner_target(
-    url: str,
-    folder: Path,
-    key: Path | None = None,
-    miner_hotkey: str | None = None,
-    *,
-    compact: bool = False,
-    forged: bool = False,
-) -> MinerTarget:
-    """Return the target; throwaway keys are made and used for what is not given."""
-    signer: Signer
-    if key is not None and miner_hotkey is not None:
-        signer = stack.read_key(key)
-    else:
-        keys = stack.throwaway_keys(folder)
-        signer = keys.validator if key is None else stack.read_key(key)
-        miner_hotkey = miner_hotkey or keys.miner.ss58_address
-    return MinerTarget(url, ForgedSigner(signer) if forged else signer, miner_hotkey, compact)
-
-
-def run_call(target: MinerTarget, call: Callable[[ValidatorClient], Awaitable[Exchange]]) -> Exchange:
-    """Run one call on an event loop of its own."""
-
-    async def run() -> Exchange:
-        async with ValidatorClient(
-            target.url, target.signer, target.miner_hotkey, compact_json=target.compact
-        ) as client:
-            return await call(client)
-
-    return asyncio.run(run())
-
-
-def example_task(task_name: str, seed: int, **wanted: Any) -> SampleTask:
-    """Return the example with this short name and seed; values of `wanted` that are not None override its
-    fields.
-    """
-    task = sample_task(TaskType[task_name.upper()], Random(f"{task_name} {seed}"))  # noqa: S311 (repeatable on purpose)
-    return replace(task, **{name: value for name, value in wanted.items() if value is not None})

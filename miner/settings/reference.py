@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticUndefined
@@ -66,7 +68,7 @@ def settings_page() -> str:
     head = """\
         # Settings
 
-        <!-- Written by `god-miner config docs`; edit miner/settings/fields.py instead. -->
+        <!-- Written by `make docs`; edit miner/settings/fields.py instead. -->
 
         Set an environment variable, or write `NAME=value` into `.env` in the directory where you start the
         daemon. The environment wins over `.env`. An empty value counts as not set. Separate list entries
@@ -151,3 +153,7 @@ def _number(part: dict[str, Any]) -> str:
         return f"{part['type']} {low}–{high}"
     bounds = ", ".join(sign + bound for sign, bound in (("≥", low), (">", above), ("≤", high)) if bound)
     return f"{part['type']} {bounds}".rstrip()
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(settings_page(), encoding="utf-8")

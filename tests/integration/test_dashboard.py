@@ -20,9 +20,9 @@ from miner.daemon_client import stored_operator_token
 from miner.dev import demo, demo_inputs
 from miner.dev import stack as dev_stack
 from miner.dev.demo_inputs import LoopbackSite
-from miner.dev.samples import SampleTask
+from miner.dev.samples import SampleTask, example_task
 from miner.dev.stack import ChildProcess, DevStack, daemon_process, dashboard_process, prepare_stack
-from miner.dev.validator import ValidatorClient, example_task
+from miner.dev.validator import ValidatorClient
 from tests.doubles.browser import Browser, open_browser
 from tests.doubles.required import missing
 

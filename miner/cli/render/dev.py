@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -12,43 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from miner.cli.output import echo, echo_json, terminal
-from miner.cli.render.terminal import fact_table
 from miner.dev.demo import DemoResult
 from miner.dev.tour import TourResult, TourStep
 from miner.dev.validator import Exchange
 
 _SHORT = 56
 _DEMO_WIDTH = 80
-
-
-def print_pairs(values: Mapping[str, str], as_json: bool) -> None:
-    if as_json:
-        echo_json(values)
-    else:
-        terminal().print(fact_table(values.items()))
-
-
-def print_settings(values: Mapping[str, str], as_json: bool) -> None:
-    """Print lines for a `.env` or a shell's environment."""
-    if as_json:
-        echo_json(values)
-        return
-    for name, value in values.items():
-        echo(f"{name}={shlex.quote(value)}")
-
-
-def print_exchange(done: Exchange, as_json: bool) -> None:
-    if as_json:
-        echo_json(done.as_json())
-        return
-    rows = {
-        "request": f"{done.method} {done.path}",
-        "status": _status(done),
-        "latency": f"{done.latency_s * 1000:.1f} ms",
-        "reply": done.text,
-        "validator": str(done.conclusion),
-    }
-    print_pairs(rows, as_json=False)
 
 
 def print_step(step: TourStep) -> None:

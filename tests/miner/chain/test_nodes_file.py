@@ -106,8 +106,8 @@ def test_all_problems_are_reported_at_once(path: Path) -> None:
     assert [problem.where for problem in caught.value.problems] == ["nodes[0].stake", "nodes[1].port"]
 
 
-def test_a_missing_file_says_how_to_make_one(path: Path) -> None:
-    with pytest.raises(NodesFileError, match=r"nodes\.json.*\n.*god-miner dev nodes.*NODES_FILE"):
+def test_a_missing_file_is_named_with_the_settings_to_change(path: Path) -> None:
+    with pytest.raises(NodesFileError, match=r"nodes\.json.*\n.*NODES_FILE"):
         read_nodes(path, 56, at=0.0)
 
 

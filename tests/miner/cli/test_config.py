@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from core.domain.errors import ConfigError
 from miner.cli.config import app
 from miner.settings import Settings
-from miner.settings.reference import env_example, settings_page
+from miner.settings.reference import env_example
 
 SECRET = "hush-hush-0123456789"
 
@@ -56,7 +56,5 @@ def test_every_wrong_setting_is_named_and_no_secret_shown(monkeypatch: pytest.Mo
     assert "hush" not in str(caught.value.as_dict())
 
 
-@pytest.mark.parametrize(("command", "text"), [("env", env_example), ("docs", settings_page)])
-def test_the_documents_are_printed_exactly_as_they_are_kept(command: str, text: object) -> None:
-    assert callable(text)
-    assert CliRunner().invoke(app, [command]).output == text()
+def test_the_example_is_printed_as_it_is_kept() -> None:
+    assert CliRunner().invoke(app, ["env"]).output == env_example()

@@ -4,8 +4,7 @@ import pytest
 
 from core.domain.tasks import OFFERED_TASKS, TASK_TYPE_OF, DatasetKind, TaskType
 from core.domain.wire import MinerTaskOffer, TrainRequestImage, TrainRequestText
-from miner.dev import validator
-from miner.dev.samples import REWARD_FUNCTIONS, TEXT_DS_SIZE, sample_task
+from miner.dev.samples import REWARD_FUNCTIONS, TEXT_DS_SIZE, example_task, sample_task
 from tests.doubles.each import each
 
 SEEDS = range(40)
@@ -50,9 +49,9 @@ def test_offers_starts_and_dataset_types_have_the_keys_of_the_protocol() -> None
 
 
 def test_type_and_seed_name_a_task() -> None:
-    tasks = [validator.example_task(kind.name.lower(), seed) for kind in OFFERED_TASKS for seed in (5, 6)]
+    tasks = [example_task(kind.name.lower(), seed) for kind in OFFERED_TASKS for seed in (5, 6)]
     assert len({task.task_id for task in tasks}) == len(tasks)
-    assert tasks[0] == validator.example_task(OFFERED_TASKS[0].name.lower(), 5)
+    assert tasks[0] == example_task(OFFERED_TASKS[0].name.lower(), 5)
 
 
 def test_a_restarted_task_differs_only_in_its_repository() -> None:

@@ -1,9 +1,5 @@
 from pathlib import Path
 
-import pytest
-from bittensor_core import Keypair, serialized_keypair_to_keyfile_data
-
-from miner.chain.identity import IdentityError
 from miner.chain.nodes_file import read_nodes
 from miner.dev import stack
 
@@ -28,13 +24,3 @@ def test_the_nodes_file_is_one_that_the_daemon_reads_and_an_edited_one_is_left_a
     keys.nodes_file.write_text("[]")
     stack.throwaway_keys(tmp_path)
     assert keys.nodes_file.read_text() == "[]"
-
-
-def test_a_key_of_ones_own_is_read_from_its_file(tmp_path: Path) -> None:
-    pair = Keypair.from_seed(b"o" * 32)
-    path = tmp_path / "hotkey"
-    path.write_bytes(serialized_keypair_to_keyfile_data(pair))
-    path.chmod(0o600)
-    assert stack.read_key(path).ss58_address == pair.ss58_address
-    with pytest.raises(IdentityError):
-        stack.read_key(tmp_path / "none")
