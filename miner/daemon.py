@@ -25,8 +25,6 @@ from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher, bu
 from miner.chain.nonces import NonceLedger
 from miner.fleet.base import EngineAbility
 from miner.fleet.nvml import NvmlSource
-from miner.fleet.power import FILE_NAME as POWER_FILE
-from miner.fleet.power import PowerLimits
 from miner.fleet.samples import SampleHistory
 from miner.http.prometheus import DaemonCollector
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
@@ -70,8 +68,6 @@ PRUNE_SECONDS = 600.0
 FILES_SECONDS = 10.0
 #: How often it is tried whether the hub can be reached.
 HUB_SECONDS = 300.0
-#: For power limits to be put back before a stop.
-RESTORE_SECONDS = 10.0
 _DAY = 86_400.0
 
 
@@ -165,7 +161,6 @@ class Daemon:
         #: What was measured in the last hour.
         self.samples = SampleHistory()
         self.sampler = build_sampler(settings, self.fleet, nvml, self.samples, self.store, self.clock)
-        self.power = PowerLimits(nvml, settings.data_dir / POWER_FILE)
 
     def _build_watch(self) -> None:
         """Alert rules, notifications, indicators, and what a scrape shows."""
@@ -190,7 +185,6 @@ class Daemon:
                 self.samples, self.request_watch, self.trainings, self.authenticator.clock_offsets.measure
             ),
             clock=self.clock,
-            power=self.power,
             file_problems=lambda: {
                 **self.policy_runtime.problems,
                 AlertKind.FLEET_FILE_PROBLEM: self.inventory.file_problem(),
@@ -233,7 +227,6 @@ class Daemon:
         if self.settings.engines:
             self.hub_task.start()
         self.sampler.start()
-        self._in_background(self.power.restore_after_restart())
         self._in_background(self._start_jobs())
 
     async def stop(self) -> None:
@@ -248,9 +241,6 @@ class Daemon:
         if self.jobs is not None:
             await self.jobs.close()
         await self.metagraphs.stop()
-        with contextlib.suppress(TimeoutError):  # where the driver hangs the next start puts them back
-            async with asyncio.timeout(RESTORE_SECONDS):
-                await self.power.restore()
         await self.sampler.stop()
         await self.inventory.stop()
         await self.notifier.stop()

@@ -88,6 +88,5 @@ def _speed_change(row: ActionRow, after: Mapping[str, Any]) -> float | None:
         return None
     expected = old
     if row.kind == "duty":
-        key = "power_share" if "power_share" in row.after else "duty"
-        expected *= (row.after.get(key) or 1.0) / (row.before.get(key) or 1.0)
+        expected *= (row.after.get("duty") or 1.0) / (row.before.get("duty") or 1.0)
     return float(new / expected - 1)

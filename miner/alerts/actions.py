@@ -8,7 +8,6 @@ the store.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Mapping
@@ -22,8 +21,6 @@ from miner.alerts.action_verdict import is_carried_out, judge, larger_micro, sma
 from miner.alerts.metrics import LiveMeasurements, gpu_subject, job_subject
 from miner.alerts.rules import AlertAction, AlertRule
 from miner.alerts.state import RuleEngine, TrackedRule
-from miner.fleet.power import PowerLimits, PowerRefused
-from miner.fleet.sources import ScanFailed
 from miner.jobs.control import RunningTraining
 from miner.store import alerts as store_alerts
 from miner.store.alerts import ActionOutcome, ActionRow
@@ -99,9 +96,8 @@ class AttemptActions:
 
 
 class ActionController:
-    def __init__(self, store: Store, live: LiveMeasurements, power: PowerLimits | None = None) -> None:
-        """`power`: where power limits may be set; None: trainings are paused instead."""
-        self._store, self._live, self._power = store, live, power
+    def __init__(self, store: Store, live: LiveMeasurements) -> None:
+        self._store, self._live = store, live
         self._attempts: dict[tuple[int, int], AttemptActions] = {}
 
     async def step(self, rules: Mapping[str, AlertRule], engine: RuleEngine, now: float) -> None:
@@ -111,7 +107,6 @@ class ActionController:
             return
         trainings = {(training.job_id, training.attempt): training for training in running}
         await self._forget_ended(trainings, now)
-        await self._restore_idle(running)
         for key, training in trainings.items():
             if training.training_since is None:
                 continue
@@ -144,7 +139,7 @@ class ActionController:
             firing = firing or (tracked is not None and rule.act.duty is not None)
             if tracked is None or tracked.no_data or name in actions.blocked:
                 continue
-            if rule.act.batch and rule.act.batch > 0 and self._is_held_back(training):
+            if rule.act.batch and rule.act.batch > 0 and training.duty < 1.0:
                 continue  # it is slow on purpose
             settle = rule.act.settle or SETTLE_SECONDS
             if actions.count(name) >= (rule.act.times or TIMES) or now - actions.ended_at < settle / 2:
@@ -153,10 +148,6 @@ class ActionController:
             return
         if not firing:
             await self._give_back(training, actions, rules, now)
-
-    def _is_held_back(self, training: RunningTraining) -> bool:
-        lowered = self._power.lowered if self._power is not None else []
-        return training.duty < 1.0 or not set(training.gpus).isdisjoint(lowered)
 
     # Asking
 
@@ -170,10 +161,6 @@ class ActionController:
         now: float,
     ) -> None:
         before = self._numbers(training, now - (act.settle or SETTLE_SECONDS), tracked.value)
-        if act.by == "power" and act.duty is not None:
-            gpu = tracked.subject.removeprefix("gpu:")
-            if await self._lower_power(actions, name, act.duty, gpu, before, now):
-                return
         proposed = self._proposed(training, actions, act, now)
         if proposed.refusal:
             actions.blocked.add(name)
@@ -190,33 +177,6 @@ class ActionController:
             await training.ask(control)
         except OSError as error:
             await self._not_applied(actions, actions.open, f"nothing can be asked of it: {error}", now)
-
-    async def _lower_power(
-        self, actions: AttemptActions, name: str, change: float, gpu: str, before: dict[str, Any], now: float
-    ) -> bool:
-        """Lower the GPU's power limit; return False where that is not possible here."""
-        sample = self._live.samples.latest(gpu)
-        if self._power is None or sample is None:
-            return False
-        share = max(LEAST_DUTY, round(self._power.share(gpu) + change, 2))
-        if share >= self._power.share(gpu):
-            return False
-        before |= {"gpu": gpu, "power_share": self._power.share(gpu), "power_watts": sample.power_limit_watts}
-        try:
-            watts = await self._power.set_share(gpu, share, sample.power_limit_watts)
-        except (PowerRefused, ScanFailed) as error:
-            log.warning("GPU %s: no power limit can be set, its training is paused instead: %s", gpu, error)
-            return False
-        after = {"power_share": share, "power_watts": watts}
-        row = await self._add(actions, name, "duty", now, before, after, ActionOutcome.APPLIED, "")
-        actions.open = OpenAction(row, None, applied_at=now)
-        return True
-
-    async def _restore_idle(self, running: list[RunningTraining]) -> None:
-        """A GPU on which nothing trains any more gets its power back at once."""
-        if self._power is not None and self._power.lowered:
-            busy = {gpu for training in running for gpu in training.gpus}
-            await self._power.restore([gpu for gpu in self._power.lowered if gpu not in busy])
 
     def _proposed(
         self, training: RunningTraining, actions: AttemptActions, act: AlertAction, now: float
@@ -272,8 +232,7 @@ class ActionController:
         lowered = [
             row for row in actions.rows if row.kind == "duty" and row.outcome is not ActionOutcome.REFUSED
         ]
-        power = [gpu for gpu in training.gpus if self._power is not None and gpu in self._power.lowered]
-        if (training.duty >= 1.0 and not power) or not lowered:
+        if training.duty >= 1.0 or not lowered:
             return
         name = lowered[-1].rule
         act = rules[name].act if name in rules else None
@@ -282,9 +241,6 @@ class ActionController:
             return
         step = abs(act.duty if act and act.duty else 0.03)
         before = self._numbers(training, now - settle, None)
-        if power and self._power is not None:
-            await self._give_power_back(actions, name, power[0], step, before, now)
-            return
         duty = min(1.0, round(training.duty + step, 2))
         control = await training.request(duty=duty)
         after = {"duty": duty, "number": control.number}
@@ -292,21 +248,6 @@ class ActionController:
             actions, name, "duty", now, before, after, ActionOutcome.RETURNED, "the alert is resolved"
         )
         await training.ask(control)
-
-    async def _give_power_back(
-        self, actions: AttemptActions, name: str, gpu: str, step: float, before: dict[str, Any], now: float
-    ) -> None:
-        assert self._power is not None
-        share = min(1.0, round(self._power.share(gpu) + step, 2))
-        try:
-            watts = await self._power.set_share(gpu, share, None)
-        except (PowerRefused, ScanFailed) as error:
-            log.warning("the power limit of GPU %s stays lowered: %s", gpu, error)
-            actions.ended_at = now  # tried again after a while
-            return
-        after = {"power_share": share, "power_watts": watts}
-        text = "the alert is resolved"
-        await self._add(actions, name, "duty", now, before, after, ActionOutcome.RETURNED, text)
 
     # Following up
 
@@ -320,14 +261,11 @@ class ActionController:
         now: float,
     ) -> None:
         answer = training.answer
-        needs_answer = "power_share" not in action.row.after
-        is_answered = needs_answer and answer is not None and answer.number >= (action.number or 0)
+        is_answered = answer is not None and answer.number >= (action.number or 0)
         if answer is not None and is_answered and not is_carried_out(action.row, answer):
             # Also later: an engine may find that larger passes do not fit after all.
             await self._not_applied(actions, action, answer.text or "this engine cannot", now)
             return
-        if action.applied_at is None and not needs_answer:
-            action.applied_at = now  # by an earlier process
         if action.applied_at is None:
             if answer is not None and is_answered:
                 action.applied_at = now
@@ -344,21 +282,14 @@ class ActionController:
         after = self._numbers(training, action.applied_at + settle / 2, value)
         verdict = judge(action.row, after, act.worse or WORSE, below=bool(rule and rule.when.below))
         if verdict.is_worse:
-            await self._undo(training, action.row)
+            before = action.row.before
+            await training.ask(await training.request(micro=before["micro"], duty=before["duty"]))
             actions.blocked.add(action.row.rule)
         outcome = ActionOutcome.UNDONE if verdict.is_worse else ActionOutcome.KEPT
         measured = {key: number for key, number in after.items() if key not in ("micro", "duty")}
         await self._update(actions, action, outcome, measured, verdict.text, now)
         if was_useless(action.row):
             actions.blocked.add(action.row.rule)
-
-    async def _undo(self, training: RunningTraining, row: ActionRow) -> None:
-        before = row.before
-        if "power_share" not in row.after:
-            await training.ask(await training.request(micro=before["micro"], duty=before["duty"]))
-        elif self._power is not None:
-            with contextlib.suppress(PowerRefused, ScanFailed):
-                await self._power.set_share(before["gpu"], before["power_share"], before["power_watts"])
 
     async def _not_applied(self, actions: AttemptActions, action: OpenAction, why: str, now: float) -> None:
         """Smaller passes are for the next attempt's plan then; nothing else outlives this one."""

@@ -134,11 +134,6 @@ class AlertAction(Record):
     duty: DutyChange | None = Field(
         default=None, description="Share of the time in which the GPU computes; given back step by step."
     )
-    by: Literal["pause", "power"] | None = Field(
-        default=None,
-        description="How duty is lowered: by pauses between steps, or the GPU's power limit where that may "
-        "be set, else by pauses. Unset: `pause`.",
-    )
     times: int | None = Field(default=None, ge=1, le=20, description="Most actions of an attempt. Unset: 4.")
     settle: Seconds | None = Field(
         default=None, description="After this time an action is judged. Unset: 2m."

@@ -28,7 +28,6 @@ from miner.alerts.metrics import (
 from miner.alerts.requests import unknown_fields
 from miner.alerts.rules import AlertRule, LiveAlertRules
 from miner.alerts.state import AlertChange, ChangeKind, MeasuredValue, RuleEngine, TrackedRule, measure
-from miner.fleet.power import PowerLimits
 from miner.jobs.control import RunningTraining
 from miner.observe.alerts import ENDED_BY, AlertKind
 from miner.observe.metrics import Metrics
@@ -63,13 +62,12 @@ class AlertService:
         *,
         clock: Callable[[], float],
         sink: AlertSink | None = None,
-        power: PowerLimits | None = None,
         file_problems: Callable[[], Mapping[str, str | None]] = dict,
     ) -> None:
         """`file_problems`: of each kind about a file, why it is not in force; None where it is."""
         self.rules, self.live, self.sink = rules, live, sink
         self.engine = RuleEngine()
-        self.actions = ActionController(store, live, power)
+        self.actions = ActionController(store, live)
         self._store, self._metrics, self._clock = store, metrics, clock
         self._file_problems = file_problems
         #: Kinds whose alert is resolved; of the others there may be one, perhaps of an earlier process.

@@ -15,7 +15,6 @@ from typing import TypeVar
 from pydantic import BaseModel, Field
 
 from core.domain.hardware import from_nvml
-from miner.fleet.power import PowerRefused
 from miner.fleet.samples import GpuSample
 from miner.fleet.sources import GpuScan, NoNvidiaDriver, ScanFailed, ScannedGpu
 from miner.support.subprocess import python_path
@@ -83,11 +82,6 @@ class _ScanAnswer(_NvmlAnswer):
     driver: str = ""
 
 
-class _PowerAnswer(_NvmlAnswer):
-    milliwatts: int = 0
-    refused: str | None = None
-
-
 class _SampleAnswer(_NvmlAnswer):
     samples: tuple[_NvmlSample, ...] = ()
 
@@ -137,15 +131,6 @@ class NvmlSource:
                 raise ScanFailed("nothing is measured while a process hangs in the driver: scans come first")
             answer = await self._ask("sample", _SampleAnswer, self._sample_timeout)
         return _samples_of(answer, time.time())
-
-    async def set_power_limit(self, gpu: str, watts: float) -> float:
-        """Return the limit that holds now. `PowerRefused` where this user may not, or the GPU has none."""
-        request = f"power {gpu} {round(watts * 1000)}"
-        async with self._lock:
-            answer = await self._ask(request, _PowerAnswer, self._sample_timeout)
-        if answer.refused is not None:
-            raise PowerRefused(answer.refused)
-        return answer.milliwatts / 1000
 
     async def close(self) -> None:
         self._drop()

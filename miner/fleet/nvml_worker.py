@@ -100,19 +100,6 @@ def _links(handle: Any) -> dict[str, Any]:
     return {"peers": sorted(peers), "switch": switch}
 
 
-def set_power_limit(gpu: str, milliwatts: int) -> dict[str, Any]:
-    """Limit the power of a GPU, by UUID or number, as far as its limits go."""
-    try:
-        by_number = gpu.isdecimal()
-        handle = nv.nvmlDeviceGetHandleByIndex(int(gpu)) if by_number else nv.nvmlDeviceGetHandleByUUID(gpu)
-        least, most = nv.nvmlDeviceGetPowerManagementLimitConstraints(handle)
-        milliwatts = min(max(milliwatts, least), most)
-        nv.nvmlDeviceSetPowerManagementLimit(handle, milliwatts)
-    except nv.NVMLError as error:
-        return {"refused": error_text(error)}
-    return {"milliwatts": milliwatts}
-
-
 class NvmlWorker:
     """Answers one request after the other."""
 
@@ -126,9 +113,6 @@ class NvmlWorker:
             if not self._is_started:
                 nv.nvmlInit()
                 self._is_started = True
-            if request.startswith("power "):
-                _, gpu, milliwatts = request.split()
-                return set_power_limit(gpu, int(milliwatts))
             return {"samples": self._sample()} if request == "sample" else self._scan()
         except nv.NVMLError as error:
             self._is_started, self._sampler = False, None

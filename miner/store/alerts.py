@@ -303,7 +303,7 @@ def update_action(
 
 
 def _add_action_event(connection: sqlite3.Connection, row: ActionRow, now: float) -> None:
-    changes = {key: (row.before.get(key), row.after.get(key)) for key in ("micro", "duty", "power_watts")}
+    changes = {key: (row.before.get(key), row.after.get(key)) for key in ("micro", "duty")}
     shown = ", ".join(f"{key} {old} → {new}" for key, (old, new) in changes.items() if new not in (None, old))
     text = f"attempt {row.attempt}, {row.rule}: {shown or row.kind}: {row.outcome}"
     text += f", {row.detail}" if row.detail else ""

@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 enum {
-    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7, TIMEOUT = 10, VERSION_MISMATCH = 25
 };
 enum { STATE_BYTES = 32768, MOST_CARDS = 16, MOST_SLICES = 7, LINKS_OF_SWITCH = 18, LINKS_OF_PAIR = 12 };
@@ -309,40 +309,8 @@ nvmlReturn nvmlDeviceGetTemperature(nvmlDevice device, unsigned sensor, unsigned
 
 nvmlReturn nvmlDeviceGetPowerUsage(nvmlDevice device, unsigned *out) { MEASURED(device, "power_mw", out, 70000) }
 
-/* A limit that was set holds until this process ends; `power_locked` refuses to set one. */
-static unsigned limits_set[MOST_CARDS];
-
 nvmlReturn nvmlDeviceGetEnforcedPowerLimit(nvmlDevice device, unsigned *out) {
-    if (device && limits_set[device->card]) {
-        *out = limits_set[device->card];
-        return SUCCESS;
-    }
     MEASURED(device, "power_limit_mw", out, 700000)
-}
-
-nvmlReturn nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice device, unsigned *least, unsigned *most) {
-    THROUGH_GATE(device)
-    *least = 200000;
-    *most = 700000;
-    return SUCCESS;
-}
-
-nvmlReturn nvmlDeviceSetPowerManagementLimit(nvmlDevice device, unsigned limit) {
-    THROUGH_GATE(device)
-    if (card_number(device->card, "power_locked", 0)) return NO_PERMISSION;
-    limits_set[device->card] = limit;
-    return SUCCESS;
-}
-
-nvmlReturn nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice *out) {
-    for (unsigned card = 0; card < (unsigned)number("count", 4); card++) {
-        char known[64];
-        if (nvmlDeviceGetUUID(&cards[card], known, sizeof known) == SUCCESS && strcmp(known, uuid) == 0) {
-            *out = &cards[card];
-            return SUCCESS;
-        }
-    }
-    return NOT_FOUND;
 }
 
 nvmlReturn nvmlDeviceGetClockInfo(nvmlDevice device, unsigned kind, unsigned *out) {

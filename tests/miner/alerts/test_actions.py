@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.requests import RequestWatch
 from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import AlertService
-from miner.fleet.power import PowerLimits, PowerRefused
 from miner.fleet.samples import GpuSample, SampleHistory
 from miner.jobs.control import RunningTraining
 from miner.jobs.events import LiveJob
@@ -59,8 +57,6 @@ class Stage:
         self.store, self.folder, self.now = store, folder, 10_000.0
         self.memory, self.temperature, self.tokens_s, self.loss = 0.8, 60.0, 1000.0, 2.0
         self.efficiency: float | None = 0.95
-        self.power_limit_watts = 700.0
-        self.power: PowerLimits | None = None
         self.samples = SampleHistory()
         file = folder / "alerts.yaml"
         file.write_text(RULES)
@@ -87,7 +83,7 @@ class Stage:
         live = LiveMeasurements(
             self.samples, RequestWatch(), lambda: [self.training] if self.training else []
         )
-        return AlertService(self.store, Metrics(), self.rules, live, clock=lambda: self.now, power=self.power)
+        return AlertService(self.store, Metrics(), self.rules, live, clock=lambda: self.now)
 
     def answer(self, control: RunControl, **changes: Any) -> ControlEvent:
         micro = control.micro or self.plan.batch.micro
@@ -105,7 +101,6 @@ class Stage:
                         memory_used=round(self.memory * 1000),
                         memory_total=1000,
                         temperature=self.temperature,
-                        power_limit_watts=self.power_limit_watts,
                     )
                 ]
             )
@@ -300,57 +295,6 @@ async def test_an_attempt_that_ends_closes_its_action(stage: Stage) -> None:
     await stage.play(60)
     (row,) = stage.rows()
     assert (row.outcome, row.detail) == (ActionOutcome.KEPT, "the attempt ended before it was judged")
-
-
-class PowerStub:
-    """Power limits of one GPU, in memory."""
-
-    def __init__(self) -> None:
-        self.watts, self.is_locked = 700.0, False
-
-    async def set_power_limit(self, gpu: str, watts: float) -> float:
-        if self.is_locked:
-            raise PowerRefused("no permission")
-        self.watts = watts
-        return watts
-
-
-def with_power(stage: Stage) -> PowerStub:
-    gpu = PowerStub()
-    file = stage.folder / "alerts.yaml"
-    file.write_text(file.read_text().replace("over: 5s}, act: {settle", "over: 5s}, act: {by: power, settle"))
-    stage.rules.refresh()
-    stage.power = PowerLimits(gpu, stage.folder / "power-limits.json")
-    stage.service = stage.restarted()
-    return gpu
-
-
-async def test_a_hot_gpu_gets_less_power_where_that_is_allowed_and_all_of_it_back(stage: Stage) -> None:
-    gpu = with_power(stage)
-    stage.temperature = 92.0
-    await stage.play(90)
-    assert [row.after["power_watts"] for row in stage.rows()] == pytest.approx([679.0, 658.0])
-    assert read_control(stage.attempt.control) is None
-    assert json.loads((stage.folder / "power-limits.json").read_text()) == {"g0": 700.0}
-    # The daemon dies; the next one puts back what it finds.
-    stage.power = PowerLimits(gpu, stage.folder / "power-limits.json")
-    await stage.power.restore_after_restart()
-    assert (gpu.watts, stage.power.lowered) == (700.0, [])
-    stage.service = stage.restarted()
-    await stage.play(60)
-    assert gpu.watts < 700.0
-    stage.training = None
-    await stage.play(5)
-    assert gpu.watts == 700.0
-    assert json.loads((stage.folder / "power-limits.json").read_text()) == {}
-
-
-async def test_where_power_limits_are_not_allowed_the_training_is_paused(stage: Stage) -> None:
-    with_power(stage).is_locked = True
-    stage.temperature = 92.0
-    await stage.play(60)
-    assert [(row.outcome, row.after["duty"]) for row in stage.rows()][:1] == [(ActionOutcome.KEPT, 0.97)]
-    assert json.loads((stage.folder / "power-limits.json").read_text()) == {}
 
 
 def test_passes_are_shared_out_evenly() -> None:

@@ -15,7 +15,6 @@ import pytest
 from core.domain.hardware import GpuLink
 from miner.fleet.nvml import NvmlSource
 from miner.fleet.nvml_worker import near_cores
-from miner.fleet.power import PowerRefused
 from miner.fleet.sources import GpuScan, NoNvidiaDriver, ScanFailed
 from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, UNKNOWN, NvmlHost, uuid
 
@@ -53,19 +52,6 @@ async def test_every_gpu_is_scanned_and_those_on_a_switch_are_all_linked(nvml_ho
     )
     assert (first.total_bytes, first.used_bytes, first.processes) == (81559 * 2**20, 4 * 2**20, 0)
     assert (scan.source, scan.errors) == ("driver 550.127.05", {})
-
-
-async def test_a_power_limit_is_set_within_the_gpus_bounds_where_that_is_allowed(nvml_host: Host) -> None:
-    host = nvml_host(2)
-    async with source() as nvml:
-        assert await nvml.set_power_limit(uuid(1), 650.0) == 650.0
-        assert await nvml.set_power_limit("1", 100.0) == 200.0
-        limits = {gpu.index: gpu.sample.power_limit_watts for gpu in await nvml.sample()}
-        assert limits == {0: 700.0, 1: 200.0}
-        host.gpu(0, power_locked=1)
-        with pytest.raises(PowerRefused):
-            await nvml.set_power_limit("0", 650.0)
-        assert len((await nvml.scan()).gpus) == 2  # by the same process
 
 
 async def test_bridged_gpus_are_linked_in_pairs(nvml_host: Host) -> None:
