@@ -373,14 +373,14 @@ METRICS: Mapping[str, Metric] = {
             "gpu.tensor",
             _G,
             _SHARE,
-            "Time in which the tensor cores worked (with DCGM).",
+            "Time in which tensor cores worked (Hopper and newer).",
             _of_gpus(lambda sample: sample.tensor),
         ),
         Metric(
             "gpu.dram",
             _G,
             _SHARE,
-            "Memory bandwidth in use (with DCGM).",
+            "Memory bandwidth in use (Hopper and newer).",
             _of_gpus(lambda sample: sample.dram),
         ),
         Metric(

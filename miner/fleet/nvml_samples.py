@@ -11,7 +11,6 @@ from typing import Any
 
 import pynvml as nv
 
-from miner.fleet.dcgm import DcgmStream
 from miner.fleet.nvml_calls import NOT_AVAILABLE, is_split, memory_of, slices_of, text_of
 
 #: Answers that will not change: the call is left out from then on.
@@ -47,7 +46,6 @@ class NvmlSampler:
     """All GPUs and slices of this host, each with what was found out about it once."""
 
     def __init__(self) -> None:
-        self._dcgm: DcgmStream | None = None
         self._gpus: list[_MeasuredGpu] = []
         for slot in range(nv.nvmlDeviceGetCount()):
             try:
@@ -55,13 +53,10 @@ class NvmlSampler:
             except nv.NVMLError:
                 continue  # a scan says what is wrong with it
         self._xids = _XidEvents([gpu.whole for gpu in self._gpus])
-        if any(not gpu.has_gpm for gpu in self._gpus):
-            self._dcgm = DcgmStream.where_installed()
 
     def sample(self) -> list[dict[str, Any]]:
         """One entry for each GPU that answers."""
         xids = self._xids.since_last()
-        profiled = self._dcgm.latest() if self._dcgm else {}
         answers = []
         for gpu in self._gpus:
             try:
@@ -73,8 +68,6 @@ class NvmlSampler:
                 value is None for name, value in values.items() if name != "max_sm_clock_mhz"
             ):
                 continue
-            if not gpu.has_gpm and not gpu.is_slice and gpu.slot in profiled:
-                values["tensor"], values["dram"] = profiled[gpu.slot]
             answers.append(
                 {"slot": gpu.slot, "uuid": gpu.uuid, "slice": gpu.is_slice, "xids": found, **values}
             )
@@ -84,8 +77,6 @@ class NvmlSampler:
         for gpu in self._gpus:
             gpu.close()
         self._xids.close()
-        if self._dcgm is not None:
-            self._dcgm.close()
 
 
 def _gpus_in_slot(slot: int) -> list[_MeasuredGpu]:
@@ -106,10 +97,6 @@ class _MeasuredGpu:
         self._counted: dict[str, tuple[int, int]] = {}
         self._max_clock = self._ask("max clock", nv.nvmlDeviceGetMaxClockInfo, whole, nv.NVML_CLOCK_SM)
         self._gpm = _Gpm.of(handle, whole)
-
-    @property
-    def has_gpm(self) -> bool:
-        return self._gpm is not None
 
     def values(self) -> dict[str, Any]:
         memory = self._ask("memory", memory_of, self.handle)

@@ -58,8 +58,11 @@ _GPU_NUMBERS: Mapping[str, tuple[str, GpuNumber]] = {
     "gpu_sm_clock_max_hertz": ("Highest SM clock", lambda sample: _times(sample.max_sm_clock_mhz, 1e6)),
     "gpu_pcie_bytes_per_second": ("PCIe traffic, both directions", attrgetter("pcie_bytes_s")),
     "gpu_nvlink_bytes_per_second": ("NVLink traffic, both directions", attrgetter("nvlink_bytes_s")),
-    "gpu_tensor_active_ratio": ("Time in which the tensor cores worked (with DCGM)", attrgetter("tensor")),
-    "gpu_dram_active_ratio": ("Memory bandwidth in use (with DCGM)", attrgetter("dram")),
+    "gpu_tensor_active_ratio": (
+        "Time in which tensor cores worked (Hopper and newer)",
+        attrgetter("tensor"),
+    ),
+    "gpu_dram_active_ratio": ("Memory bandwidth in use (Hopper and newer)", attrgetter("dram")),
 }
 
 _HOST_NUMBERS: Mapping[str, tuple[str, Callable[[HostSample], float | None]]] = {
