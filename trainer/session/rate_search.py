@@ -4,7 +4,7 @@ Coarse steps up or down from the first candidate as long as they help, then fine
 are scored on held-out rows, by the validator's metric. `choose_rate` says which rate they speak for.
 
 A short training says more of its own rate than of a long one's, and how depends on the model
-(`python -m benchmarks rate_search`). One that has much to learn wants a little less in a longer training. One
+(`benchmarks/rate_search.txt`). One that has much to learn wants a little less in a longer training. One
 that is tuned already, or knows the task well, shows nothing in a few steps but the disturbance that each rate
 makes and a longer training repairs: the best of such candidates would be the lowest.
 """
