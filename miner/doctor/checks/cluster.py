@@ -1,32 +1,40 @@
-"""Check the cluster: Slurm's commands, its controller, what we may use of it, and a test job on a node."""
+"""Check the cluster: Slurm's commands, its controller, what we may use of it, and a trial run on a node."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import grp
 import os
-import pwd
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 
 from miner.backends.slurm.commands import SlurmCommands, SlurmRefused, SlurmUnreachable, records
 from miner.backends.slurm.nodes import NO_LIMIT, duration, gpu_counts
-from miner.doctor.checks.cluster_job import (
-    CONSTRAIN_FIX,
-    TestJobFailed,
-    job_findings,
-    run_test_job,
-    way_to_the_controller,
+from miner.backends.trial import trial_key
+from miner.doctor.checks.training import reward_isolation, trial_finding
+from miner.doctor.examine import (
+    CheckContext,
+    DoctorCheck,
+    Finding,
+    FindingStatus,
+    fail,
+    is_healthy,
+    ok,
+    skip,
+    warn,
 )
-from miner.doctor.checks.training import reward_isolation, temporary_data_dir, trial_finding
-from miner.doctor.examine import CheckContext, DoctorCheck, Finding, fail, is_healthy, ok, skip, warn
 from miner.settings import EngineKind, Settings
 
 PROGRAMS = ("sbatch", "scontrol", "squeue", "scancel")
 OLDEST = (22, 5)
-#: A test job that waits, and one that runs, are given up before; then comes the trial of the engine.
+#: Two trial runs at their longest, each with its wait in the queue.
 LIMIT_SECONDS = 480.0
+#: How long a trial run may wait for a node: a full cluster is not a fault.
+PENDING_S = 60.0
+CONSTRAIN_FIX = "ConstrainDevices=yes in cgroup.conf, with TaskPlugin=task/cgroup"
 
 HOUR = 3600.0
 
@@ -74,7 +82,7 @@ def check_cluster(context: CheckContext) -> Iterator[Finding]:
     ]
     yield from site
     if not is_healthy(site):
-        yield skip("slurm job", "no test job: correct the above first")
+        yield skip("trial run", "not tried on a node: correct the above first")
         return
     yield from _try_out(settings, commands, cluster)
 
@@ -175,7 +183,7 @@ def _partition(settings: Settings, partition: Fields, groups: frozenset[str]) ->
 
 
 def _barred(settings: Settings, partition: Fields, groups: frozenset[str]) -> str:
-    """Why this user may not use it, as far as it says so itself; the test job finds out the rest."""
+    """Why this user may not use it, as far as it says so itself; the trial run finds out the rest."""
     for field, value, kind in (
         ("AllowAccounts", settings.slurm_account, "SLURM_ACCOUNT"),
         ("AllowQos", settings.slurm_qos, "SLURM_QOS"),
@@ -334,41 +342,106 @@ def configuration_findings(config: Fields, poll_s: float) -> Iterator[Finding]:
 # A node
 
 
+#: Why Slurm lets it wait, by its own words: what to do. The first that matches; else it is shown as it is.
+_WAITING: Sequence[tuple[str, str]] = (
+    ("Held", "release it, or ask the cluster's admins why jobs of yours are held: scontrol show job"),
+    ("Reservation", "SLURM_RESERVATION is not active, or not yours: scontrol show reservation"),
+    ("PartitionTimeLimit", "the partition allows no job of this length: scontrol show partition"),
+    ("PartitionNodeLimit", "the partition allows no job of this size: scontrol show partition"),
+    ("Partition", "the partition is down or inactive: another SLURM_PARTITION, or ask its admins"),
+    (
+        "QOS|Assoc|Max|Grp|Account",
+        "your account's limit is reached: sacctmgr show assoc user=$USER; sacctmgr show qos",
+    ),
+    ("ReqNodeNotAvail|Node|DOWN|DRAIN", "nodes are down, drained or reserved: sinfo -R"),
+    ("BadConstraints", "no node has what is asked for: correct SLURM_CONSTRAINT and SLURM_OPTIONS"),
+    ("Licenses", "the licenses that SLURM_OPTIONS asks for are in use"),
+    ("BeginTime", "Slurm starts it again later: a node could not begin it (see slurmctld's log)"),
+)
+#: Others are before us: nothing is wrong.
+_BUSY = re.compile(r"Resources|Priority|None|Cleaning")
+#: Why sbatch refuses.
+_REFUSED: Sequence[tuple[str, str]] = (
+    (
+        "policy",
+        "your account allows no more, or wants SLURM_QOS: sacctmgr show assoc user=$USER; sacctmgr show qos",
+    ),
+    (
+        "account",
+        "set SLURM_ACCOUNT to one of: sacctmgr -P show assoc user=$USER format=account,partition,qos",
+    ),
+    ("qos", "set SLURM_QOS to one of: sacctmgr -P show assoc user=$USER format=account,partition,qos"),
+    ("reservation", "correct SLURM_RESERVATION: scontrol show reservation"),
+    ("feature", "correct SLURM_CONSTRAINT: sinfo -o '%N %f'"),
+    ("partition", "correct SLURM_PARTITION: sinfo -s"),
+    (
+        "generic resource|gres|node configuration",
+        "the nodes lack what is asked for: sinfo -N -o '%N %G %c %m'",
+    ),
+    ("limit", "your account allows no more: sacctmgr show assoc user=$USER; sacctmgr show qos"),
+    ("option", "correct SLURM_OPTIONS: each must be one that this cluster's sbatch knows"),
+)
+
+
+def way_to_the_controller(message: str) -> str:
+    """What to do where Slurm does not answer, by its own message."""
+    if re.search("munge", message, re.IGNORECASE):
+        return "start munge here (systemctl start munge), with the key of the cluster, and the same clock"
+    if re.search("configuration", message, re.IGNORECASE):
+        return "have the cluster's slurm.conf in /etc/slurm, or name it in SLURM_CONF"
+    return "see that `scontrol ping` and `munge -n | unmunge` answer here; jobs that run go on meanwhile"
+
+
 def _try_out(settings: Settings, commands: SlurmCommands, cluster: Cluster) -> Iterator[Finding]:
+    """Start the smallest training on a node, with the code, Python and container of a real one."""
     nodes = [node for node in our_nodes(settings, cluster) if _is_usable(node)]
-    # One that is free is there first.
-    nodes.sort(key=lambda node: not node.get("State", "").startswith("IDLE"))
     with_gpu = settings.gpus != "cpu" and any(gpu_counts(node.get("Gres", "")) for node in nodes)
-    with temporary_data_dir(settings) as temporary:
-        try:
-            facts = run_test_job(
-                settings,
-                commands,
-                temporary.data_dir,
-                python=_python(settings),
-                node=nodes[0]["NodeName"] if cluster.named else "",
-                with_gpu=with_gpu,
-            )
-        except TestJobFailed as error:
-            yield error.finding
-            return
-    user = pwd.getpwuid(os.geteuid()).pw_name
-    found = list(job_findings(settings, facts, user=user, with_gpu=with_gpu))
-    yield from found
-    if is_healthy(found):
-        # As a training is started: its code, its Python, its container.
-        yield trial_finding(settings, EngineKind.SLURM, gpus=("0",) if with_gpu else ())
-        yield from reward_isolation(settings, EngineKind.SLURM)
+    patience = {"slurm_pending_seconds": min(PENDING_S, settings.slurm_pending_seconds)}
+    hurried = settings.model_copy(update=patience)
+    key = trial_key()
+    with _cancelled_at_exit(commands, key):
+        gpus = ("0",) if with_gpu else ()
+        trial = explained(trial_finding(hurried, EngineKind.SLURM, gpus, key))
+    yield trial
+    if trial.status is FindingStatus.OK:
+        yield from reward_isolation(hurried, EngineKind.SLURM)
 
 
-def _python(settings: Settings) -> str:
-    """What the engine takes for "python"; the same without the training stack on this machine."""
-    from miner.backends.registry import NoEngine, training_interpreter
+@contextmanager
+def _cancelled_at_exit(commands: SlurmCommands, key: str) -> Iterator[None]:
+    """Cancel the run's job if the program is interrupted, which does not wait for a check's thread."""
 
+    def cancel() -> None:
+        with suppress(SlurmRefused, SlurmUnreachable):
+            names = _ask(commands, "squeue", "--noheader", f"--user={os.geteuid()}", "--format=%j").split()
+            for name in names:
+                if name.endswith(key):
+                    _ask(commands, "scancel", f"--name={name}")
+
+    atexit.register(cancel)
     try:
-        return str(training_interpreter(settings).path)
-    except NoEngine:
-        return str(settings.trainer_python or "python3")
+        yield
+    finally:
+        atexit.unregister(cancel)
+
+
+def explained(trial: Finding) -> Finding:
+    """Add the way out to a trial run that Slurm refused, or did not begin."""
+    if trial.status is not FindingStatus.FAIL:
+        return trial
+    if waited := re.search(r"did not begin it within [^:]*: ([^;]*)", trial.detail):
+        reason = waited[1].strip()
+        if _BUSY.fullmatch(reason):
+            busy = "run god-miner doctor again when a node is free: squeue --start"
+            return warn(trial.what, f"{trial.detail}; others have the nodes, so nothing was tried", busy)
+        return replace(trial, fix=_way_out(_WAITING, reason, "see `man squeue`, JOB REASON CODES"))
+    if refused := re.search(r"(?:refused by Slurm|cannot be submitted): (.*)", trial.detail, re.DOTALL):
+        return replace(trial, fix=_way_out(_REFUSED, refused[1], "correct the SLURM_ settings"))
+    return trial
+
+
+def _way_out(ways: Sequence[tuple[str, str]], text: str, otherwise: str) -> str:
+    return next((way for pattern, way in ways if re.search(pattern, text, re.IGNORECASE)), otherwise)
 
 
 CLUSTER_CHECK = DoctorCheck("slurm", check_cluster, LIMIT_SECONDS)

@@ -270,9 +270,10 @@ def shared_memory(total: int) -> Finding:
 
 
 def trial_finding(
-    settings: Settings, kind: EngineKind, image: str = "text", gpus: tuple[str, ...] | None = None
+    settings: Settings, kind: EngineKind, gpus: tuple[str, ...] | None = None, key: str = ""
 ) -> Finding:
-    """Train as little as possible with this engine. `gpus`: if they are not this machine's."""
+    """Start the smallest training with this engine. `gpus`: if they are not this machine's; `key`: the run's,
+    if the caller needs it."""
     from miner.backends.registry import ENGINES, build_engine
     from miner.backends.trial import TrialFailed, missing_in_image
 
@@ -283,7 +284,7 @@ def trial_finding(
         with temporary_data_dir(settings) as temporary:
             engine = await build_engine(settings, kind, temporary.data_dir)
             try:
-                return await missing_in_image(engine, temporary.data_dir, image, gpus=gpus)
+                return await missing_in_image(engine, temporary.data_dir, "text", gpus=gpus, key=key)
             finally:
                 await engine.close()
 
@@ -293,7 +294,7 @@ def trial_finding(
         return fail("trial run", str(error), "correct what it says; a training would end the same way")
     except GodMinerError as error:
         return fail("trial run", str(error), "correct what it says")
-    trains = [engine for engine, short in IMAGE_OF.items() if short == image and engine not in lacks]
+    trains = [engine for engine, short in IMAGE_OF.items() if short == "text" and engine not in lacks]
     missing = "; ".join(f"{engine}: {why}" for engine, why in lacks.items())
     if not trains:
         return fail("trial run", missing, ENGINES[kind].fix)
