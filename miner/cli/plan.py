@@ -78,13 +78,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="The whole plan, for progra
 WriteTo = Annotated[
     Path | None, typer.Option(file_okay=False, help="Write plan and rendered configuration here.")
 ]
-Launcher = Annotated[str, typer.Option(help="With --write, what starts it: accelerate, torchrun or slurm.")]
-Nodes = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="With --launcher slurm: machines that share the plan's GPUs. Else as many as planned."
-    ),
-]
 Against = Annotated[
     str | None,
     typer.Option(
@@ -109,8 +102,6 @@ def plan(
     image_type: ImageWord = None,
     as_json: AsJson = False,
     write: WriteTo = None,
-    launcher: Launcher = "accelerate",
-    nodes: Nodes = None,
     against: Against = None,
     directories: Dirs = None,
 ) -> None:
@@ -141,7 +132,10 @@ def plan(
 
         print_pages(plan_pages(found, list(_plans_on_fewer(found, target, planned))))
     if write is not None:
-        _write_plan_files(found, write, launcher, nodes)
+        from miner.cli.render.plan import write_plan
+
+        for file in write_plan(found, write):
+            typer.echo(f"wrote {file}", err=True)
     raise typer.Exit(0 if found.verdict.feasible else 1)
 
 
@@ -312,16 +306,3 @@ def _read_plan(path: Path) -> TrainingPlan:
     except ValueError as error:
         rule = f"is not a plan of this version: {str(error).splitlines()[0]}"
         raise ConfigError("plan", [Problem("--against", str(path), rule)]) from None
-
-
-def _write_plan_files(found: TrainingPlan, folder: Path, launcher: str, nodes: int | None) -> None:
-    """Write the plan; also the engine's files if the plan is feasible."""
-    from core.recipes.launch import Launcher, parse_launcher
-    from miner.cli.render.plan import write_plan
-
-    kind, python = parse_launcher(launcher), "python"
-    if kind is not Launcher.ACCELERATE:
-        # Outside a container: the training environment of this installation.
-        python = str(load_settings().trainer_python or python)
-    for file in write_plan(found, folder, kind, nodes, python):
-        typer.echo(f"wrote {file}", err=True)

@@ -27,17 +27,47 @@ import torch
 from core.domain.choices import Attention, CompileMode, Optimizer, Parallelism
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import RunSpec
-from trainer.handoff import LaunchSpec
+from trainer.handoff import LaunchSpec, PrepareSpec
 from trainer.native import train
+from trainer.native.checkpoints import newest_checkpoint
 from trainer.native.distributed import join_process_group
-from trainer.native.external_launch import prepare_launch
 from trainer.native.loader import BatchLoader
 from trainer.native.model import available_attention
 from trainer.native.optimizer import Stepper, StepResult
+from trainer.runner.prepare import prepare
 from trainer.session.progress_log import ProgressLog
 
 #: Steps before the clock starts: allocation, autotuning, compilation.
 WARM_STEPS = 3
+
+
+def prepare_launch(run: RunSpec) -> LaunchSpec:
+    """Prepare rows, plan and launch spec of a run in this process, without the runner."""
+    work = Path(run.work_dir)
+    data, launch = work / "data", work / "launch"
+    for folder in (data, launch, Path(run.submission_dir).parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    # Of an earlier launch: its records would be taken for this one's.
+    files = (Path(run.stop_path), Path(run.result_path), launch / "outcome.json")
+    for old in (*files, *launch.glob("failure-*.json")):
+        old.unlink(missing_ok=True)
+    prepare_spec = PrepareSpec(
+        run=run,
+        plan_path=run.plan_path,
+        plan_out=str(launch / "plan.json"),
+        folder=str(data),
+        prepared_out=str(data / "prepared.json"),
+        failure_out=str(data / "failure.json"),
+    )
+    prepared = prepare(prepare_spec)
+    state = newest_checkpoint(work / "output")
+    return LaunchSpec(
+        run=run,
+        plan_path=prepare_spec.plan_out,
+        launch_dir=str(launch),
+        prepared=prepared,
+        resume_from=str(state) if state else run.resume_from,
+    )
 
 
 def timed_steps(spec: LaunchSpec, plan: TrainingPlan) -> Iterator[tuple[StepResult, float, int]]:

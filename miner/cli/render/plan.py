@@ -12,7 +12,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-import core
 from core.domain.choices import Engine
 from core.domain.decisions import IDLE_HOST
 from core.domain.errors import ConfigError
@@ -21,27 +20,18 @@ from core.planning.plan import TrainingPlan
 from core.recipes.base import RenderedRun
 from core.recipes.differences import flatten, plan_differences, render_example
 from core.recipes.dry_run import example_inputs
-from core.recipes.launch import Launcher, launch_script
+from core.recipes.launch import run_script
 from core.recipes.render import render
 from miner.cli.render.terminal import plain_table
 
 
-def write_plan(
-    plan: TrainingPlan,
-    folder: Path,
-    launcher: Launcher = Launcher.ACCELERATE,
-    nodes: int | None = None,
-    python: str = "python",
-) -> list[Path]:
+def write_plan(plan: TrainingPlan, folder: Path) -> list[Path]:
     """Write everything that an attempt would get, and what starts it; only the plan if it is refused."""
     files = {"plan.json": plan.to_json() + "\n"}
     if plan.verdict.feasible:
         inputs = example_inputs(plan.task.task_type, plan.model.model_id)
-        inputs = inputs.model_copy(update={"python": python})
         made = render(plan, inputs)
-        source = str(Path(core.__file__).resolve().parents[1])
-        name = "job.sbatch" if launcher is Launcher.SLURM else "run.sh"
-        files |= {**made.files, name: launch_script(launcher, plan, inputs, made, source, nodes)}
+        files |= {**made.files, "run.sh": run_script(made)}
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in files.items():

@@ -17,7 +17,7 @@ from tests.trainer.native import tiny
 from tests.trainer.tasks import task
 from trainer.handoff import LaunchSpec
 from trainer.native import measure
-from trainer.native.external_launch import prepare_launch
+from trainer.native.measure import prepare_launch
 
 pytestmark = pytest.mark.small
 
