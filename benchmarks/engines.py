@@ -56,7 +56,7 @@ def _measure(report: Report, name: str, make: Callable[[], EngineBench], rounds:
 
 
 async def _rounds(bench: EngineBench, rounds: int) -> list[tuple[float, ...]]:
-    times = []
+    times: list[tuple[float, ...]] = []
     for _ in range(rounds):
         began = time.time()
         run = await bench.submit(bench.code(PAYLOAD))

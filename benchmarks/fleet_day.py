@@ -266,7 +266,7 @@ def offers_of_a_day(seed: int, hours: float, per_day: float) -> list[HistoricalO
     """Twice as many at noon as at midnight; every model's name is another, as for a daemon that has just
     started."""
     draw = Random(seed)
-    found = []
+    found: list[HistoricalOffer] = []
     for offer in synthetic_offers(seed, days=hours / 24, per_day=per_day * 4 / 3):
         phase = abs(offer.at % DAY / DAY * 2 - 1)  # 1 at midnight, 0 at noon
         if draw.random() < 1 - phase / 2:

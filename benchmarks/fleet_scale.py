@@ -117,7 +117,8 @@ async def _add_answers(report: Report, rounds: int) -> None:
         ).scan()
         poll: Callable[[], object] = lambda: SlurmJobs(commands, 5.0).all()  # noqa: E731
         for what, ask in (("one scan of the nodes", scan), ("one poll of all our jobs", poll)):
-            cpu, blocked = [], []
+            cpu: list[float] = []
+            blocked: list[float] = []
             for _ in range(rounds):
                 async with LoopStops(blocked):
                     began = time.process_time()

@@ -125,7 +125,7 @@ def _profile(words: str) -> LoadedProfile:
     layers = load_profile(name).layers
     if strategy:
         text = f"extends: {name}\ntargets: {STRATEGIES[strategy]}"
-        layers = [*layers, ConfigLayer(PROFILE_KIND, Path(f"{strategy}.yaml"), text)]
+        layers = (*layers, ConfigLayer(PROFILE_KIND, Path(f"{strategy}.yaml"), text))
     return LoadedProfile(name, layers)
 
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import typer.main
+from typer.core import TyperCommand, TyperGroup
 
 from miner.__main__ import app
 
 
-def commands(group: typer.core.TyperGroup, prefix: str) -> Iterator[tuple[str, typer.core.TyperCommand]]:
+def commands(group: TyperGroup, prefix: str) -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
     for name, command in group.commands.items():
         path = f"{prefix} {name}".lstrip()
-        if isinstance(command, typer.core.TyperGroup):
+        if isinstance(command, TyperGroup):
             yield from commands(command, path)
             if command.invoke_without_command:
                 yield path, command
-        else:
+        elif isinstance(command, TyperCommand):
             yield path, command
 
 
 def page() -> str:
-    root = typer.main.get_command(app)
+    root = typer.main.get_group(app)
     lines = [
         "# Commands",
         "",

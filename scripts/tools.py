@@ -18,7 +18,7 @@ def program(name: str, files: str) -> Path:
     done = folder / "installed.txt"
     if done.exists() and done.read_bytes() == wanted.read_bytes():
         return folder / "bin" / name
-    pip = [
+    pip: list[str | Path] = [
         folder / "bin" / "pip",
         "--disable-pip-version-check",
         "install",
@@ -27,7 +27,8 @@ def program(name: str, files: str) -> Path:
         "--no-deps",
     ]
     pip += ["--only-binary", ":all:", "-r", wanted]
-    for command in ([sys.executable, "-m", "venv", "--clear", folder], pip):
+    environment: list[str | Path] = [sys.executable, "-m", "venv", "--clear", folder]
+    for command in (environment, pip):
         if subprocess.run(command, check=False).returncode:
             print(f"{name} cannot be installed, nothing was done: see above", file=sys.stderr)
             raise SystemExit(2)

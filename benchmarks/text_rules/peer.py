@@ -28,7 +28,7 @@ from benchmarks.text_rules.peer_search import RateSearch
 from core.domain.choices import Method
 from core.runs.run_files import RunSpec
 from trainer.inputs.text import read_task
-from trainer.inputs.tokens import IGNORED, LabelledRow, PairRow, load_tokenizer
+from trainer.inputs.tokens import IGNORED, LabelledRow, load_tokenizer
 from trainer.scoring.held_out import HeldOut
 
 
@@ -133,7 +133,8 @@ class Peer:
             steps.step(order[start : start + self.batch], rules.DEV_RATE * rate)
 
 
-def _ids(row: LabelledRow | PairRow) -> list[int]:
+def _ids(row: Row) -> list[int]:
+    assert not isinstance(row, PromptRow)
     return list(row.ids) if isinstance(row, LabelledRow) else [*row.prompt, *row.chosen]
 
 

@@ -21,9 +21,10 @@ from benchmarks.text_rules import winner_rules as rules
 from benchmarks.text_rules.peer import load_model
 from benchmarks.text_rules.peer_loop import CpuClock, State, common_arguments, trained_state
 from core.domain.choices import Method
+from core.domain.tasks import GrpoDataset
 from core.runs.run_files import RunSpec
 from trainer.inputs.text import read_task
-from trainer.inputs.tokens import load_tokenizer
+from trainer.inputs.tokens import PromptRow, load_tokenizer
 from trainer.rewards.sandbox import Rewards
 from trainer.rewards.source import REWARD_TABLE, write_rewards
 from trainer.scoring.completions import complete
@@ -98,11 +99,11 @@ class SampledTrainer(GRPOTrainer):  # type: ignore[misc]
 def train(ask: dict[str, Any], spec: RunSpec) -> tuple[Any, dict[str, Any]]:
     torch.manual_seed(ask["seed"])
     tokenizer, method = load_tokenizer(spec.model_path), Method(ask["method"])
-    prompts = list(read_task(spec, tokenizer).rows)
+    prompts = [row for row in read_task(spec, tokenizer).rows if isinstance(row, PromptRow)]
     count = rules.dev_rows(len(prompts))
     dev, rows = prompts[:count], prompts[count:]
     folder = Path(spec.work_dir) / "rewards"
-    assert spec.dataset is not None
+    assert isinstance(spec.dataset, GrpoDataset)
     write_rewards(spec.dataset, folder, era=spec.era)
     rewards = Rewards.open(folder / REWARD_TABLE)
     line = rules.class_of(spec.task_type, method)

@@ -18,7 +18,7 @@ from core.domain.evaluation import GRPO_GENERATIONS, GRPO_KL_WEIGHT, evaluation_
 from core.domain.tasks import GrpoDataset
 from core.runs.run_files import RunSpec
 from trainer.inputs.text import read_task
-from trainer.inputs.tokens import load_tokenizer, model_window
+from trainer.inputs.tokens import PromptRow, load_tokenizer, model_window
 from trainer.rewards.sandbox import Rewards
 from trainer.rewards.source import REWARD_TABLE, write_rewards
 from trainer.scoring.eval import _load, compare_models
@@ -83,6 +83,7 @@ class CellScores:
         return [round(loss + coefficient * kl / tokens, 6) for loss, _, kl, _ in sums]
 
     def _prompts(self, model: Any) -> list[list[float]]:
+        prompts = [row for row in self.rows if isinstance(row, PromptRow)]
         with ExitStack() as stack:
             folder = Path(self.spec.work_dir) / "rewards"
             assert isinstance(self.spec.dataset, GrpoDataset)
@@ -92,7 +93,7 @@ class CellScores:
             window = model_window(str(self.base))
             sampled = sample_completions(
                 model,
-                self.rows,
+                prompts,
                 self.tokenizer,
                 rewards,
                 evaluation_rules(ERA),
@@ -101,7 +102,7 @@ class CellScores:
                 together=64,
             )
         values = []
-        for place, row in enumerate(self.rows):
+        for place, row in enumerate(prompts):
             own = slice(place * GRPO_GENERATIONS, (place + 1) * GRPO_GENERATIONS)
             means = [sum(numbers[own]) / GRPO_GENERATIONS for numbers in sampled.rewards]
             (kl,) = prompt_kl(model, self.original, [row.prompt], self.tokenizer, window)

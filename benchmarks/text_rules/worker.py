@@ -99,11 +99,10 @@ class Trainings:
         """The base, the rows to train on and those to score on."""
         self.folder.mkdir(parents=True)
         base = model_of(self.cell, self.folder, self.bases)
-        paths = []
-        for name, rows in zip(("train", "test"), rows_of(self.cell), strict=True):
-            paths.append(self.folder / f"{name}.json")
-            paths[-1].write_text(json.dumps(rows), encoding="utf-8")
-        return base, *paths
+        train, test = self.folder / "train.json", self.folder / "test.json"
+        for path, rows in zip((train, test), rows_of(self.cell), strict=True):
+            path.write_text(json.dumps(rows), encoding="utf-8")
+        return base, train, test
 
     @cached_property
     def scores(self) -> CellScores:
