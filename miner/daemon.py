@@ -92,7 +92,7 @@ class Daemon:
 
         self.metrics = Metrics()
         self.store = Store(database.prepare_store(settings.store_dir))
-        self.alerts = Alerts(self.metrics, self.store)
+        self.alerts = Alerts(self.metrics)
         self.clock = SteadyClock(on_jump=lambda text: self.alerts(AlertKind.CLOCK_JUMPED, text))
         self._build_chain()
         self._build_fleet()
@@ -193,7 +193,7 @@ class Daemon:
             },
         )
         self.alert_service.sink = self.notifier
-        self.alerts.add_listener(self.alert_service.on_kind)
+        self.alerts.listener = self.alert_service.on_kind
         self.collector = DaemonCollector(self)
         self.metrics.registry.register(self.collector)
 

@@ -18,10 +18,11 @@ from typing import Any
 from core.planning.candidate import candidate_of, vary
 from core.planning.memory import peak_bytes
 from miner.alerts.action_verdict import is_carried_out, judge, larger_micro, smaller_micro, was_useless
-from miner.alerts.metrics import LiveMeasurements, gpu_subject, job_subject
+from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.rules import AlertAction, AlertRule
 from miner.alerts.state import RuleEngine, TrackedRule
 from miner.jobs.control import RunningTraining
+from miner.observe.alerts import gpu_subject, job_subject
 from miner.store import alerts as store_alerts
 from miner.store.alerts import ActionOutcome, ActionRow
 from miner.store.store import Store

@@ -19,6 +19,15 @@ from miner.chain.clock_offsets import ClockOffset
 from miner.fleet.samples import GpuSample, HostSample, SampleHistory
 from miner.jobs.control import RunningTraining
 from miner.jobs.figures import AttemptFigures
+from miner.observe.alerts import (
+    HOST,
+    MINER,
+    AlertSubject,
+    SubjectKind,
+    gpu_subject,
+    job_subject,
+    validator_subject,
+)
 
 _S = TypeVar("_S", GpuSample, HostSample)
 
@@ -28,16 +37,6 @@ KEPT_SECONDS = 3600.0
 _BAD_THROTTLE = frozenset({"heat", "hardware"})
 #: Ends of a step that say that the hub, or the way to it, does not work.
 _HUB_FAILURES = ("network", "hub_refused", "rate_limited")
-
-
-class MetricScope(StrEnum):
-    """What there is one value for."""
-
-    GPU = "gpu"
-    JOB = "job"
-    HOST = "host"
-    MINER = "miner"
-    VALIDATOR = "validator"
 
 
 class MetricUnit(StrEnum):
@@ -80,7 +79,7 @@ class MetricSeries:
     detail: str = ""
 
 
-SeriesBySubject = Mapping[str, MetricSeries]
+SeriesBySubject = Mapping[AlertSubject, MetricSeries]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class Metric:
     """A number that rules can be about. Either `read` or `query` gives the values since a moment."""
 
     name: str
-    scope: MetricScope
+    scope: SubjectKind
     unit: MetricUnit
     description: str
     read: Callable[[LiveMeasurements, float], SeriesBySubject] | None = None
@@ -106,7 +105,7 @@ class LiveMeasurements:
     trainings: Callable[[], list[RunningTraining] | None]
     #: How far the system's clock is from the validators'; None: too few say.
     clock_offset: Callable[[], ClockOffset | None] = lambda: None
-    _recorded: dict[str, dict[str, deque[Point]]] = field(default_factory=dict)
+    _recorded: dict[AlertSubject, dict[str, deque[Point]]] = field(default_factory=dict)
 
     def record(self, now: float) -> None:
         """Note the present numbers of all trainings, and forget those of trainings that are over."""
@@ -133,14 +132,6 @@ class LiveMeasurements:
         }
 
 
-def gpu_subject(gpu: str) -> str:
-    return f"gpu:{gpu}"
-
-
-def job_subject(job_id: int) -> str:
-    return f"job:{job_id}"
-
-
 # GPUs and the host
 
 
@@ -160,7 +151,7 @@ def _of_host(
     read: Callable[[HostSample], float | None],
 ) -> Callable[[LiveMeasurements, float], SeriesBySubject]:
     def series(live: LiveMeasurements, since: float) -> SeriesBySubject:
-        return {"host": MetricSeries(_points(live.samples.host_since(since), read))}
+        return {HOST: MetricSeries(_points(live.samples.host_since(since), read))}
 
     return series
 
@@ -238,7 +229,7 @@ _TRAINING_NUMBERS: Mapping[str, Callable[[RunningTraining, float], float | None]
 
 def _invalid_requests(live: LiveMeasurements, since: float) -> SeriesBySubject:
     return {
-        f"validator:{hotkey}": MetricSeries(
+        validator_subject(hotkey): MetricSeries(
             tuple(Point(at, value) for at, value in outcomes if at >= since),
             detail=live.requests.problem(hotkey),
         )
@@ -248,7 +239,9 @@ def _invalid_requests(live: LiveMeasurements, since: float) -> SeriesBySubject:
 
 def _new_fields(live: LiveMeasurements, since: float) -> SeriesBySubject:
     return {
-        f"validator:{hotkey}": MetricSeries((Point(at, float(len(names))),), detail=", ".join(sorted(names)))
+        validator_subject(hotkey): MetricSeries(
+            (Point(at, float(len(names))),), detail=", ".join(sorted(names))
+        )
         for hotkey, at, names in live.requests.new_fields(since)
     }
 
@@ -256,10 +249,10 @@ def _new_fields(live: LiveMeasurements, since: float) -> SeriesBySubject:
 def _clock_offset(live: LiveMeasurements, since: float) -> SeriesBySubject:
     found = live.clock_offset()
     if found is None:
-        return {"miner": MetricSeries(detail="fewer than two validators have sent anything in the last hour")}
+        return {MINER: MetricSeries(detail="fewer than two validators have sent anything in the last hour")}
     side = "ahead of" if found.seconds >= 0 else "behind"
     detail = f"this clock is {side} those of {found.validators} validators"
-    return {"miner": MetricSeries((Point(since, abs(found.seconds)),), detail=detail)}
+    return {MINER: MetricSeries((Point(since, abs(found.seconds)),), detail=detail)}
 
 
 # The store
@@ -271,12 +264,12 @@ def _failed_share(connection: sqlite3.Connection, since: float, now: float) -> S
         "SELECT state, end_reason FROM jobs WHERE ended_at >= ? AND state IN ('done', 'failed')", (since,)
     ).fetchall()
     if not rows:
-        return {"miner": MetricSeries()}
+        return {MINER: MetricSeries()}
     reasons = Counter(row["end_reason"] or "unknown" for row in rows if row["state"] == "failed")
     failed = sum(reasons.values())
     shown = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(4))
     detail = f"{failed} of {len(rows)} jobs{': ' if shown else ''}{shown}"
-    return {"miner": MetricSeries((Point(now, failed / len(rows)),), count=len(rows), detail=detail)}
+    return {MINER: MetricSeries((Point(now, failed / len(rows)),), count=len(rows), detail=detail)}
 
 
 def _missed_targets(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
@@ -289,7 +282,7 @@ def _missed_targets(connection: sqlite3.Connection, since: float, now: float) ->
         "AND json_extract(attempt_figures.figures, '$.target_missed') IS NOT NULL",
         (since, now),
     )
-    found: dict[str, MetricSeries] = {}
+    found: dict[AlertSubject, MetricSeries] = {}
     for job_id, ended_at, text in rows:
         figures, subject = AttemptFigures.model_validate_json(text), job_subject(job_id)
         missed, known = float(figures.target_missed or False), found.get(subject)
@@ -306,7 +299,7 @@ def _rank(connection: sqlite3.Connection, since: float, now: float) -> SeriesByS
         (now, since),
     ).fetchall()
     detail = f"from {rows[0]['rank']} to {rows[-1]['rank']} of {rows[-1]['miners']}" if rows else ""
-    return {"miner": MetricSeries(tuple(Point(row["at"], row["rank"]) for row in rows), detail=detail)}
+    return {MINER: MetricSeries(tuple(Point(row["at"], row["rank"]) for row in rows), detail=detail)}
 
 
 def _hub_failures(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
@@ -316,15 +309,15 @@ def _hub_failures(connection: sqlite3.Connection, since: float, now: float) -> S
         f"WHERE began_at >= ? AND outcome IN ({marks})",
         (since, *_HUB_FAILURES),
     ).fetchone()
-    return {"miner": MetricSeries((Point(now, float(row["failures"])),), detail=row["detail"] or "")}
+    return {MINER: MetricSeries((Point(now, float(row["failures"])),), detail=row["detail"] or "")}
 
 
 _G, _J, _H, _M, _V = (
-    MetricScope.GPU,
-    MetricScope.JOB,
-    MetricScope.HOST,
-    MetricScope.MINER,
-    MetricScope.VALIDATOR,
+    SubjectKind.GPU,
+    SubjectKind.JOB,
+    SubjectKind.HOST,
+    SubjectKind.MINER,
+    SubjectKind.VALIDATOR,
 )
 _SHARE, _COUNT = MetricUnit.SHARE, MetricUnit.COUNT
 

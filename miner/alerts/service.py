@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -19,20 +18,25 @@ from miner.alerts.actions import ActionController
 from miner.alerts.metrics import (
     METRICS,
     LiveMeasurements,
-    MetricScope,
     MetricSeries,
     SeriesBySubject,
-    gpu_subject,
-    job_subject,
 )
 from miner.alerts.requests import unknown_fields
 from miner.alerts.rules import AlertRule, LiveAlertRules
 from miner.alerts.state import AlertChange, ChangeKind, MeasuredValue, RuleEngine, TrackedRule, measure
 from miner.jobs.control import RunningTraining
-from miner.observe.alerts import ENDED_BY, AlertKind
+from miner.observe.alerts import (
+    ENDED_BY,
+    MINER,
+    AlertKind,
+    AlertSubject,
+    SubjectKind,
+    gpu_subject,
+    job_subject,
+)
 from miner.observe.metrics import Metrics
 from miner.store import alerts as store_alerts
-from miner.store.alerts import AlertRow, NewAlert, RecordedAlert, Severity
+from miner.store.alerts import AlertRow, NewAlert, Severity
 from miner.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -43,7 +47,6 @@ STORE_SECONDS = 60.0
 FORGET_SECONDS = 6 * 3600.0
 #: Without a window, what was measured last counts if it is not older than this.
 NOW_SECONDS = 30.0
-_JOB = re.compile(r"job (\d+)\b")
 
 
 class AlertSink(Protocol):
@@ -81,32 +84,36 @@ class AlertService:
 
     # Alerts of the program
 
-    def on_kind(self, kind: AlertKind, text: str, gpu: str | None = None) -> None:
-        """Store what the program alerts of; good news resolves what it is the end of."""
-        found = _JOB.match(text)
-        subject = gpu_subject(gpu) if gpu else job_subject(int(found[1])) if found else "miner"
+    def on_kind(self, kind: AlertKind, text: str, subject: AlertSubject = MINER) -> None:
+        """Store an alert of the program with its event; good news resolves the alerts that it ends."""
         rules, now = self.rules.current(), self._clock()
         if kind.is_good_news:
-            for ended in ENDED_BY.get(kind, ()):
-                self._write(store_alerts.record_resolution, ended.value, subject, f"resolved: {text}", now)
+            ended = [alert.value for alert in ENDED_BY[kind]]
+            resolved = f"resolved: {text}"
+            self._write(store_alerts.record_resolution, ended, subject, resolved, now, event=kind.value)
             return
         self._files_in_force.discard(kind)  # what is mended before the next step is seen there
         alert = NewAlert(kind.value, subject, rules.severity_of_kind(kind), text)
         self._write(store_alerts.record_alert, alert, now, notify=rules.notifies(kind))
 
-    def _write(self, work: Callable[..., RecordedAlert | None], *args: Any, **more: Any) -> None:
+    def _write(self, work: Callable[..., list[AlertRow]], *args: Any, **more: Any) -> None:
         try:
-            self._store.write(work, *args, **more).add_done_callback(self._pass_on)
+            self._store.write(work, *args, **more).add_done_callback(self._note_written)
         except GodMinerError:  # the store is not open yet, closed already, or its disk is full
             log.debug("an alert is not stored")
 
-    def _pass_on(self, future: asyncio.Future[RecordedAlert | None]) -> None:
+    def _note_written(self, future: asyncio.Future[list[AlertRow]]) -> None:
         if future.cancelled():
             return
         if (error := future.exception()) is not None:
             log.debug("an alert is not stored: %s", error)
-        elif (recorded := future.result()) is not None and recorded.notify and self.sink is not None:
-            self.sink.add(recorded.row)
+        else:
+            self._notify(future.result())
+
+    def _notify(self, alerts: Iterable[AlertRow]) -> None:
+        if self.sink is not None:
+            for alert in alerts:
+                self.sink.add(alert)
 
     # Rules
 
@@ -149,7 +156,7 @@ class AlertService:
             elif kind not in self._files_in_force:
                 self._files_in_force.add(kind)
                 text = "resolved: its file can be used again"
-                self._write(store_alerts.record_resolution, str(kind), "miner", text, now)
+                self._write(store_alerts.record_resolution, [str(kind)], MINER, text, now)
 
     async def _read_store(self, rules: Mapping[str, AlertRule], now: float) -> None:
         wanted = {
@@ -173,7 +180,8 @@ class AlertService:
         unresolved = [kind for kind in AlertKind if kind not in resolved]
         await self._store.write(store_alerts.expire_alerts, unresolved, now - FORGET_SECONDS, now)
         firing = [one for name in rules for one in self.engine.firing(name) if not one.no_data]
-        await self._store.write(_note_values, [(one.rule, one.subject, one.value) for one in firing], now)
+        values = [(one.rule, one.subject, one.value) for one in firing]
+        await self._store.write(store_alerts.note_values, values, now)
 
     async def _look_at_bodies(self) -> None:
         """Look for fields that are new, in the newest request of each kind from each validator."""
@@ -187,7 +195,7 @@ class AlertService:
         for hotkey, names, at in await asyncio.to_thread(look):
             self.live.requests.note_new_fields(hotkey, names, at)
 
-    def _measured(self, rule: AlertRule, now: float) -> dict[str, MeasuredValue] | None:
+    def _measured(self, rule: AlertRule, now: float) -> dict[AlertSubject, MeasuredValue] | None:
         """By subject; None while it is not known which there are."""
         metric = METRICS[rule.when.metric or ""]
         over = rule.when.over or 0.0
@@ -197,7 +205,7 @@ class AlertService:
         assert metric.read is not None
         values = metric.read(self.live, now - (over or NOW_SECONDS))
         trainings = self.live.trainings()
-        if metric.scope is MetricScope.JOB and trainings is None:
+        if metric.scope is SubjectKind.JOB and trainings is None:
             return None
         return {
             subject: self._measured_there(rule, subject, series, trainings, now)
@@ -207,7 +215,7 @@ class AlertService:
     def _measured_there(
         self,
         rule: AlertRule,
-        subject: str,
+        subject: AlertSubject,
         series: MetricSeries,
         trainings: list[RunningTraining] | None,
         now: float,
@@ -232,28 +240,24 @@ class AlertService:
     async def _save(self, change: AlertChange, rules: Mapping[str, AlertRule], now: float) -> None:
         rule = rules.get(change.rule)
         severity = (rule.severity if rule else None) or Severity.WARNING
-        event: dict[str, Any] = {"text": f"{change.subject}: {change.text}", "subject": change.subject}
-        kind, _, name = change.subject.partition(":")
-        if kind == "job":
-            event["job_id"] = int(name)
-        recorded: RecordedAlert | None
         if change.kind is ChangeKind.RAISED:
             alert = NewAlert(change.rule, change.subject, severity, change.text, change.value)
             notify = self.rules.current().notifies(change.rule)
-            event |= {"alert": True, "severity": severity, "value": change.value}
-            recorded = await self._store.write(
-                store_alerts.record_alert, alert, now, notify=notify, event=event
-            )
+            changed = await self._store.write(store_alerts.record_alert, alert, now, notify=notify)
             self._metrics.alerts.labels(change.rule).inc()
             level = logging.INFO if severity is Severity.INFO else logging.WARNING
             log.log(level, "alert %s, %s: %s", change.rule, change.subject, change.text)
         else:
-            recorded = await self._store.write(
-                store_alerts.record_resolution, change.rule, change.subject, change.text, now, event=event
+            changed = await self._store.write(
+                store_alerts.record_resolution,
+                [change.rule],
+                change.subject,
+                change.text,
+                now,
+                event=change.rule,
             )
             log.info("%s, %s: %s", change.rule, change.subject, change.text)
-        if recorded is not None and recorded.notify and self.sink is not None:
-            self.sink.add(recorded.row)
+        self._notify(changed)
 
     # For displays
 
@@ -273,24 +277,18 @@ class AlertService:
                 "description": rule.description,
                 "limit_text": f"{sign} {unit.show(limit.value)}" if limit else "",
             }
-            for one in tracked.get(name) or [TrackedRule(name, "", no_data=True)]:
-                state = asdict(one)
+            states = tracked.get(name, [])
+            for one in states or [TrackedRule(name, MINER, no_data=True)]:
+                state = asdict(one) | {"subject": str(one.subject) if states else ""}
                 del state["rule"], state["seen_at"]
                 value_text = None if one.value is None else unit.show(one.value)
                 found.append({**about, **state, "value_text": value_text})
         return found
 
 
-def training_since(subject: str, trainings: list[RunningTraining]) -> float | None:
+def training_since(subject: AlertSubject, trainings: list[RunningTraining]) -> float | None:
     """Since when the job, or what runs on the GPU, trains; None: it does not."""
     for training in trainings:
         if subject == job_subject(training.job_id) or subject in map(gpu_subject, training.gpus):
             return training.training_since
     return None
-
-
-def _note_values(
-    connection: sqlite3.Connection, values: list[tuple[str, str, float | None]], now: float
-) -> None:
-    for rule, subject, value in values:
-        store_alerts.note_value(connection, rule, subject, value, now)

@@ -13,8 +13,9 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from miner.alerts.metrics import METRICS, MetricScope, MetricSeries, Point
+from miner.alerts.metrics import METRICS, MetricSeries, Point
 from miner.alerts.rules import AlertRule, WindowStat
+from miner.observe.alerts import AlertSubject, SubjectKind
 from miner.store.alerts import Severity
 
 #: A job that is not seen for so long is over; between two attempts it is not seen for a moment.
@@ -46,7 +47,7 @@ class ChangeKind(StrEnum):
 class AlertChange(NamedTuple):
     kind: ChangeKind
     rule: str
-    subject: str
+    subject: AlertSubject
     value: float | None
     text: str
 
@@ -56,7 +57,7 @@ class TrackedRule:
     """One rule for one subject."""
 
     rule: str
-    subject: str
+    subject: AlertSubject
     state: RuleState = RuleState.INACTIVE
     #: When the state began.
     since: float = 0.0
@@ -71,9 +72,9 @@ class RuleEngine:
     """Every rule for every subject that it was evaluated for."""
 
     def __init__(self) -> None:
-        self._tracked: dict[tuple[str, str], TrackedRule] = {}
+        self._tracked: dict[tuple[str, AlertSubject], TrackedRule] = {}
 
-    def adopt(self, rule: str, subject: str, raised_at: float, now: float) -> None:
+    def adopt(self, rule: str, subject: AlertSubject, raised_at: float, now: float) -> None:
         """Go on with an alert of an earlier process: it is not raised again."""
         self._tracked[rule, subject] = TrackedRule(
             rule, subject, RuleState.FIRING, raised_at, no_data=True, seen_at=now
@@ -92,7 +93,7 @@ class RuleEngine:
         self,
         now: float,
         rules: Mapping[str, AlertRule],
-        measured: Mapping[str, Mapping[str, MeasuredValue]],
+        measured: Mapping[str, Mapping[AlertSubject, MeasuredValue]],
     ) -> list[AlertChange]:
         """Take one step. `measured`: by rule and subject; of a rule that is not in it nothing is known."""
         changes: list[AlertChange] = []
@@ -111,7 +112,7 @@ class RuleEngine:
         return changes
 
     def _missing(
-        self, name: str, rule: AlertRule, values: Mapping[str, MeasuredValue], now: float
+        self, name: str, rule: AlertRule, values: Mapping[AlertSubject, MeasuredValue], now: float
     ) -> Iterable[AlertChange]:
         """Subjects that were not measured. A job is over then; a GPU is only silent."""
         metric = METRICS[rule.when.metric or ""]
@@ -119,7 +120,7 @@ class RuleEngine:
             if tracked.subject in values:
                 continue
             tracked.no_data = True
-            if metric.scope is MetricScope.JOB and now - tracked.seen_at >= GONE_SECONDS:
+            if metric.scope is SubjectKind.JOB and now - tracked.seen_at >= GONE_SECONDS:
                 del self._tracked[name, tracked.subject]
                 yield from _resolved(tracked, "it is over", now)
 

@@ -16,13 +16,13 @@ from miner.fleet import fleet_file
 from miner.fleet.fleet import Fleet
 from miner.fleet.health import GpuHealth
 from miner.fleet.host import HostMeter
-from miner.fleet.inventory import AutoGpuSource, FleetEventListener, GpuInventory
+from miner.fleet.inventory import AutoGpuSource, GpuInventory
 from miner.fleet.nvml import NvmlSource
 from miner.fleet.sampler import GpuSampler, samples_of_fleet
 from miner.fleet.samples import GpuSample, SampleHistory
 from miner.fleet.schedule import QueueRules
 from miner.fleet.sources import FixedGpuSource, GpuSource, JoinedGpuSource, ScanFailed, host_facts
-from miner.observe.alerts import AlertKind
+from miner.observe.alerts import AlertKind, SendAlert
 from miner.settings import EngineKind, Settings
 from miner.settings.values import GPU_WORDS
 from miner.store.store import Store
@@ -40,13 +40,13 @@ def build_inventory(
     settings: Settings,
     fleet: Fleet,
     nvml: NvmlSource,
-    on_event: FleetEventListener,
+    alert: SendAlert,
     clock: Callable[[], float],
 ) -> GpuInventory:
     """`ConfigError` when FLEET_FILE cannot be used."""
 
     def on_problem(error: ConfigError) -> None:
-        on_event(AlertKind.FLEET_FILE_PROBLEM, f"what was read of FLEET_FILE before stays in force: {error}")
+        alert(AlertKind.FLEET_FILE_PROBLEM, f"what was read of FLEET_FILE before stays in force: {error}")
 
     file = settings.fleet_file and fleet_file.follow_fleet_file(settings.fleet_file, on_problem)
 
@@ -70,7 +70,7 @@ def build_inventory(
         fleet,
         GpuHealth(return_seconds=settings.gpu_return_seconds),
         host,
-        on_event,
+        alert,
         refresh_seconds=settings.gpu_refresh_seconds,
         engine=settings.local_engine or "",
         clock=clock,

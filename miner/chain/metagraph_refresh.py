@@ -130,7 +130,7 @@ class MetagraphRefresher:
         cache_path: Path | None,
         refresh_seconds: float,
         stale_seconds: float,
-        on_alert: SendAlert = lambda _kind, _text: None,
+        on_alert: SendAlert = lambda *_: None,
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:

@@ -87,8 +87,6 @@ def _event_row(event: EventRow) -> Table:
     table.add_column(min_width=20, no_wrap=True)
     table.add_column(overflow="fold")
     alert = bool(event.data.get("alert"))
-    job = event.data.get("job_id")
-    about = f"job {job}" if job is not None else f"task {event.task_id}" if event.task_id else ""
-    words = ": ".join(word for word in ("ALERT" if alert else "", about, event.text) if word)
+    words = ": ".join(word for word in ("ALERT" if alert else "", event.about, event.text) if word)
     table.add_row(show_time(event.at), event.kind, words, style="yellow" if alert else "")
     return table

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from core.domain.errors import GodMinerError
-from core.domain.job_states import FINAL_STATES, EndReason
+from core.domain.job_states import FINAL_STATES
 from miner import daemon_client
 from miner.backends.build_fleet import build_fleet, build_inventory
 from miner.fleet.nvml import NvmlSource
@@ -25,7 +25,7 @@ from miner.jobs.build import build_jobs
 from miner.jobs.events import JobEventBus
 from miner.jobs.manager import JobManager, JobStateConflict
 from miner.jobs.tasks import OPERATOR, TaskFile
-from miner.observe.alerts import AlertKind
+from miner.observe.alerts import MINER, STEP_FAILURES, AlertKind, AlertSubject
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.settings import Settings
 from miner.store import database
@@ -40,7 +40,7 @@ _ALERTS_SHOWN_OTHERWISE = {
     AlertKind.BAD_SUBMISSION,
     AlertKind.ATTEMPT_LOST,
     AlertKind.JOB_FAILED,
-    *(f"job_{end}" for end in EndReason),
+    *STEP_FAILURES.values(),
 }
 
 #: Called for every change with an event's kind and data.
@@ -104,7 +104,8 @@ async def _run_here(settings: Settings, task: TaskFile, on_event: EventCallback)
 async def _pipeline(settings: Settings, on_event: EventCallback) -> AsyncIterator[JobManager]:
     """Build the daemon's pipeline without its two HTTP servers."""
 
-    def alert(kind: AlertKind, text: str) -> None:
+    def alert(kind: AlertKind, text: str, subject: AlertSubject = MINER) -> None:
+        text = subject.with_text(text)
         if kind not in _ALERTS_SHOWN_OTHERWISE:
             on_event("note", {"kind": kind, "text": text})
         log.warning("%s: %s", kind, text)
@@ -112,9 +113,7 @@ async def _pipeline(settings: Settings, on_event: EventCallback) -> AsyncIterato
     store = Store(database.prepare_store(settings.store_dir))
     store.writer.start(asyncio.get_running_loop())
     fleet = build_fleet(settings, time.time)
-    inventory = build_inventory(
-        settings, fleet, NvmlSource(), lambda kind, text, gpu=None: alert(kind, text), time.time
-    )
+    inventory = build_inventory(settings, fleet, NvmlSource(), alert, time.time)
     await inventory.start()
     policy_runtime = PolicyRuntime(settings, alert)
     policy_runtime.refresh(fleet.inventory.hardware)

@@ -7,25 +7,19 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from core.domain.hardware import GpuSet, Hardware
 from miner.fleet.base import FleetNode, InventoryState, NodeGpus, group_by_node
 from miner.fleet.fleet import Fleet
 from miner.fleet.health import GpuHealth, GpuHealthReport
 from miner.fleet.sources import GpuScan, GpuSource, NoNvidiaDriver, ScanFailed, ScannedNode
-from miner.observe.alerts import AlertKind
+from miner.observe.alerts import AlertKind, SendAlert, gpu_subject
 
 log = logging.getLogger(__name__)
 
 #: How long the daemon's start waits for the first scan. A driver that wakes its GPUs first takes longer.
 FIRST_SCAN_SECONDS = 1.0
-
-
-class FleetEventListener(Protocol):
-    """Gets what the operator wants to know: its kind, a text, the GPU if it is about one."""
-
-    def __call__(self, kind: AlertKind, text: str, gpu: str | None = None) -> None: ...
 
 
 class GpuInventory:
@@ -35,7 +29,7 @@ class GpuInventory:
         fleet: Fleet,
         health: GpuHealth,
         host: Callable[[], Mapping[str, Any]],
-        on_event: FleetEventListener,
+        alert: SendAlert,
         *,
         refresh_seconds: float,
         engine: str = "",
@@ -48,7 +42,7 @@ class GpuInventory:
         loads edits of it."""
         self.file_problem, self.refresh_file = file_problem, refresh_file
         self._source, self._fleet, self._health = source, fleet, health
-        self._host, self._engine, self._on_event = host, engine, on_event
+        self._host, self._engine, self._alert = host, engine, alert
         self._refresh_seconds = refresh_seconds
         self._clock = clock
         self._wake = asyncio.Event()
@@ -106,7 +100,7 @@ class GpuInventory:
     def _note_problem(self, text: str) -> None:
         self._fleet.update(self._state(self._report, text))
         if self._problem is None:
-            self._on_event(AlertKind.INVENTORY_UNREADABLE, text)
+            self._alert(AlertKind.INVENTORY_UNREADABLE, text)
         self._problem = text
 
     def _note_scan(self, scan: GpuScan) -> None:
@@ -118,13 +112,13 @@ class GpuInventory:
         self._report = self._health.update(scan, self.scanned_at, fleet.is_in_use, fleet.released_at)
         fleet.update(self._state(self._report, None))
         if problem is not None and scan.problem is None:
-            self._on_event(
+            self._alert(
                 AlertKind.INVENTORY_RECOVERED, f"{scan.source} can be read again: {len(scan.gpus)} GPUs"
             )
         elif problem is None and scan.problem is not None:
-            self._on_event(AlertKind.INVENTORY_UNREADABLE, f"only this machine is used: {scan.problem}")
+            self._alert(AlertKind.INVENTORY_UNREADABLE, f"only this machine is used: {scan.problem}")
         for change in self._report.changes:
-            self._on_event(change.kind, f"GPU {change.gpu}: {change.text}", change.gpu)
+            self._alert(change.kind, change.text, gpu_subject(change.gpu))
 
     def _state(self, report: GpuHealthReport | None, problem: str | None) -> InventoryState:
         if report is None:

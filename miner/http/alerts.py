@@ -7,13 +7,14 @@ from http import HTTPStatus
 from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from core.domain.errors import GodMinerError
 from core.domain.records import Record
 from miner.alerts.service import AlertService
 from miner.http.operator import MAX_ROW, operator_only
 from miner.notify.notifier import Notifier
+from miner.observe.alerts import MINER, AlertSubject
 from miner.settings import Settings
 from miner.store import alerts as store_alerts
 from miner.store.alerts import AlertRow, Severity
@@ -52,7 +53,7 @@ class TrialNotification(Record):
     """A notification to try out."""
 
     rule: str = Field(default="test", min_length=1, max_length=100)
-    subject: str = Field(default="miner", min_length=1, max_length=200)
+    subject: Annotated[AlertSubject, BeforeValidator(AlertSubject.parse)] = MINER
     severity: Severity = Severity.INFO
     text: str = Field(default="a test: notifications arrive", max_length=500)
 
@@ -116,7 +117,7 @@ async def send_test(daemon: AlertsOf, test: TrialNotification | None = None) -> 
     if not daemon.settings.notify_urls:
         raise NobodyNotified("nobody is notified: NOTIFY_URLS names no target")
     wanted, now = test or TrialNotification(), daemon.clock()
-    alert = AlertRow(0, wanted.rule, wanted.subject, wanted.severity, wanted.text, None, now, now, 1)
+    alert = AlertRow(wanted.rule, wanted.subject, wanted.severity, wanted.text, raised_at=now, last_at=now)
     deliveries = await daemon.notifier.test(alert)
     return {"targets": [{"target": one.target, "error": one.error or None} for one in deliveries]}
 

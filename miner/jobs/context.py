@@ -32,7 +32,7 @@ from miner.jobs.folder import AttemptFolder, JobFolder, job_folder
 from miner.jobs.history import read_result
 from miner.jobs.tasks import job_task_of
 from miner.jobs.timeline import JobTimeline, JobTimings, job_timeline
-from miner.observe.alerts import AlertKind, SendAlert
+from miner.observe.alerts import STEP_FAILURES, AlertKind, SendAlert, job_subject
 from miner.publish.publisher import SubmissionPublisher
 from miner.store import attempts as store_attempts
 from miner.store import figures as store_figures
@@ -229,6 +229,10 @@ class JobContext:
         log.info("job %d: %s", self.row.id, text, extra=self.log)
         self.services.events.send("note", self.row.id, {"job_id": self.row.id, "kind": kind, "text": text})
 
+    def alert(self, kind: AlertKind, text: str) -> None:
+        """Raise an alert about this job."""
+        self.services.alert(kind, text, job_subject(self.row.id))
+
     def set_stage(self, stage: str, done: int | None = None, total: int | None = None) -> None:
         """Show what is being done."""
         self.live.stage, self.live.bytes_done, self.live.bytes_total = stage, done, total
@@ -349,7 +353,7 @@ class JobContext:
             extra=self.log,
         )
         if failures == 3:
-            self.services.alert(AlertKind(f"job_{failed.reason}"), f"job {self.row.id}, {name}: {failed}")
+            self.alert(STEP_FAILURES[failed.reason], f"{name}: {failed}")
         self.live.trouble, self.live.retry_at = str(failed), self.now() + pause
         self.show_state()
         await self.pause(pause)

@@ -247,5 +247,5 @@ class JobManager:
         for context in self._contexts.values():
             if context.key == key:
                 context.gpu_lost = f"GPU {gpu}: {why}"
-                self.services.alert(AlertKind.GPU_LOST, f"job {context.row.id} loses GPU {gpu}: {why}")
+                context.alert(AlertKind.GPU_LOST, f"it loses GPU {gpu}: {why}")
                 context.woken.set()

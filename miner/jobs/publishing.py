@@ -49,7 +49,7 @@ async def publish_best(job: JobContext) -> bool:
                 raise
             text = f"the model of attempt {best.attempt} is refused: {failed}"
             job.note("refused", text)
-            job.services.alert(AlertKind.BAD_SUBMISSION, f"job {job.row.id}: {text}")
+            job.alert(AlertKind.BAD_SUBMISSION, text)
             await asyncio.to_thread(put_refused_aside, best)
             await job.services.store.write(mark_bad_submission, job.row.id, best.attempt, str(failed))
             continue
@@ -223,7 +223,7 @@ class EarlyPublisher:
         log.warning("the early upload of job %d failed: %s", job.row.id, str(failed), extra=job.log)
         if failed.reason is EndReason.BAD_SUBMISSION:
             self._refused = folder_identity(model.folder)
-            job.services.alert(AlertKind.BAD_SUBMISSION, f"job {job.row.id}, while training: {failed}")
+            job.alert(AlertKind.BAD_SUBMISSION, f"while training: {failed}")
         self._wait(failed.retry_after or 0.0)
 
     def _wait(self, at_least: float = 0.0) -> None:

@@ -259,7 +259,7 @@ class AttemptSupervisor:
         self.stop_verdict, self.stop_asked_at = why, now
         self.job.note("stopping", f"asked to end: {why.detail}")
         if why.reason is EndReason.HUNG:
-            self.job.services.alert(AlertKind.JOB_HUNG, f"job {self.job.row.id}: {why.detail}")
+            self.job.alert(AlertKind.JOB_HUNG, why.detail)
             await self._dump()
             return
         await asyncio.to_thread(touch_untrusted, self.attempt.folder.stop)

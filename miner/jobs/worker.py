@@ -107,7 +107,7 @@ class JobWorker:
         except (OSError, ValueError) as error:
             text = f"the plan and run of attempt {row.number} cannot be read any more: {error}"
         self.job.note("lost", text)
-        self.job.services.alert(AlertKind.ATTEMPT_LOST, f"job {self.job.row.id}: {text}")
+        self.job.alert(AlertKind.ATTEMPT_LOST, text)
         await self._end_run(row, EndReason.LOST, text)
         return None
 
@@ -209,7 +209,7 @@ class JobWorker:
         elif row.submission is not None:
             await job.move(JobState.DONE, EndReason.PUBLISHED, f"published early; then: {reason}, {detail}")
         else:
-            job.services.alert(AlertKind.JOB_FAILED, f"job {row.id}: {reason}, {detail}")
+            job.alert(AlertKind.JOB_FAILED, f"{reason}, {detail}")
             await job.move(JobState.FAILED, reason, detail)
 
     async def _clean_up_ended(self) -> bool:
@@ -224,7 +224,7 @@ class JobWorker:
             try:
                 await rename_published(job)  # and once more for a start that came meanwhile
             except StepFailed as failed:
-                job.services.alert(AlertKind.JOB_MISNAMED, f"job {job.row.id}: {failed}")
+                job.alert(AlertKind.JOB_MISNAMED, str(failed))
                 log.warning("job %d keeps its old name: %s", job.row.id, str(failed), extra=job.log)
                 break
         job.services.publisher.forget(job.row.id)
@@ -300,7 +300,7 @@ class JobWorker:
         self._bugs = self._bugs + 1 if abs(now - self._bug_at) < _BUG_WINDOW_S else 1
         self._bug_at = now
         log.exception("the worker of job %d failed (%d)", job.row.id, self._bugs, extra=job.log)
-        job.services.alert(AlertKind.JOB_BUG, f"job {job.row.id}: the worker failed, see the log")
+        job.alert(AlertKind.JOB_BUG, "the worker failed, see the log")
         await job.pause(job.services.timings.pause(self._bugs, job.services.random))
         try:
             await job.reload()

@@ -1,15 +1,15 @@
-"""Alerts for the operator. A new kind is a line in `AlertKind`, a new channel a call in `Alerts`."""
+"""Alerts of the program: their kinds, what they are about, and how they are raised."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from core.domain.errors import GodMinerError
+from core.domain.job_states import EndReason
 from miner.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class AlertKind(StrEnum):
     JOB_FAILED = "job_failed"
     JOB_HUNG = "job_hung"
     JOB_MISNAMED = "job_misnamed"
-    # A step that has failed several times: `job_` and its `EndReason`, one for each that is waited out.
+    # A step that has failed several times, by the reason that is waited out
     JOB_NETWORK = "job_network"
     JOB_RATE_LIMITED = "job_rate_limited"
     JOB_HUB_REFUSED = "job_hub_refused"
@@ -71,17 +71,8 @@ class AlertKind(StrEnum):
     @property
     def is_good_news(self) -> bool:
         """Something works again: noted, but no alarm."""
-        return self in _GOOD_NEWS
+        return self in ENDED_BY
 
-
-_GOOD_NEWS = frozenset(
-    {
-        AlertKind.GPU_BACK,
-        AlertKind.INVENTORY_RECOVERED,
-        AlertKind.METAGRAPH_RECOVERED,
-        AlertKind.ENGINE_BACK,
-    }
-)
 
 #: What good news brings to an end.
 ENDED_BY: Mapping[AlertKind, frozenset[AlertKind]] = {
@@ -94,54 +85,111 @@ ENDED_BY: Mapping[AlertKind, frozenset[AlertKind]] = {
         {AlertKind.NO_ENGINE, AlertKind.ENGINE_GONE, AlertKind.ENGINE_CANNOT_TRAIN}
     ),
 }
+#: Alerts of steps that keep failing.
+STEP_FAILURES: Mapping[EndReason, AlertKind] = {
+    EndReason.NETWORK: AlertKind.JOB_NETWORK,
+    EndReason.RATE_LIMITED: AlertKind.JOB_RATE_LIMITED,
+    EndReason.HUB_REFUSED: AlertKind.JOB_HUB_REFUSED,
+    EndReason.DISK_FULL: AlertKind.JOB_DISK_FULL,
+    EndReason.ENGINE_GONE: AlertKind.JOB_ENGINE_GONE,
+    EndReason.NO_GPU: AlertKind.JOB_NO_GPU,
+    EndReason.PREEMPTED: AlertKind.JOB_PREEMPTED,
+    EndReason.NOT_STARTED: AlertKind.JOB_NOT_STARTED,
+}
 
-#: Who else is notified of an alert: the kind, the text, and the GPU if any. Must not fail or wait.
-AlertListener = Callable[[AlertKind, str, str | None], None]
-#: How the rest of the daemon raises an alert: the kind, and a text for people.
-SendAlert = Callable[[AlertKind, str], None]
+
+class SubjectKind(StrEnum):
+    """The kinds of things that alerts and metrics are about."""
+
+    GPU = "gpu"
+    JOB = "job"
+    HOST = "host"
+    MINER = "miner"
+    VALIDATOR = "validator"
 
 
-class EventRecorder(Protocol):
-    """The part of the store that alerts need."""
+class AlertSubject(NamedTuple):
+    """The thing that an alert is about. As text, in the store and in replies: `gpu:ID`, `job:7`, `host`."""
 
-    def add_event(self, kind: str, task_id: str | None = None, **data: Any) -> asyncio.Future[None]: ...
+    kind: SubjectKind
+    name: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> AlertSubject:
+        kind, _, name = text.partition(":")
+        return cls(SubjectKind(kind), name)
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}" if self.name else self.kind.value
+
+    @property
+    def label(self) -> str:
+        """The subject in a sentence; empty for the miner as a whole."""
+        if self.kind is SubjectKind.MINER:
+            return ""
+        return f"{'GPU' if self.kind is SubjectKind.GPU else self.kind.value} {self.name}".strip()
+
+    def with_text(self, text: str) -> str:
+        return f"{self.label}: {text}" if self.label else text
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields by which events of this subject are found."""
+        fields: dict[str, Any] = {"subject": str(self)}
+        if self.kind is SubjectKind.JOB:
+            fields["job_id"] = int(self.name)
+        elif self.kind is SubjectKind.GPU:
+            fields["gpu"] = self.name
+        return fields
+
+
+MINER, HOST = AlertSubject(SubjectKind.MINER), AlertSubject(SubjectKind.HOST)
+
+
+def gpu_subject(gpu: str) -> AlertSubject:
+    return AlertSubject(SubjectKind.GPU, gpu)
+
+
+def job_subject(job_id: int) -> AlertSubject:
+    return AlertSubject(SubjectKind.JOB, str(job_id))
+
+
+def validator_subject(hotkey: str) -> AlertSubject:
+    return AlertSubject(SubjectKind.VALIDATOR, hotkey)
+
+
+class SendAlert(Protocol):
+    """Raises an alert of the program, with a text for people. Must not fail or wait."""
+
+    def __call__(self, kind: AlertKind, text: str, subject: AlertSubject = MINER) -> None: ...
 
 
 class Alerts:
-    """Count, log and store alerts. Raising one never fails and never waits. Threads may raise them too, once
-    `loop` is set."""
+    """Count and log alerts, and pass them on. Raising one never fails and never waits. Threads may raise them
+    too, once `loop` is set."""
 
-    def __init__(self, metrics: Metrics, events: EventRecorder) -> None:
+    def __init__(self, metrics: Metrics, listener: SendAlert | None = None) -> None:
         self._metrics = metrics
-        self._events = events
-        self._listeners: list[AlertListener] = []
+        #: Stores the alert.
+        self.listener = listener
         #: The daemon's event loop.
         self.loop: asyncio.AbstractEventLoop | None = None
 
-    def add_listener(self, listener: AlertListener) -> None:
-        self._listeners.append(listener)
-
-    def __call__(self, kind: AlertKind, text: str, gpu: str | None = None) -> None:
+    def __call__(self, kind: AlertKind, text: str, subject: AlertSubject = MINER) -> None:
         if self.loop is not None and not _runs_here(self.loop):
             with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
-                self.loop.call_soon_threadsafe(self, kind, text, gpu)
+                self.loop.call_soon_threadsafe(self, kind, text, subject)
             return
-        data: dict[str, object] = {"gpu": gpu} if gpu else {}
         if kind.is_good_news:
-            log.info("%s: %s", kind, text)
+            log.info("%s: %s", kind, subject.with_text(text))
         else:
             self._metrics.alerts.labels(kind).inc()
-            log.warning("alert %s: %s", kind, text)
-            data["alert"] = True
-        try:
-            self._events.add_event(kind, None, text=text, **data).add_done_callback(_log_if_unsaved)
-        except GodMinerError:  # the store is not open yet, closed already, or its disk is full
-            log.debug("the alert %s is not stored", kind)
-        for listener in self._listeners:
+            log.warning("alert %s: %s", kind, subject.with_text(text))
+        if self.listener is not None:
             try:
-                listener(kind, text, gpu)
+                self.listener(kind, text, subject)
             except Exception:  # whoever raises an alert has other things to do
-                log.exception("a listener failed at the alert %s", kind)
+                log.exception("the alert %s could not be passed on", kind)
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
@@ -149,8 +197,3 @@ def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
-
-
-def _log_if_unsaved(future: asyncio.Future[None]) -> None:
-    if not future.cancelled() and future.exception() is not None:
-        log.debug("an alert is not stored: %s", future.exception())

@@ -46,6 +46,13 @@ MAX_CACHED_REFUSALS = 512
 #: A refusal is as good as new for so long: a validator asks again for the same task after 15 minutes.
 CACHE_SECONDS = 60.0
 
+#: Alerts about what cannot be used, and about edits of a file that is not in force.
+_PROBLEM = {POLICY_KIND.noun: AlertKind.POLICY_PROBLEM, PROFILE_KIND.noun: AlertKind.PROFILE_PROBLEM}
+_NOT_IN_FORCE = {
+    POLICY_KIND.noun: AlertKind.POLICY_NOT_IN_FORCE,
+    PROFILE_KIND.noun: AlertKind.PROFILE_NOT_IN_FORCE,
+}
+
 C = TypeVar("C", bound=LoadedPolicy | LoadedProfile)
 
 
@@ -132,7 +139,7 @@ class _ConfigInForce(Generic[C]):
         return config
 
     def _report(self, text: str) -> None:
-        self._alert(AlertKind(f"{self.noun}_problem"), text)
+        self._alert(_PROBLEM[self.noun], text)
 
 
 class CachedDecision:
@@ -243,12 +250,12 @@ class PolicyRuntime:
             for file, stamp in stamps.items():
                 if before is not None and file not in in_force and before.get(file) != stamp:
                     text = inactive_text(kept.noun, file.stem, config.name, kept.chosen)
-                    self._alert(AlertKind(f"{kept.noun}_not_in_force"), f"{file} was edited; {text}")
+                    self._alert(_NOT_IN_FORCE[kept.noun], f"{file} was edited; {text}")
 
     @property
     def problems(self) -> dict[str, str | None]:
         """Why an edit is not in force; None where there is nothing wrong."""
-        return {"policy_problem": self._policies.problem, "profile_problem": self._profiles.problem}
+        return {_PROBLEM[kept.noun]: kept.problem for kept in (self._policies, self._profiles)}
 
     def add_outcomes(self, outcomes: Iterable[JobOutcome]) -> None:
         for outcome in outcomes:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from core.domain.errors import GodMinerError
+from miner.observe.alerts import AlertSubject
 from miner.store.database import add_event, insert_row
 
 _MAX_TEXT_CHARS = 2000
@@ -26,113 +27,86 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class AlertRow:
-    """An alert from when it was raised until it was resolved."""
+class NewAlert:
+    """An alert to raise, or one that is raised again."""
 
-    id: int
     #: A rule of alerts.yaml, or an `AlertKind`.
     rule: str
-    #: "miner", "host", "gpu:ID", "job:ID" or "validator:HOTKEY".
-    subject: str
+    subject: AlertSubject
     severity: Severity
     text: str
-    value: float | None
-    raised_at: float
-    last_at: float
-    times: int
+    value: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlertRow(NewAlert):
+    """An alert from when it was raised until it was resolved."""
+
+    id: int = 0
+    raised_at: float = 0.0
+    last_at: float = 0.0
+    times: int = 1
     resolved_at: float | None = None
     #: Whether somebody is to be notified of it and of its end, and when that was done last.
     notify: bool = False
     notified_at: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"subject": str(self.subject)}
 
 
-@dataclass(frozen=True, slots=True)
-class NewAlert:
-    """An alert to raise, or one that is raised again."""
-
-    rule: str
-    subject: str
-    severity: Severity
-    text: str
-    value: float | None = None
+def record_alert(
+    connection: sqlite3.Connection, alert: NewAlert, now: float, *, notify: bool
+) -> list[AlertRow]:
+    """Insert the alert, or count one more time if it is open, and add its event. Return it if somebody is to
+    be notified of it now. `notify`: its rule is one that notifies."""
+    about = {"alert": True, "severity": alert.severity, "value": alert.value}
+    add_event(connection, now, alert.rule, None, text=alert.text, **alert.subject.fields, **about)
+    row, is_new = raise_alert(connection, alert, now)
+    if not (notify and is_new) or is_silenced(connection, row, now):
+        return []
+    connection.execute("UPDATE alerts SET notify = 1 WHERE id = ?", (row.id,))
+    return [replace(row, notify=True)]
 
 
 def raise_alert(connection: sqlite3.Connection, alert: NewAlert, now: float) -> tuple[AlertRow, bool]:
     """Insert the alert, or count one more time if it is open. Return it, and whether it is new."""
-    text = alert.text[:_MAX_TEXT_CHARS]
-    known = connection.execute(
-        "UPDATE alerts SET text = ?, value = ?, severity = ?, last_at = ?, times = times + 1 "
-        "WHERE rule = ? AND subject = ? AND resolved_at IS NULL RETURNING *",
-        (text, alert.value, alert.severity, now, alert.rule, alert.subject),
+    values = {
+        "rule": alert.rule,
+        "subject": str(alert.subject),
+        "severity": alert.severity,
+        "text": alert.text[:_MAX_TEXT_CHARS],
+        "value": alert.value,
+        "last_at": now,
+    }
+    row = connection.execute(
+        "UPDATE alerts SET text = :text, value = :value, severity = :severity, last_at = :last_at, "
+        "times = times + 1 WHERE rule = :rule AND subject = :subject AND resolved_at IS NULL RETURNING *",
+        values,
     ).fetchone()
-    if known is not None:
-        return _alert_from(known), False
-    row_id = insert_row(
-        connection,
-        "alerts",
-        rule=alert.rule,
-        subject=alert.subject,
-        severity=alert.severity,
-        text=text,
-        value=alert.value,
-        raised_at=now,
-        last_at=now,
-        times=1,
-    )
-    row = AlertRow(row_id, alert.rule, alert.subject, alert.severity, text, alert.value, now, now, 1)
-    return row, True
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedAlert:
-    """An alert in the store, and whether somebody is to be notified of it now."""
-
-    row: AlertRow
-    is_new: bool
-    notify: bool
-
-
-def record_alert(
-    connection: sqlite3.Connection,
-    alert: NewAlert,
-    now: float,
-    *,
-    notify: bool,
-    event: Mapping[str, Any] | None = None,
-) -> RecordedAlert:
-    """Raise an alert and decide about its notification. `event`: the data of its event, if it has one."""
-    row, is_new = raise_alert(connection, alert, now)
-    notify = notify and is_new and not is_silenced(connection, alert.rule, alert.subject, now)
-    if notify:
-        connection.execute("UPDATE alerts SET notify = 1 WHERE id = ?", (row.id,))
-        row = replace(row, notify=True)
-    if event is not None and is_new:
-        add_event(connection, now, alert.rule, None, **event)
-    return RecordedAlert(row, is_new, notify)
+    if row is not None:
+        return _alert_from(row), False
+    row_id = insert_row(connection, "alerts", **values, raised_at=now, times=1)
+    row = connection.execute("SELECT * FROM alerts WHERE id = ?", (row_id,)).fetchone()
+    return _alert_from(row), True
 
 
 def record_resolution(
     connection: sqlite3.Connection,
-    rule: str,
-    subject: str,
+    rules: Iterable[str],
+    subject: AlertSubject,
     text: str,
     now: float,
-    *,
-    event: Mapping[str, Any] | None = None,
-) -> RecordedAlert | None:
-    """Resolve an open alert; None where there is none. Whoever was notified of it also gets its end."""
-    row = resolve_alert(connection, rule, subject, text, now)
-    if row is None:
-        return None
-    if event is not None:
-        add_event(connection, now, rule, None, **event)
-    notify = row.notify and not is_silenced(connection, rule, subject, now)
-    if row.notify and not notify:
-        connection.execute("UPDATE alerts SET notify = 0 WHERE id = ?", (row.id,))
-    return RecordedAlert(row, False, notify)
+    event: str = "",
+) -> list[AlertRow]:
+    """Resolve the open alerts of these rules and kinds, and add an event of the kind `event`, if any. Return
+    those whose end somebody is to be notified of: whoever was notified of the alert."""
+    if event:
+        add_event(connection, now, event, None, text=text, **subject.fields)
+    ended = [row for rule in rules if (row := resolve_alert(connection, rule, subject, text, now))]
+    silenced = [row for row in ended if row.notify and is_silenced(connection, row, now)]
+    connection.executemany("UPDATE alerts SET notify = 0 WHERE id = ?", [(row.id,) for row in silenced])
+    return [row for row in ended if row.notify and row not in silenced]
 
 
 def mark_notified(connection: sqlite3.Connection, alert_ids: Iterable[int], now: float) -> None:
@@ -160,24 +134,24 @@ def expire_alerts(connection: sqlite3.Connection, kinds: Sequence[str], before: 
     return expired.rowcount
 
 
-def note_value(
-    connection: sqlite3.Connection, rule: str, subject: str, value: float | None, now: float
+def note_values(
+    connection: sqlite3.Connection, values: Iterable[tuple[str, AlertSubject, float | None]], now: float
 ) -> None:
-    """Store what an open alert measures now."""
-    connection.execute(
+    """Store what open alerts measure now, each by its rule and subject."""
+    connection.executemany(
         "UPDATE alerts SET value = ?, last_at = ? WHERE rule = ? AND subject = ? AND resolved_at IS NULL",
-        (value, now, rule, subject),
+        [(value, now, rule, str(subject)) for rule, subject, value in values],
     )
 
 
 def resolve_alert(
-    connection: sqlite3.Connection, rule: str, subject: str, text: str, now: float
+    connection: sqlite3.Connection, rule: str, subject: AlertSubject, text: str, now: float
 ) -> AlertRow | None:
-    """Close the open alert of a rule and subject; None where there is none. An empty text leaves its own."""
+    """Close the open alert of a rule and subject, if there is one. An empty text leaves its own."""
     row = connection.execute(
         "UPDATE alerts SET resolved_at = ?, last_at = ?, text = iif(? = '', text, ?) "
         "WHERE rule = ? AND subject = ? AND resolved_at IS NULL RETURNING *",
-        (now, now, text, text[:_MAX_TEXT_CHARS], rule, subject),
+        (now, now, text, text[:_MAX_TEXT_CHARS], rule, str(subject)),
     ).fetchone()
     return None if row is None else _alert_from(row)
 
@@ -195,8 +169,12 @@ def newest_alerts(connection: sqlite3.Connection, limit: int, *, only_open: bool
 
 
 def _alert_from(row: sqlite3.Row) -> AlertRow:
-    values = dict(row)
-    return AlertRow(**values | {"severity": Severity(values["severity"]), "notify": bool(values["notify"])})
+    typed = {
+        "subject": AlertSubject.parse(row["subject"]),
+        "severity": Severity(row["severity"]),
+        "notify": bool(row["notify"]),
+    }
+    return AlertRow(**dict(row) | typed)
 
 
 # Actions
@@ -383,10 +361,10 @@ def silences_in_force(connection: sqlite3.Connection, now: float) -> list[Silenc
     return [SilenceRow(**dict(row)) for row in rows]
 
 
-def is_silenced(connection: sqlite3.Connection, rule: str, subject: str, now: float) -> bool:
+def is_silenced(connection: sqlite3.Connection, alert: AlertRow, now: float) -> bool:
     row = connection.execute(
         "SELECT 1 FROM silences WHERE until > ? AND ? GLOB rule AND ? GLOB subject LIMIT 1",
-        (now, rule, subject),
+        (now, alert.rule, str(alert.subject)),
     ).fetchone()
     return row is not None
 

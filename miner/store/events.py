@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from miner.observe.alerts import AlertSubject
 from miner.store.database import insert_row
 from miner.store.jobs import JobRow
 
@@ -54,10 +55,10 @@ SELECT * FROM decisions WHERE job_id = :job UNION SELECT decisions.* FROM decisi
 JOIN offers ON offers.decision_id = decisions.id JOIN jobs USING (validator, task_id) WHERE jobs.id = :job
 """
 _OLD_EVENTS = "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE at < ? ORDER BY at LIMIT ?)"
-#: Alerts about a job have no task id; their text begins with its number.
+#: Alerts about a job have no task id, but its number.
 _EVENTS = """
 SELECT * FROM events WHERE id > :after AND at >= :since AND (:job IS NULL OR task_id = :task
-    OR json_extract(data, '$.job_id') = :job OR json_extract(data, '$.text') GLOB 'job ' || :job || '[ :,]*')
+    OR json_extract(data, '$.job_id') = :job)
     AND (NOT :alerts OR json_extract(data, '$.alert'))
 """
 
@@ -72,6 +73,15 @@ class EventRow:
     kind: str
     task_id: str | None
     data: dict[str, Any]
+
+    @property
+    def about(self) -> str:
+        """The job, task, GPU or validator that it is about, if any."""
+        if "job_id" in self.data:
+            return f"job {self.data['job_id']}"
+        if "subject" in self.data:
+            return AlertSubject.parse(self.data["subject"]).label
+        return f"task {self.task_id}" if self.task_id else ""
 
     @property
     def text(self) -> str:

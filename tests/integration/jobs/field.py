@@ -26,6 +26,7 @@ from miner.jobs.context import JobServices
 from miner.jobs.manager import JobManager
 from miner.jobs.tasks import OPERATOR, read_task_file
 from miner.jobs.timeline import JobTimings
+from miner.observe.alerts import MINER
 from miner.publish import HubPublisher, PublishTarget
 from miner.publish.publisher import SubmissionPublisher
 from miner.settings import Settings, load_settings
@@ -148,7 +149,7 @@ class Field:
             publisher=self.publisher,
             profile=lambda: loaded,
             timings=self.timings,
-            alert=lambda kind, text: self.alerts.append((kind, text)),
+            alert=lambda kind, text, about=MINER: self.alerts.append((kind, about.with_text(text))),
             cleaner=FinishedJobCleaner(self.data_dir, self.store, keep_s=3600, clock=time.time),
             trials={"": TrustedEngine(self.engine, self.data_dir)},
         )

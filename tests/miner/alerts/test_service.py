@@ -15,7 +15,15 @@ from miner.alerts.service import FORGET_SECONDS, AlertService
 from miner.chain.clock_offsets import ClockOffset
 from miner.doctor.checks.machine import SYNC_FIX
 from miner.fleet.samples import GpuSample, SampleHistory
-from miner.observe.alerts import AlertKind, Alerts
+from miner.observe.alerts import (
+    MINER,
+    AlertKind,
+    Alerts,
+    AlertSubject,
+    gpu_subject,
+    job_subject,
+    validator_subject,
+)
 from miner.observe.metrics import Metrics
 from miner.store import alerts as store_alerts
 from miner.store.alerts import AlertRow, Severity
@@ -26,6 +34,7 @@ from tests.miner.store.conftest import store as opened_store
 
 store = opened_store
 
+G0 = gpu_subject("g0")
 RULES = """
 rules:
   gpu-hot: {for: 0s, when: {over: 10s}, act: null}
@@ -56,11 +65,10 @@ class AlertBench:
             sink=self,
             file_problems=lambda: self.file_problems,
         )
-        self.alerts = Alerts(self.metrics, store)
-        self.alerts.add_listener(self.service.on_kind)
+        self.alerts = Alerts(self.metrics, self.service.on_kind)
 
-    def raise_alert(self, kind: AlertKind, text: str) -> None:
-        self.alerts(kind, text)
+    def raise_alert(self, kind: AlertKind, text: str, subject: AlertSubject = MINER) -> None:
+        self.alerts(kind, text, subject)
 
     def add(self, alert: AlertRow) -> None:
         self.notified.append(alert)
@@ -89,7 +97,7 @@ async def test_a_gpu_that_heats_up_and_cools_down_is_one_alert(store: Store, tmp
     assert bench.rows() == []
     await bench.play(91.0, 20)
     (row,) = bench.rows()
-    assert (row.rule, row.subject, row.severity) == ("gpu-hot", "gpu:g0", Severity.WARNING)
+    assert (row.rule, row.subject, row.severity) == ("gpu-hot", G0, Severity.WARNING)
     assert "above 85 °C" in row.text
     await bench.play(60.0)
     (row,) = bench.rows()
@@ -114,7 +122,7 @@ async def test_a_published_model_that_misses_its_profiles_target_is_an_alert_of_
     await store.write(add_job, "d", NOW - 30, gain=0.02, target_missed=True, state="failed", reason="oom")
     await bench.play(None, 1)
     (row,) = bench.rows()
-    assert (row.rule, row.subject, row.severity) == ("target-missed", f"job:{missed}", Severity.INFO)
+    assert (row.rule, row.subject, row.severity) == ("target-missed", job_subject(missed), Severity.INFO)
     assert "loss 1.96, +2 % over the base; wanted: 15 % better than the base" in row.text
     assert [event["job_id"] for event in bench.events("target-missed")] == [missed]
     assert bench.notified == []
@@ -151,19 +159,21 @@ async def test_alerts_of_the_program_are_rows_and_good_news_resolves_them(
 ) -> None:
     bench = AlertBench(store, tmp_path)
     for _ in range(3):
-        bench.alerts(AlertKind.GPU_OUT, "GPU g3: it fell off the bus", "g3")
-    bench.alerts(AlertKind.JOB_FAILED, "job 7: oom, no smaller plan")
+        bench.alerts(AlertKind.GPU_OUT, "it fell off the bus", gpu_subject("g3"))
+    bench.alerts(AlertKind.JOB_FAILED, "oom, no smaller plan", job_subject(7))
     await bench.settled()
     rows = {row.rule: row for row in bench.rows()}
-    assert (rows["gpu_out"].subject, rows["gpu_out"].times) == ("gpu:g3", 3)
+    assert (rows["gpu_out"].subject, rows["gpu_out"].times) == (gpu_subject("g3"), 3)
     assert rows["gpu_out"].severity is Severity.CRITICAL
-    assert rows["job_failed"].subject == "job:7"
+    assert rows["job_failed"].subject == job_subject(7)
+    assert [event["gpu"] for event in bench.events("gpu_out")] == ["g3"] * 3
+    assert [event["job_id"] for event in bench.events("job_failed")] == [7]
     assert [row.rule for row in bench.notified] == ["gpu_out", "job_failed"]
-    bench.alerts(AlertKind.GPU_BACK, "GPU g3: fine again", "g3")
+    bench.alerts(AlertKind.GPU_BACK, "fine again", gpu_subject("g3"))
     await bench.settled()
     rows = {row.rule: row for row in bench.rows()}
     assert rows["gpu_out"].resolved_at is not None
-    assert rows["gpu_out"].text == "resolved: GPU g3: fine again"
+    assert rows["gpu_out"].text == "resolved: fine again"
     assert rows["job_failed"].resolved_at is None
     bench.now += FORGET_SECONDS + 60
     await bench.play(None, 1)
@@ -181,7 +191,7 @@ async def test_a_validator_whose_requests_change_is_reported(store: Store, tmp_p
     texts = {row.rule: row.text for row in bench.rows()}
     assert "33.3 % (/task_offer/: model: is missing)" in texts["protocol-invalid"]
     assert "urgency" in texts["protocol-new-fields"]
-    assert {row.subject for row in bench.rows()} == {"validator:hot1"}
+    assert {row.subject for row in bench.rows()} == {validator_subject("hot1")}
 
 
 async def test_a_file_that_is_mended_resolves_the_alert_about_it(store: Store, tmp_path: Path) -> None:
@@ -233,7 +243,7 @@ async def test_a_clock_that_is_off_is_reported_with_the_way_and_what_to_do(
     bench.clock_offset = ClockOffset(-45.0, 3)
     await bench.play(None, 1)
     (row,) = bench.rows()
-    assert (row.rule, row.subject, row.value) == ("clock-off", "miner", 45.0)
+    assert (row.rule, row.subject, row.value) == ("clock-off", MINER, 45.0)
     assert "45 s (this clock is behind those of 3 validators), above 30 s" in row.text
     assert SYNC_FIX in row.text
     bench.clock_offset = None  # nobody says that it is right again
@@ -247,5 +257,5 @@ async def test_a_clock_that_is_off_is_reported_with_the_way_and_what_to_do(
 async def test_an_alert_is_never_in_the_way_of_whoever_raises_it(store: Store, tmp_path: Path) -> None:
     bench = AlertBench(store, tmp_path)
     await store.writer.close()
-    bench.alerts(AlertKind.GPU_OUT, "GPU g3", "g3")
+    bench.alerts(AlertKind.GPU_OUT, "it is gone", gpu_subject("g3"))
     assert bench.notified == []

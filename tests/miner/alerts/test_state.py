@@ -16,8 +16,9 @@ from miner.alerts.state import (
     condition_text,
     measure,
 )
+from miner.observe.alerts import AlertSubject, gpu_subject, job_subject
 
-GPU, JOB = "gpu:g0", "job:7"
+GPU, JOB = gpu_subject("g0"), job_subject(7)
 
 
 def rule(metric: str = "gpu.temperature", **more: Any) -> AlertRule:
@@ -28,7 +29,7 @@ def rule(metric: str = "gpu.temperature", **more: Any) -> AlertRule:
 class Play:
     """One rule, a step of five seconds at a time."""
 
-    def __init__(self, played: AlertRule, subject: str = GPU) -> None:
+    def __init__(self, played: AlertRule, subject: AlertSubject = GPU) -> None:
         self.engine, self.rules, self.subject, self.now = RuleEngine(), {"hot": played}, subject, 1000.0
 
     def __call__(self, value: float | MeasuredValue | None, seconds: float = 5.0) -> list[AlertChange]:
@@ -90,7 +91,7 @@ def test_a_job_that_is_gone_resolves_its_alert_but_not_between_two_attempts() ->
     assert kinds(play(9 * 3600.0)) == [ChangeKind.RAISED]
     assert play.engine.evaluate(play.now + 3600, play.rules, {}) == []  # nobody knows which jobs there are
     play.now += 3600
-    nobody = {"hot": dict[str, MeasuredValue]()}
+    nobody = {"hot": dict[AlertSubject, MeasuredValue]()}
     assert play.engine.evaluate(play.now + GONE_SECONDS - 1, play.rules, nobody) == []
     (change,) = play.engine.evaluate(play.now + GONE_SECONDS, play.rules, nobody)
     assert (change.kind, change.subject) == (ChangeKind.RESOLVED, JOB)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from miner.__main__ import app
 from miner.alerts.rules import load_alert_rules
-from miner.observe.alerts import AlertKind
+from miner.observe.alerts import AlertKind, gpu_subject
 from miner.store import alerts as store_alerts
 from miner.store.alerts import NewAlert, Severity
 from tests.miner.http.daemon_in_process import DaemonInProcess
@@ -48,9 +48,9 @@ def test_a_rule_is_tried_at_a_value(data_dir: Path) -> None:
 def test_without_a_daemon_stored_alerts_are_listed(data_dir: Path) -> None:
     with store(data_dir) as connection:
         for rule in ("gpu-hot", "gpu-idle"):
-            alert = NewAlert(rule, "gpu:g0", Severity.WARNING, "above 85 °C", 91.0)
+            alert = NewAlert(rule, gpu_subject("g0"), Severity.WARNING, "above 85 °C", 91.0)
             store_alerts.raise_alert(connection, alert, 1000.0)
-        store_alerts.resolve_alert(connection, "gpu-idle", "gpu:g0", "", 2000.0)
+        store_alerts.resolve_alert(connection, "gpu-idle", gpu_subject("g0"), "", 2000.0)
     assert [row["rule"] for row in json.loads(run("list", "--json"))["alerts"]] == ["gpu-hot"]
     assert len(json.loads(run("list", "--all", "--json"))["alerts"]) == 2
     assert "above 85 °C" in run("list")
@@ -61,7 +61,7 @@ async def test_the_list_of_a_running_daemon_fits_80_columns(
 ) -> None:
     hold = {"rule": "gpu-*", "seconds": 3600, "reason": "a new fan is on its way and comes on Friday"}
     assert (await running.operator.post("/alerts/silences", json=hold)).status_code == 201
-    running.daemon.alerts(AlertKind.GPU_OUT, "GPU g3: it fell off the bus and does not come back", "g3")
+    running.daemon.alerts(AlertKind.GPU_OUT, "it fell off the bus and does not come back", gpu_subject("g3"))
     await running.daemon.alert_service.evaluate()
     page: dict[str, Any] = (await running.operator.get("/alerts?open=1")).json()
     assert {one["name"] for one in page["rules"]} == load_alert_rules().rules.keys()

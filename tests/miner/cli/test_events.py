@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from miner.__main__ import app
 from miner.cli.events import follow_events
+from miner.observe.alerts import gpu_subject
 from miner.store import database
 from miner.store.database import add_event
 from miner.store.events import EventRow, list_events
@@ -33,10 +34,14 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         add_event(
             connection, NOON + 1, "attempt_ended", "t1", job_id=1, attempt=1, reason="oom", detail="step 3"
         )
-        add_event(connection, NOON + 2, "job_failed", None, alert=True, text="job 1: oom, \x1b[2Jin step 3")
+        add_event(
+            connection, NOON + 2, "job_failed", None, job_id=1, alert=True, text="oom, \x1b[2Jin step 3"
+        )
         add_event(connection, NOON + 3, "job_cancelled", "t2", job_id=2)
-        add_event(connection, NOON + 4, "gpu_lost", None, alert=True, text="GPU 3 is gone", gpu="3")
-        add_event(connection, NOON + 5, "job_failed", None, alert=True, text="job 12: crashed")
+        add_event(
+            connection, NOON + 4, "gpu_lost", None, alert=True, text="it is gone", **gpu_subject("3").fields
+        )
+        add_event(connection, NOON + 5, "job_failed", None, job_id=12, alert=True, text="crashed")
     return tmp_path
 
 
@@ -69,6 +74,7 @@ def test_events_say_what_happened_to_people_and_to_programs(data_dir: Path) -> N
     lines = run().splitlines()
     assert lines[1].split(maxsplit=3)[2:] == ["attempt_ended", "job 1: attempt 1: oom: step 3"]
     assert lines[2].split()[2:7] == ["job_failed", "ALERT:", "job", "1:", "oom,"]
+    assert lines[4].split()[2:7] == ["gpu_lost", "ALERT:", "GPU", "3:", "it"]
     assert "\N{REPLACEMENT CHARACTER}[2J" in lines[2]
     assert max(map(len, lines)) <= 80
     (lost,) = json.loads(run("--kind", "gpu_lost", "--json"))

@@ -139,7 +139,7 @@ async def test_an_edit_that_is_not_in_force_is_a_problem_until_it_is_mended(
         load_settings(env=env, env_file=None),
         Fleet(),
         NvmlSource(),
-        lambda kind, text, gpu=None: alerts.append(kind),
+        lambda kind, *_: alerts.append(kind),
         time.time,
     )
     assert inventory.file_problem() is None

@@ -24,6 +24,7 @@ from miner.fleet.sources import (
     ScannedGpu,
     ScannedNode,
 )
+from miner.observe.alerts import MINER, AlertKind, AlertSubject, gpu_subject
 from tests.doubles.each import each
 from tests.miner.fleet.setups import H100
 
@@ -60,14 +61,14 @@ def scanned(index: int, used: int = 0) -> ScannedGpu:
 class WatchedFleet:
     def __init__(self, source: Any, *, host: dict[str, Any] | None = None) -> None:
         self.now = 1000.0
-        self.events: list[tuple[str, str | None]] = []
+        self.events: list[tuple[AlertKind, AlertSubject]] = []
         self.fleet = Fleet(clock=lambda: self.now)
         self.inventory = GpuInventory(
             source,
             self.fleet,
             GpuHealth(return_seconds=300.0, settle_seconds=60.0),
             lambda: host or {},
-            lambda kind, _text, gpu=None: self.events.append((kind, gpu)),
+            lambda kind, _text, subject=MINER: self.events.append((kind, subject)),
             refresh_seconds=3600.0,
             clock=lambda: self.now,
         )
@@ -112,11 +113,11 @@ async def test_a_failed_scan_keeps_the_last_good_one_and_is_reported() -> None:
     await watched.scan(5.0)
     snapshot = watched.fleet.snapshot(0.0)
     assert (len(snapshot.usable), snapshot.problem) == (2, "the driver hangs")
-    assert watched.events == [("inventory_unreadable", None)]
+    assert watched.events == [("inventory_unreadable", MINER)]
     source.answer = GpuScan((scanned(0), scanned(1)))
     await watched.scan(5.0)
     assert watched.fleet.snapshot(0.0).problem is None
-    assert watched.events == [("inventory_unreadable", None), ("inventory_recovered", None)]
+    assert watched.events == [("inventory_unreadable", MINER), ("inventory_recovered", MINER)]
 
 
 async def test_a_host_that_was_never_scanned_has_no_gpus_and_a_reason() -> None:
@@ -148,7 +149,7 @@ async def test_a_lost_gpu_is_excluded_and_reported_to_job_and_operator() -> None
     source.answer = GpuScan((scanned(0),), {1: "GPU is lost"})
     await watched.scan(5.0)
     assert lost == [(KEY, "g1", "GPU is lost")]
-    assert watched.events == [("gpu_out", "g1")]
+    assert watched.events == [("gpu_out", gpu_subject("g1"))]
     assert watched.unusable == [False, True]
     assert watched.fleet.usable_count == 1
 
@@ -295,7 +296,7 @@ async def test_a_cluster_that_does_not_answer_delays_nothing_here_and_takes_no_n
     cluster.away = False
     await watched.scan()
     assert len(watched.fleet.snapshot(0.0).usable) == 4
-    assert watched.events == [("inventory_unreadable", None), ("inventory_recovered", None)]
+    assert watched.events == [("inventory_unreadable", MINER), ("inventory_recovered", MINER)]
 
 
 async def test_a_job_goes_on_although_its_node_is_not_listed_any_more() -> None:

@@ -77,7 +77,7 @@ async def know_everything(running: DaemonInProcess, folder: Path) -> list[Runnin
     daemon.trainings = lambda: trainings  # type: ignore[method-assign]
     await running.offer(task(seed=1))
     await running.start(task(seed=1))
-    daemon.alerts(AlertKind.JOB_FAILED, "job 1: oom, no smaller plan")
+    daemon.alerts(AlertKind.JOB_FAILED, "oom, no smaller plan")
     await daemon.store.write(lambda connection: None)
     return trainings
 

@@ -52,6 +52,7 @@ from miner.jobs.context import JobServices, WorthOfTask
 from miner.jobs.events import JobEventBus
 from miner.jobs.manager import JobManager
 from miner.jobs.timeline import JobTimings
+from miner.observe.alerts import MINER
 from miner.publish.publisher import PublishRequest
 from miner.store import database
 from miner.store.attempts import AttemptRow, attempts_of
@@ -524,7 +525,7 @@ async def open_harness(
         profile=lambda: loaded,
         timings=timings,
         worth=worth,
-        alert=lambda kind, text: alerts.append((kind, text)),
+        alert=lambda kind, text, about=MINER: alerts.append((kind, about.with_text(text))),
     )
     jobs = JobManager(services, on_over=over.append)
     await jobs.start()

@@ -13,6 +13,7 @@ from miner.notify import notifier as notify
 from miner.notify.messages import NotifyMessage
 from miner.notify.notifier import Notifier, ReportNotice
 from miner.notify.targets import Delivery, NotifyTargets, target_names
+from miner.observe.alerts import HOST, AlertSubject, gpu_subject
 from miner.observe.redact import Redactor
 from miner.offers.policies.schema import Policy
 from miner.reports.sent import send_due_reports
@@ -32,6 +33,9 @@ from tests.miner.history import DAY, HOUR, NOW
 
 SECRET = "hunter2-hunter2"
 PERIOD = 900.0
+
+
+GPU = gpu_subject("0")
 
 
 class PlayedTargets(NotifyTargets):
@@ -74,17 +78,15 @@ class NotifyBench:
             self.store, self.targets, period=PERIOD, host="rack1", clock=lambda: self.now, collect=0.0
         )
 
-    async def raised(self, rule: str, subject: str = "gpu:0", text: str = "it is hot") -> AlertRow:
+    async def raised(self, rule: str, subject: AlertSubject = GPU, text: str = "it is hot") -> AlertRow:
         alert = NewAlert(rule, subject, Severity.WARNING, text)
-        recorded = await self.store.write(record_alert, alert, self.now, notify=True)
-        self.notifier.add(recorded.row)
-        return recorded.row
+        (row,) = await self.store.write(record_alert, alert, self.now, notify=True)
+        self.notifier.add(row)
+        return row
 
-    async def resolved(self, rule: str, subject: str = "gpu:0") -> None:
-        recorded = await self.store.write(record_resolution, rule, subject, "cool again", self.now)
-        assert recorded is not None
-        if recorded.notify:
-            self.notifier.add(recorded.row)
+    async def resolved(self, rule: str, subject: AlertSubject = GPU) -> None:
+        for row in await self.store.write(record_resolution, [rule], subject, "cool again", self.now):
+            self.notifier.add(row)
 
     async def deliver(self, after: float = 1.0) -> list[tuple[str, str]]:
         self.now += after
@@ -108,12 +110,12 @@ async def test_an_alert_goes_out_at_once_and_its_end_too(bench: NotifyBench) -> 
 async def test_of_one_rule_there_is_one_message_in_a_period_and_a_digest_of_the_rest(
     bench: NotifyBench,
 ) -> None:
-    await bench.raised("gpu-hot", "gpu:0")
+    await bench.raised("gpu-hot", gpu_subject("0"))
     assert len(await bench.deliver()) == 1
     for gpu in (1, 2, 3):
-        await bench.raised("gpu-hot", f"gpu:{gpu}")
+        await bench.raised("gpu-hot", gpu_subject(str(gpu)))
         assert await bench.deliver() == []
-    await bench.raised("disk-low", "host")
+    await bench.raised("disk-low", HOST)
     assert [title for title, _ in await bench.deliver()] == ["god-miner on rack1: [warning] disk-low, host"]
     ((title, body),) = await bench.deliver(PERIOD)
     assert title == "god-miner on rack1: 3 alerts"
@@ -125,7 +127,7 @@ async def test_a_clock_that_is_put_back_keeps_nothing_waiting(bench: NotifyBench
     await bench.raised("gpu-hot")
     assert await bench.deliver() == []
     bench.targets.down = set()
-    await bench.raised("gpu-hot", "gpu:1")
+    await bench.raised("gpu-hot", gpu_subject("1"))
     ((title, _),) = await bench.deliver(-DAY)
     assert title == "god-miner on rack1: 2 alerts"
 
@@ -145,7 +147,7 @@ async def test_a_target_that_fails_is_tried_again_and_then_gets_what_it_missed(
     bench.targets.down = {"discord"}
     await bench.raised("gpu-hot")
     assert len(await bench.deliver()) == 1
-    await bench.raised("disk-low", "host")
+    await bench.raised("disk-low", HOST)
     assert len(await bench.deliver()) == 1  # the failed one is not tried again yet
     state = bench.notifier.status()[1]
     assert (state["target"], state["waiting"], state["failures"]) == ("discord", 2, 1)
@@ -191,7 +193,7 @@ async def test_old_silenced_expired_and_unwanted_alerts_are_not_sent_after_a_res
 ) -> None:
     def fill(connection: sqlite3.Connection) -> None:
         def add(rule: str, at: float, **how: Any) -> None:
-            alert = NewAlert(rule, "host", Severity.WARNING, "text")
+            alert = NewAlert(rule, HOST, Severity.WARNING, "text")
             record_alert(connection, alert, at, **{"notify": True, **how})
 
         add_silence(connection, "silent-*", "*", "", NOW - HOUR, NOW + HOUR)
@@ -220,10 +222,10 @@ async def test_no_secret_no_control_character_and_no_call_of_everybody_is_in_a_m
     bench: NotifyBench,
 ) -> None:
     hostile = "x" * 595 + SECRET  # its end would be cut off in the middle of the secret
-    await bench.raised("half", "job:1", hostile)
+    await bench.raised("half", GPU, hostile)
     assert SECRET[:5] not in str(await bench.deliver())
     hostile = f"{SECRET} hf_abcdefghijklmnopqrst \x1b[31m @everyone " + "x" * 5000
-    await bench.raised("job_failed", "job:1", hostile)
+    await bench.raised("job_failed", GPU, hostile)
     ((_, body),) = await bench.deliver()
     assert SECRET not in body
     assert "hf_abc" not in body
@@ -236,7 +238,7 @@ async def test_without_targets_nothing_is_kept(store: Store) -> None:
     targets = PlayedTargets()
     targets.urls, targets.names = (), []
     notifier = Notifier(store, targets, period=PERIOD, host="h")
-    notifier.add(AlertRow(1, "gpu-hot", "gpu:0", Severity.WARNING, "", None, NOW, NOW, 1))
+    notifier.add(AlertRow("gpu-hot", GPU, Severity.WARNING, "", id=1, raised_at=NOW, last_at=NOW))
     await notifier.start()
     assert notifier.status() == []
     await notifier.stop()
@@ -282,9 +284,9 @@ async def test_a_report_is_sent_once_when_its_period_is_over_and_the_hour_has_co
 
 
 async def test_a_resolved_alert_that_was_still_held_is_shown_with_both_ends(bench: NotifyBench) -> None:
-    await bench.raised("gpu-hot", "gpu:0")
+    await bench.raised("gpu-hot", gpu_subject("0"))
     await bench.deliver()
-    row = await bench.raised("gpu-hot", "gpu:1")
+    row = await bench.raised("gpu-hot", gpu_subject("1"))
     bench.notifier.add(replace(row, resolved_at=bench.now, text="cool again"))
     ((title, body),) = await bench.deliver(PERIOD)
     assert title == "god-miner on rack1: 2 alerts"

@@ -16,7 +16,7 @@ import pytest
 from miner.alerts.rules import load_alert_rules
 from miner.notify.messages import NotifyMessage
 from miner.notify.targets import NotifyTargets
-from miner.observe.alerts import AlertKind
+from miner.observe.alerts import HOST, AlertKind
 from miner.store.alerts import NewAlert, Severity, newest_alerts, record_alert
 from tests.miner.http.daemon_in_process import DaemonInProcess, open_daemon
 
@@ -119,9 +119,9 @@ async def test_an_alert_of_each_kind_and_of_each_rule_arrives(sink: HttpSink, tm
         for kind in bad:
             daemon.alerts(kind, f"text of {kind}")
         for name in rules:
-            alert = NewAlert(name, "host", Severity.WARNING, f"text of {name}")
-            recorded = await daemon.store.write(record_alert, alert, daemon.clock(), notify=True)
-            daemon.notifier.add(recorded.row)
+            alert = NewAlert(name, HOST, Severity.WARNING, f"text of {name}")
+            (row,) = await daemon.store.write(record_alert, alert, daemon.clock(), notify=True)
+            daemon.notifier.add(row)
         await until(lambda: all(f"] {name}, " in sink.text for name in (*bad, *rules)))
         for kind in good:
             daemon.alerts(kind, f"text of {kind}")

@@ -1,56 +1,56 @@
-"""Alerts: counted, logged and stored; good news only logged and stored."""
+"""Alerts are counted, logged and passed on; good news is only logged and passed on."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from typing import Any
 
 import pytest
 
 from core.domain.job_states import END_MEANINGS, RetryRule
-from miner.observe.alerts import AlertKind, Alerts
+from miner.observe.alerts import (
+    HOST,
+    MINER,
+    STEP_FAILURES,
+    AlertKind,
+    Alerts,
+    AlertSubject,
+    gpu_subject,
+    job_subject,
+)
 from miner.observe.metrics import Metrics
-from miner.store.database import StoreUnavailable
 
 
-class Recorder:
-    is_open = True
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def add_event(self, kind: str, task_id: str | None = None, **data: Any) -> asyncio.Future[None]:
-        if not self.is_open:
-            raise StoreUnavailable("closed")
-        self.events.append((kind, data))
-        return asyncio.get_running_loop().create_future()
-
-
-async def test_alerts_are_counted_and_marked_and_good_news_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_alerts_are_counted_and_good_news_is_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    recorder, metrics = Recorder(), Metrics()
-    alerts = Alerts(metrics, recorder)
-    alerts(AlertKind.GPU_LOST, "GPU 3 is gone", "3")
-    alerts(AlertKind.GPU_BACK, "GPU 3 is back")
-    assert recorder.events == [
-        ("gpu_lost", {"text": "GPU 3 is gone", "gpu": "3", "alert": True}),
-        ("gpu_back", {"text": "GPU 3 is back"}),
+    passed_on: list[tuple[AlertKind, str, AlertSubject]] = []
+    metrics = Metrics()
+
+    def listen(kind: AlertKind, text: str, subject: AlertSubject = MINER) -> None:
+        passed_on.append((kind, text, subject))
+        raise OSError("whatever a listener raises is not the caller's concern")
+
+    alerts = Alerts(metrics, listen)
+    alerts(AlertKind.GPU_LOST, "it is gone", gpu_subject("3"))
+    alerts(AlertKind.GPU_BACK, "all are back")
+    assert passed_on == [
+        (AlertKind.GPU_LOST, "it is gone", gpu_subject("3")),
+        (AlertKind.GPU_BACK, "all are back", MINER),
     ]
     page = metrics.render().decode()
     assert 'god_miner_alerts_total{kind="gpu_lost"} 1.0' in page
     assert "gpu_back" not in page
     levels = {record.getMessage(): record.levelname for record in caplog.records}
-    assert levels == {"alert gpu_lost: GPU 3 is gone": "WARNING", "gpu_back: GPU 3 is back": "INFO"}
+    assert levels["alert gpu_lost: GPU 3: it is gone"] == "WARNING"
+    assert levels["gpu_back: all are back"] == "INFO"
 
 
-async def test_a_store_that_is_closed_loses_the_event_and_nothing_else() -> None:
-    recorder, metrics = Recorder(), Metrics()
-    recorder.is_open = False
-    Alerts(metrics, recorder)(AlertKind.GPU_OUT, "GPU 3")
-    assert 'god_miner_alerts_total{kind="gpu_out"} 1.0' in metrics.render().decode()
+def test_a_subject_is_read_back_from_its_text() -> None:
+    subjects = (MINER, HOST, job_subject(7), gpu_subject("n1:GPU-0"))
+    assert [str(subject) for subject in subjects] == ["miner", "host", "job:7", "gpu:n1:GPU-0"]
+    assert tuple(AlertSubject.parse(str(subject)) for subject in subjects) == subjects
+    assert job_subject(7).fields == {"subject": "job:7", "job_id": 7}
 
 
 def test_every_reason_that_is_waited_out_has_an_alert() -> None:
-    waited_out = [reason for reason, meaning in END_MEANINGS.items() if meaning.retry is RetryRule.WAIT]
-    assert {f"job_{reason}" for reason in waited_out} <= set(AlertKind)
+    waited_out = {reason for reason, meaning in END_MEANINGS.items() if meaning.retry is RetryRule.WAIT}
+    assert waited_out == STEP_FAILURES.keys()
