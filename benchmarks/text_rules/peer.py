@@ -28,7 +28,7 @@ from benchmarks.text_rules.peer_search import RateSearch
 from core.domain.choices import Method
 from core.runs.run_files import RunSpec
 from trainer.inputs.text import read_task
-from trainer.inputs.tokens import IGNORED, LabelledRow, load_tokenizer
+from trainer.inputs.tokens import IGNORED, LabelledRow, PromptRow, Row, load_tokenizer
 from trainer.scoring.held_out import HeldOut
 
 
