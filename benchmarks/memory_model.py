@@ -22,7 +22,7 @@ from core.domain.tasks import TaskType
 from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
 from core.planning.candidate import NCCL_BUFFER, LossKind, RunCandidate, shape_of
-from core.planning.memory import moments
+from core.planning.memory.peak import moments
 
 VARIABLE = "GOD_MINER_TRAINING_PYTHON"
 UNSEEN = ("cuda", "fragmentation", "compile", "ddp buckets")

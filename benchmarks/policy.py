@@ -22,7 +22,7 @@ from core.domain.hardware import Hardware, parse_gpus
 from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.models.names import family_from_name
 from core.planning.planner import PlanSummary, quick_plan
-from core.planning.timed_candidate import reserve_of
+from core.planning.search.timed_candidate import reserve_of
 from core.profile.resolve import PROFILE_KIND, LoadedProfile, load_profile, resolve_profile
 from core.profile.schema import ResolvedProfile
 from miner.fleet.base import FleetSnapshot

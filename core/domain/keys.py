@@ -28,7 +28,7 @@ def nodes_of(gpus: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(node_of, gpus)))
 
 
-#: A lane and its name in the profile, as `core.planning.gpu_count.lane_for` finds them.
+#: A lane and its name in the profile, as `core.planning.search.gpu_count.lane_for` finds them.
 NamedLane = tuple[str, Lane]
 
 

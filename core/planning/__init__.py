@@ -1,1 +1,1 @@
-"""From a task, a model, the GPUs that are there and a profile to one training plan: memory, time, fit."""
+"""From a task, a model, the GPUs that are there and a profile to one training plan."""

@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from core.domain.choices import Engine, Method, Parallelism
+from core.domain.cores import cores_in, cores_of_job, job_cores, sharing_gpus
 from core.domain.evaluation import evaluation_rules
 from core.domain.hardware import Hardware
 from core.domain.units import show_bytes
 from core.models.shapes import linear_shapes, matches, module_names
 from core.planning.budget import Concession, PlanVerdict, TimeBreakdown, conceded
 from core.planning.candidate import RunCandidate
-from core.planning.cores import cores_in, cores_of_job, job_cores, sharing_gpus
 from core.planning.finishing import last_stretch_plan, soup_plan
-from core.planning.fit import SearchResult, budget_of
-from core.planning.memory import memory_of
+from core.planning.memory.peak import memory_of
 from core.planning.optimizer import (
     ema_plan,
     guarded_rate,
@@ -45,8 +44,9 @@ from core.planning.plan import (
     StepsPlan,
     TrainingPlan,
 )
-from core.planning.requirements import Requirements
-from core.planning.timed_candidate import TimedCandidate
+from core.planning.search.fit import SearchResult, budget_of
+from core.planning.search.requirements import Requirements
+from core.planning.search.timed_candidate import TimedCandidate
 from core.planning.tradeoffs import adapter_reach, concessions, epochs_between_files, no_fp8, reasons_for
 from core.profile.effects import EngineCase
 from core.profile.explain import annotations_for

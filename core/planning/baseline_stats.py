@@ -32,7 +32,7 @@ from core.domain.records import Record
 from core.domain.tasks import TaskType
 from core.planning.candidate import LossKind, candidate_of
 from core.planning.plan import TrainingPlan
-from core.planning.speed import PassWork, step_time
+from core.planning.time.speed import PassWork, step_time
 from core.submission.folder import read_plain
 
 #: Theirs are a few kilobytes.

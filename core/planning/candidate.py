@@ -27,7 +27,7 @@ from core.models.shapes import (
 )
 
 if TYPE_CHECKING:
-    from core.planning.memory import HeldMemory, TrainedMemory
+    from core.planning.memory.peak import HeldMemory, TrainedMemory
     from core.planning.plan import TaskSpec, TrainingPlan
 
 #: NCCL_BUFFSIZE's default, bytes.
@@ -163,7 +163,7 @@ class ImageCandidate:
 
 
 class MemoryCache:
-    """What `memory.py` computes once for all candidates that differ in their batches only."""
+    """What `memory/peak.py` computes once for all candidates that differ in their batches only."""
 
     __slots__ = ("held", "trained")
 
@@ -239,7 +239,7 @@ class RunCandidate:
     trained_params: int = field(init=False, compare=False)
     #: Bytes of one trained parameter, of its gradient, and of each of Adam's two states.
     trained_width: int = field(init=False, compare=False)
-    #: Memory that no micro batch changes, once `memory.py` has computed it.
+    #: Memory that no micro batch changes, once `memory/peak.py` has computed it.
     memory_cache: MemoryCache = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from core.domain.choices import EvalMetric
 from core.planning.budget import TimeBreakdown, TimelinePhase
-from core.planning.overheads import PhaseEstimate
 from core.planning.plan import LastStretchPlan, SoupPlan, TrainingPlan
-from core.planning.requirements import Requirements
-from core.planning.schedule import RepeatTimes
+from core.planning.search.requirements import Requirements
+from core.planning.time.overheads import PhaseEstimate
+from core.planning.time.schedule import RepeatTimes
 
 SOUP_PHASE, STRETCH_PHASE = "soup", "last stretch"
 #: Part of the training time that each may take. Seven evaluations of a usual run are two percent of it. A

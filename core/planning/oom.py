@@ -22,11 +22,12 @@ from core.domain.records import Record
 from core.domain.units import show_seconds
 from core.planning.assemble import batch_plan, grpo_changes
 from core.planning.budget import PlanVerdict, TimelinePhase, conceded
-from core.planning.calibration import times_at
 from core.planning.candidate import RunCandidate, candidate_of, vary
 from core.planning.finishing import finishing_of
-from core.planning.gpu_count import node_counts
-from core.planning.ladder import (
+from core.planning.memory.peak import generation_bytes, memory_of, peak_bytes
+from core.planning.plan import FsdpPlan, SequencePlan, TrainingPlan
+from core.planning.search.gpu_count import node_counts
+from core.planning.search.ladder import (
     may_quantise,
     smaller_resolutions,
     with_gathered_layers,
@@ -34,18 +35,17 @@ from core.planning.ladder import (
     with_length,
     with_micro,
 )
-from core.planning.memory import generation_bytes, memory_of, peak_bytes
-from core.planning.plan import FsdpPlan, SequencePlan, TrainingPlan
-from core.planning.requirements import SHARDABLE, largest_divisor
-from core.planning.schedule import Cadence, most_steps, repeat_count
-from core.planning.sequences import (
+from core.planning.search.requirements import SHARDABLE, largest_divisor
+from core.planning.time.calibration import times_at
+from core.planning.time.schedule import Cadence, most_steps, repeat_count
+from core.planning.time.sequences import (
     SequenceOptions,
     Sequences,
     image_sequences,
     shorter_lengths,
     text_sequences,
 )
-from core.planning.speed import generate_seconds, step_time
+from core.planning.time.speed import generate_seconds, step_time
 
 #: Starting and loading again, where the plan no longer says what they take.
 RESTART_S = 120.0

@@ -9,8 +9,8 @@ from core.domain.choices import LrSchedule, Method
 from core.planning.budget import Concession, conceded
 from core.planning.candidate import RunCandidate
 from core.planning.plan import EmaPlan, LrSearchPlan, LrStage, OptimizerPlan, PlateauPlan
-from core.planning.requirements import Requirements, lr_search
-from core.planning.timed_candidate import TimedCandidate
+from core.planning.search.requirements import Requirements, lr_search
+from core.planning.search.timed_candidate import TimedCandidate
 
 #: A warmup longer than this part of the run leaves too little of it at the peak.
 MOST_WARMUP = 0.25

@@ -21,13 +21,13 @@ from core.models.facts import ModelFacts
 from core.models.image_families import is_older_sd
 from core.planning.assemble import assemble_plan
 from core.planning.budget import conceded
-from core.planning.calibration import LearnedBounds, with_bounds
-from core.planning.fit import SearchResult, best_fit, refused_as_required
-from core.planning.gpu_count import usable_gpus
-from core.planning.grpo_batch import with_larger_steps
-from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
-from core.planning.requirements import Requirements, requirements_for
+from core.planning.search.fit import SearchResult, best_fit, refused_as_required
+from core.planning.search.gpu_count import usable_gpus
+from core.planning.search.grpo_batch import with_larger_steps
+from core.planning.search.requirements import Requirements, requirements_for
+from core.planning.time.calibration import LearnedBounds, with_bounds
+from core.planning.time.overheads import JobConditions
 from core.profile.resolve import LoadedProfile, resolve_profile
 from core.profile.schema import ResolvedProfile
 from core.profile.targets import ProfileLimits

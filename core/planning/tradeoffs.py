@@ -16,15 +16,15 @@ from core.models.experts import EXPERT_NAMES
 from core.models.shapes import EXPERT_PREFIX, linear_shapes
 from core.planning.budget import Concession, conceded
 from core.planning.candidate import RunCandidate, vary
-from core.planning.fit import SearchResult
-from core.planning.ladder import BUSY_TOKENS, with_micro
-from core.planning.memory import memory_of, peak_bytes
+from core.planning.memory.peak import memory_of, peak_bytes
 from core.planning.optimizer import guarded_rate
-from core.planning.overheads import COMPILE_S
 from core.planning.plan import PlanReason
-from core.planning.requirements import MOST_VAE_BATCH, Requirements, shards_as_required
-from core.planning.speed import step_time
-from core.planning.timed_candidate import TimedCandidate
+from core.planning.search.fit import SearchResult
+from core.planning.search.ladder import BUSY_TOKENS, with_micro
+from core.planning.search.requirements import MOST_VAE_BATCH, Requirements, shards_as_required
+from core.planning.search.timed_candidate import TimedCandidate
+from core.planning.time.overheads import COMPILE_S
+from core.planning.time.speed import step_time
 from core.profile.field_names import FIELD_NAMES, NameSystem
 
 

@@ -14,8 +14,8 @@ import ipaddress
 import shlex
 
 from core.domain.choices import Engine
+from core.domain.cores import cores_in
 from core.domain.tasks import ImageModelType
-from core.planning.cores import cores_in
 from core.planning.plan import TrainingPlan
 from core.recipes.base import RenderedRun, RunInputs
 

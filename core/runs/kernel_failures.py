@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from core.domain.choices import Attention
 from core.planning.candidate import candidate_of
-from core.planning.ladder import with_micro
-from core.planning.memory import memory_of, peak_bytes
+from core.planning.memory.peak import memory_of, peak_bytes
 from core.planning.plan import BatchPlan, PrecisionPlan, TrainingPlan
-from core.planning.requirements import largest_divisor
+from core.planning.search.ladder import with_micro
+from core.planning.search.requirements import largest_divisor
 
 
 class KernelKind(StrEnum):

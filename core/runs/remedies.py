@@ -16,7 +16,7 @@ from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.planning.budget import PlanVerdict
 from core.planning.oom import OutOfMemory, next_after_oom, without_vllm
 from core.planning.plan import TrainingPlan
-from core.planning.schedule import LEAST_SAVES
+from core.planning.time.schedule import LEAST_SAVES
 from core.runs.kernel_failures import KernelKind, kernel_failure, without_kernel
 from core.runs.run_files import RunEnd
 

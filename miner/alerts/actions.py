@@ -16,7 +16,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from core.planning.candidate import candidate_of, vary
-from core.planning.memory import peak_bytes
+from core.planning.memory.peak import peak_bytes
 from miner.alerts.action_verdict import is_carried_out, judge, larger_micro, smaller_micro, was_useless
 from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.rules import AlertAction, AlertRule

@@ -143,7 +143,7 @@ def _plans_on_fewer(
     found: TrainingPlan, target: PlanTarget, planned: Callable[[LoadedProfile, Hardware], TrainingPlan]
 ) -> Iterator[TrainingPlan]:
     """Yield the plans for fewer GPUs of one node, the largest number first."""
-    from core.planning.gpu_count import node_counts
+    from core.planning.search.gpu_count import node_counts
 
     gpus = target.hardware.gpus
     counts = [count for count in node_counts(gpus.per_node) if count < found.gpus.count]

@@ -13,10 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from core.domain.cores import cores_in
 from core.domain.errors import GodMinerError
 from core.domain.hardware import GpuKind, GpuLink, GpuSet
 from core.domain.keys import CPU_ID
-from core.planning.cores import cores_in
 
 #: How long the scan of this machine waits for that of a cluster.
 CLUSTER_WAIT_S = 1.0

@@ -11,12 +11,12 @@ from core.domain.hardware import Hardware
 from core.domain.job_states import EndReason, StepFailed
 from core.domain.keys import NamedLane
 from core.planning.assemble import container_concessions, container_plan
-from core.planning.calibration import LearnedBounds, bounds_from, shape_key
-from core.planning.gpu_count import lane_for, node_counts
 from core.planning.oom import OutOfMemory
-from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
+from core.planning.search.gpu_count import lane_for, node_counts
+from core.planning.time.calibration import LearnedBounds, bounds_from, shape_key
+from core.planning.time.overheads import JobConditions
 from core.profile.resolve import LoadedProfile, resolve_profile
 from core.profile.schema import ResolvedProfile
 from core.runs.remedies import AttemptFailure, smaller_plan, with_remedies

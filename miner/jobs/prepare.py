@@ -21,9 +21,9 @@ from core.domain.job_states import EndReason, JobState, StepFailed
 from core.domain.keys import GpuReservation, NamedLane, ReservationKind, nodes_of
 from core.domain.units import rfc3339, show_seconds
 from core.domain.wire import MinerTaskOffer
-from core.planning.calibration import LearnedBounds
 from core.planning.oom import OutOfMemory
 from core.planning.plan import TrainingPlan
+from core.planning.time.calibration import LearnedBounds
 from core.runs.remedies import can_resume
 from core.system.files import remove_tree
 from miner.fleet.base import FleetNode, GpuGrant, GpuOption, NodeClass

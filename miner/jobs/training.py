@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from core.domain.job_states import EndReason, StepFailed
-from core.planning.calibration import MeasuredRun, recalibrate, times_at
+from core.planning.time.calibration import MeasuredRun, recalibrate, times_at
 from core.runs.progress import NoteEvent
 from miner.backends.base import (
     EXIT_FILE,

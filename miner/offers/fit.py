@@ -18,8 +18,8 @@ from core.domain.decisions import PlanBrief, TrainingWorth
 from core.domain.errors import ConfigError
 from core.domain.keys import NamedLane, Placement, node_of
 from core.domain.units import show_seconds
-from core.planning.gpu_count import lane_for
 from core.planning.planner import PlanSummary, quick_plan
+from core.planning.search.gpu_count import lane_for
 from core.profile.resolve import LoadedProfile, engine_for, resolve_profile
 from core.profile.schema import ResolvedProfile
 from miner.fleet.base import EngineAbility, FleetSnapshot, NodeClass

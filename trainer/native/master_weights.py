@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from core.planning.persistent_memory import UPDATE_BLOCK
+from core.planning.memory.persistent import UPDATE_BLOCK
 from trainer.session.ema import own_part, rounded
 
 #: All rows: of a weight without rows, or for an optimizer that needs the whole.

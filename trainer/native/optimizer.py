@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from core.domain.choices import Optimizer as Name
 from core.domain.choices import Parallelism
-from core.planning.persistent_memory import STATE_BYTES, WHOLE_MATRICES
+from core.planning.memory.persistent import STATE_BYTES, WHOLE_MATRICES
 from core.planning.plan import TrainingPlan
 from trainer.errors import TrainingError
 from trainer.native import distributed

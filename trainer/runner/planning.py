@@ -31,9 +31,9 @@ from core.planning.baseline_stats import (
     with_first_rate,
 )
 from core.planning.oom import OutOfMemory
-from core.planning.overheads import JobConditions
 from core.planning.plan import PlanReason, TaskSpec, TrainingPlan
 from core.planning.planner import plan_task as make_plan
+from core.planning.time.overheads import JobConditions
 from core.profile.resolve import load_profile, resolve_profile
 from core.runs.remedies import (
     GOOD_ENDS,

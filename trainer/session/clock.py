@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
-from core.planning.calibration import MeasuredRun, recalibrate
 from core.planning.finishing import stretch_steps_of
 from core.planning.plan import TrainingPlan
-from core.planning.schedule import EVALUATIONS, repeat_count
+from core.planning.time.calibration import MeasuredRun, recalibrate
+from core.planning.time.schedule import EVALUATIONS, repeat_count
 from core.runs.run_files import HeldOutScore
 
 #: The first steps allocate, compile and warm caches: they are not like the later ones.

@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from core.planning.efficiency import peak_speed
 from core.planning.plan import TrainingPlan
+from core.planning.time.efficiency import peak_speed
 from core.runs.progress import (
     EvalEvent,
     EventPrinter,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from core.domain.evaluation import RewardScore
 from core.domain.units import show_seconds
 from core.planning.plan import LrSearchPlan, TrainingPlan
-from core.planning.schedule import EVALUATIONS
+from core.planning.time.schedule import EVALUATIONS
 from core.runs.control import RunControl
 from core.runs.progress import CheckpointEvent, EvalEvent, StepEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from core.planning.cores import cores_in
+from core.domain.cores import cores_in
 from core.system import wrapper
 from miner.backends import ownership
 from miner.backends.base import EngineRejected, EngineRun, EngineSpec, EngineUnreachable, RunPhase, RunStatus

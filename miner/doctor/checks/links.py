@@ -9,7 +9,7 @@ from typing import Any
 
 from core.domain.errors import GodMinerError
 from core.domain.hardware import GpuLink, find_kind
-from core.planning.speed import LINK_SHARE
+from core.planning.time.speed import LINK_SHARE
 from miner.backends.build_fleet import scan_once
 from miner.backends.trial import TRIAL_TIMEOUT_S, run_trial
 from miner.doctor.checks.subnet import running_daemon

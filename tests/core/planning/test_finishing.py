@@ -9,11 +9,11 @@ import pytest
 from core.data.facts import assumed_facts
 from core.domain.tasks import TaskType
 from core.models.identify import facts_from_name
-from core.planning.calibration import MeasuredRun, recalibrate
 from core.planning.finishing import out_every, stretch_steps
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
+from core.planning.time.calibration import MeasuredRun, recalibrate
 from tests.core.planning.candidates import host, resolved
 from tests.core.planning.test_planner_batch import MANY, plan_of
 from tests.doubles.each import each

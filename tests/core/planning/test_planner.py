@@ -26,10 +26,10 @@ from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
 from core.planning.budget import Concession
 from core.planning.candidate import LossKind, candidate_of, vary
-from core.planning.memory import fits_memory
-from core.planning.overheads import JobConditions
+from core.planning.memory.peak import fits_memory
 from core.planning.plan import RowsPlan, TaskSpec, TrainingPlan
 from core.planning.planner import PlanSummary, plan_task, quick_plan, usable_hours
+from core.planning.time.overheads import JobConditions
 from core.profile.field_names import FIELD_NAMES, NameSystem
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
 from core.profile.schema import ResolvedProfile

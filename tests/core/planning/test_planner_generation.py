@@ -14,12 +14,12 @@ from core.domain.tasks import TaskType
 from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
 from core.planning.candidate import candidate_of, vary
-from core.planning.memory import fits_memory, generation_fits
+from core.planning.memory.peak import fits_memory, generation_fits
 from core.planning.oom import OutOfMemory, next_after_oom
-from core.planning.overheads import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.planning.speed import forward_flops, generate_seconds, training_flops
+from core.planning.time.overheads import JobConditions
+from core.planning.time.speed import forward_flops, generate_seconds, training_flops
 from core.runs.remedies import AttemptFailure, with_remedies
 from tests.core.planning.candidates import host, resolved
 

@@ -12,10 +12,10 @@ from core.domain.hardware import Hardware, parse_gpus
 from core.domain.job_states import EndReason
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
-from core.planning.calibration import shape_key
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
+from core.planning.time.calibration import shape_key
 from core.runs.remedies import can_resume
 from tests.core.planning.candidates import resolved
 

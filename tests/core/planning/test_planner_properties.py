@@ -12,7 +12,7 @@ from core.domain.hardware import GPU_KINDS, GpuKind, GpuSet, Hardware
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
 from core.planning.candidate import candidate_of
-from core.planning.memory import memory_of
+from core.planning.memory.peak import memory_of
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import load_profile, resolve_profile

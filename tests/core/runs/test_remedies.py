@@ -10,10 +10,10 @@ from core.domain.hardware import Hardware, parse_gpus
 from core.domain.job_states import EndReason, StepFailed
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
-from core.planning.calibration import LearnedBounds
 from core.planning.oom import OutOfMemory
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
+from core.planning.time.calibration import LearnedBounds
 from core.profile.resolve import LoadedProfile, load_profile
 from core.runs.remedies import (
     REASON_OF_RUN_END,

@@ -8,9 +8,9 @@ import pytest
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.job_states import EndReason, StepFailed
 from core.domain.tasks import TaskType
-from core.planning.calibration import LearnedBounds
 from core.planning.oom import OutOfMemory
 from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.time.calibration import LearnedBounds
 from core.runs.remedies import NAN_RATE_FACTOR, AttemptFailure
 from miner.inputs.fetch import FetchedInputs
 from miner.jobs import plans

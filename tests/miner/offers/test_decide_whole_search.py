@@ -10,11 +10,11 @@ import pytest
 
 from core.domain.decisions import Decision
 from core.domain.wire import MinerTaskOffer
-from core.planning import fit as planning_fit
 from core.planning import ladder, memory
 from core.planning.candidate import RunCandidate
-from core.planning.requirements import Requirements
-from core.planning.timed_candidate import TimedCandidate
+from core.planning.search import fit as planning_fit
+from core.planning.search.requirements import Requirements
+from core.planning.search.timed_candidate import TimedCandidate
 from miner.dev.samples import unknown_task
 from miner.fleet.base import NodeGpus
 from miner.fleet.placement import FreeWindow, GpuCalendar, topology_of

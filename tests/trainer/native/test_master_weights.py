@@ -12,9 +12,9 @@ import torch
 
 from core.domain.choices import LrSchedule, Optimizer, Parallelism
 from core.models.identify import facts_from_config
-from core.planning import persistent_memory as persistent
 from core.planning.candidate import RunCandidate, candidate_of
-from core.planning.memory import moments
+from core.planning.memory import persistent
+from core.planning.memory.peak import moments
 from core.planning.plan import AdapterPlan, EmaPlan, FsdpPlan, OptimizerPlan, PrecisionPlan, TrainingPlan
 from tests.trainer.forks import ForkServer
 from tests.trainer.native import tiny

@@ -9,7 +9,7 @@ import pytest
 from core.domain.choices import Attention
 from core.planning.budget import TimelinePhase
 from core.planning.candidate import candidate_of
-from core.planning.memory import peak_bytes
+from core.planning.memory.peak import peak_bytes
 from core.planning.plan import TrainingPlan
 from core.runs.remedies import MAX_ATTEMPTS, MAX_OOM_STEPS
 from core.runs.run_files import RunEnd

@@ -1,0 +1,1 @@
+"""GPU memory of one rank: what stays, what passes through, and the worst moment."""

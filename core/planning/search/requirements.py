@@ -1,0 +1,409 @@
+"""What the profile asks for, made concrete, and the candidate at which the search begins.
+
+Whatever no amount of memory could give (a rank above the limit, fp8 on a GPU without it, a sequence beyond
+the model's window) gives way here. The first candidate takes the rest as if memory were endless.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from core.data.facts import DatasetFacts
+from core.domain.choices import Attention, CompileMode, Engine, EvalMetric, Method, Optimizer, Parallelism
+from core.domain.evaluation import Era
+from core.domain.hardware import MOST_GPUS, GpuKind
+from core.models.facts import ModelFacts
+from core.models.kernels import LigerPart
+from core.models.shapes import RankFactors
+from core.planning.budget import Concession, conceded
+from core.planning.candidate import ImageCandidate, ModelShape, RunCandidate, loss_kind, nccl_buffer, shape_of
+from core.planning.plan import LrSearchPlan, TaskSpec
+from core.planning.search import kernels, ranks
+from core.planning.time.schedule import held_out
+from core.planning.time.sequences import (
+    Sequences,
+    image_sequences,
+    natural_length,
+    sequence_options,
+    text_sequences,
+)
+from core.profile.resolve import engine_for
+from core.profile.schema import ResolvedProfile
+from core.profile.targets import ProfileLimits, Targets
+
+#: Prompts are learned too only where they are so many times as long as answers.
+LONG_PROMPTS = 5.0
+
+
+class Requirements(NamedTuple):
+    """The profile's targets made concrete for one task, model and kind of GPU."""
+
+    task: TaskSpec
+    model: ModelFacts
+    data: DatasetFacts
+    profile: ResolvedProfile
+    kind: GpuKind
+    engine: Engine
+    method: Method
+    shape: ModelShape
+    rank: int
+    #: On the rank of layers by name.
+    rank_factors: RankFactors
+    #: That of an adapter on routed experts; 0: they have none.
+    expert_factor: float
+    length: int
+    eval_rows: int
+    attention: Attention
+    compile_mode: CompileMode | None
+    width: int
+    fp8: bool
+    liger: frozenset[LigerPart]
+    lora_kernels: bool
+    reference_ready: bool
+    #: Concessions that hold for any number of GPUs.
+    concessions: tuple[Concession, ...]
+    #: GPUs of one node; without a number no job has more than one node.
+    node_gpus: int = MOST_GPUS
+    #: The effective batch of the profile where it left too few steps (`planner.with_enough_steps`).
+    asked_batch: int | None = None
+    #: vLLM is installed where the training will run.
+    vllm_installed: bool = False
+    era: Era = Era.OFFERS
+
+    @property
+    def targets(self) -> Targets:
+        return self.profile.targets
+
+    @property
+    def limits(self) -> ProfileLimits:
+        return self.profile.limits
+
+    @property
+    def most_nodes(self) -> int:
+        """Image engines train on one machine, and generating on several was never tried."""
+        several = self.task.task_type.is_text and not self.task.task_type.generates
+        return self.targets.nodes if several else 1
+
+    @property
+    def training_rows(self) -> int:
+        return self.data.rows - self.eval_rows
+
+    def effective(self, world: int) -> int:
+        """Sequences per step that the profile asks for on so many GPUs, before rounding."""
+        asked = self.targets.effective_batch_size
+        if asked is not None:
+            return asked
+        return self.targets.micro_batch_size * self.targets.gradient_accumulation_steps * world
+
+    @property
+    def prompt_weight(self) -> float:
+        """What a prompt's token weighs in the loss, where an answer's is 1."""
+        prompt, answer = self.data.prompt.mean, self.data.answer.mean
+        if not self.task.task_type.is_supervised or prompt <= LONG_PROMPTS * answer:
+            return 0.0
+        return float(f"{self.targets.prompt_loss_share * answer / prompt:.3g}")
+
+    @property
+    def micro_target(self) -> int:
+        return min(self.targets.micro_batch_size, self.limits.max_micro_batch)
+
+    def per_gpu(self, world: int) -> int:
+        """Sequences of one GPU in one step, rounded; for GRPO, complete groups of completions."""
+        share = max(round(self.effective(world) / world), 1)
+        if not self.task.task_type.generates:
+            return share
+        group = self.targets.grpo_generations
+        return max(math.ceil(share / group) * group, group * world)
+
+    def sequences(self, candidate: RunCandidate) -> Sequences:
+        if candidate.image is not None:
+            repeats = self.targets.image_repeats or self.data.image_repeats
+            return image_sequences(self.data, self.model, candidate.image.resolution, repeats)
+        micro, passes, effective = candidate.micro, candidate.ordered_passes, candidate.effective
+        options, rows = sequence_options(self.targets), self.training_rows
+        if self.model.packing_problem:
+            options = options._replace(packing=False)  # rows of one sequence would see each other
+        return text_sequences(self.data, options, candidate.length, rows, micro, effective, passes)
+
+
+def requirements_for(
+    task: TaskSpec,
+    model: ModelFacts,
+    data: DatasetFacts,
+    profile: ResolvedProfile,
+    kind: GpuKind,
+    node_gpus: int = MOST_GPUS,
+    vllm_installed: bool = False,
+    era: Era = Era.OFFERS,
+) -> Requirements:
+    """Make the targets concrete, and concede what no amount of memory could give."""
+    if model.is_image:
+        profile = _at_pictures(profile, data.rows)
+    given: list[Concession] = []
+    engine = _engine(profile.targets, task, given)
+    if engine is Engine.AXOLOTL and kind.compute_capability == (0, 0):
+        profile = _without_compiled_losses(profile, task, given)
+    targets, limits = profile.targets, profile.limits
+    compile_mode = targets.compile_mode if kind.compute_capability >= (7, 0) else None
+    width = _width(targets, kind, given)
+    length = _length(data, model, targets, limits, given)
+    rank = ranks.lora_rank(targets, limits, given)
+    rank_factors = ranks.rank_factors(profile, model, rank, given)
+    expert_factor = ranks.expert_factor(profile, model, engine, rank, given)
+    method = _method(model, targets, given)
+    attention = kernels.attention(model, targets, kind, given)
+    fp8 = kernels.fp8(targets, kind, given)
+    liger = kernels.liger(task.task_type, engine, model, targets, kind, given)
+    lora_kernels = kernels.lora_kernels(task.task_type, model, targets, kind, given)
+    if targets.sample_packing and model.packing_problem:
+        given.append(conceded("sample_packing", True, False, model.packing_problem))
+    if targets.compile_mode is not None and compile_mode is None:
+        given.append(conceded("compile_mode", targets.compile_mode.value, None, f"not on {kind.name}"))
+    return Requirements(
+        task=task,
+        model=model,
+        data=data,
+        profile=profile,
+        kind=kind,
+        engine=engine,
+        method=method,
+        shape=shape_of(model, tuple(targets.lora_target_modules or ()), rank_factors, expert_factor),
+        rank=rank,
+        rank_factors=rank_factors,
+        expert_factor=expert_factor,
+        length=length,
+        eval_rows=held_out(task.task_type, data.rows, targets),
+        attention=attention,
+        compile_mode=compile_mode,
+        width=width,
+        fp8=fp8,
+        liger=liger,
+        lora_kernels=lora_kernels,
+        reference_ready=_reference_ready(task, targets, method),
+        concessions=tuple(given),
+        node_gpus=node_gpus,
+        vllm_installed=vllm_installed,
+        era=era,
+    )
+
+
+def _at_pictures(profile: ResolvedProfile, pictures: int) -> ResolvedProfile:
+    """With the numbers that follow the pictures. Steps are left: they follow the batch too."""
+    targets, laws = profile.targets, profile.targets.by_pictures
+    update: dict[str, object] = {}
+    for name, law in (("learning_rate", laws.learning_rate), ("weight_decay", laws.weight_decay)):
+        if law is not None:
+            update[name] = float(f"{law.at(pictures) * _scale(profile, name):.3g}")
+    if laws.lora_r is not None:
+        update["lora_r"] = max(round(laws.lora_r.at(pictures) * _scale(profile, "lora_r")), 1)
+    return profile.model_copy(update={"targets": targets.model_copy(update=update)}) if update else profile
+
+
+def _without_compiled_losses(
+    profile: ResolvedProfile, task: TaskSpec, given: list[Concession]
+) -> ResolvedProfile:
+    """On a CPU Axolotl's chunked loss is compiled by a C++ compiler, which an image need not have, and Liger
+    is Triton."""
+    names = [name for name in ("fused_loss", "liger") if getattr(profile.targets, name)]
+    if task.task_type.is_supervised:
+        reason = "Axolotl's needs a GPU, or a C++ compiler"
+        given.extend(conceded(name, True, False, reason) for name in names)
+    targets = profile.targets.model_copy(update=dict.fromkeys(names, False))
+    return profile.model_copy(update={"targets": targets})
+
+
+def _scale(profile: ResolvedProfile, name: str) -> float:
+    """The profile's factor on a target."""
+    before = profile.before_scale.get(name)
+    return float(getattr(profile.targets, name)) / before if before else 1.0
+
+
+def lr_search(needs: Requirements) -> LrSearchPlan | None:
+    """Only with held-out rows scored in the validator's metric, and in an engine that can undo its steps:
+    pictures' cannot, and have no such rows."""
+    targets = needs.targets
+    scored = needs.eval_rows > 0 and targets.eval_metric is EvalMetric.VALIDATOR
+    if targets.lr_search_share <= 0 or not scored:
+        return None
+    return LrSearchPlan(share=targets.lr_search_share, most=targets.lr_search_most)
+
+
+def _engine(targets: Targets, task: TaskSpec, given: list[Concession]) -> Engine:
+    engine = engine_for(targets, task.task_type, task.image_type)
+    if engine is Engine.NATIVE and task.task_type.generates:
+        engine = Engine.AXOLOTL
+    if targets.engine is not None and targets.engine is not engine:
+        reason = f"{targets.engine.value} does not train {task.image_type or task.task_type}"
+        given.append(conceded("engine", targets.engine.value, engine.value, reason))
+    return engine
+
+
+def _width(targets: Targets, kind: GpuKind, given: list[Concession]) -> int:
+    if targets.bf16 and not kind.has_bf16:
+        given.append(conceded("bf16", True, False, f"{kind.name} has no bfloat16; float16 instead"))
+    return 2 if targets.bf16 or targets.fp16 else 4
+
+
+def _length(
+    data: DatasetFacts, model: ModelFacts, targets: Targets, limits: ProfileLimits, given: list[Concession]
+) -> int:
+    most = max(min(model.max_position, limits.max_sequence_len), 1)
+    if targets.sequence_len is None or model.is_image or data.task_type.generates:
+        return natural_length(data, targets, most)
+    if targets.sequence_len > most:
+        window = model.max_position <= limits.max_sequence_len
+        why = f"the model's window is {most}" if window else f"limits.max_sequence_len is {most}"
+        given.append(conceded("sequence_len", targets.sequence_len, most, why))
+    return min(targets.sequence_len, most)
+
+
+def _method(model: ModelFacts, targets: Targets, given: list[Concession]) -> Method:
+    if model.is_image:
+        if targets.method not in (None, Method.LORA):
+            given.append(
+                conceded("method", targets.method.value, "lora", "validators take image adapters only")
+            )
+        return Method.LORA
+    if targets.method is not None:
+        return targets.method
+    small = targets.full_below is not None and model.params_total < targets.full_below
+    return Method.FULL if small else Method.LORA
+
+
+def _reference_ready(task: TaskSpec, targets: Targets, method: Method) -> bool:
+    """A full fine-tune saves its second copy this way; for an adapter the clock decides later."""
+    if not task.task_type.has_pairs:
+        return False
+    if targets.dpo_precompute_reference is not None:
+        return targets.dpo_precompute_reference
+    return method is Method.FULL
+
+
+#: vLLM's share of the GPU while it generates, by parameters below: as the text tournament's winner has it.
+VLLM_SHARES = ((2e9, 0.4), (4e9, 0.35), (6e9, 0.4), (9e9, 0.5), (12e9, 0.6), (math.inf, 0.8))
+#: Where nothing is asked for: the largest model, and the head sizes that its attention kernels have.
+VLLM_MOST_PARAMS = 15e9
+VLLM_HEADS = frozenset((64, 80, 96, 112, 128, 192, 256))
+#: Replacements under FSDP2, which shards neither bitsandbytes' states nor paged ones.
+SHARDABLE: dict[Optimizer, Optimizer] = {
+    Optimizer.ADAMW_BNB_8BIT: Optimizer.ADAMW_TORCH_8BIT,
+    Optimizer.PAGED_ADAMW_8BIT: Optimizer.ADAMW_TORCH_8BIT,
+    Optimizer.PAGED_ADAMW_32BIT: Optimizer.ADAMW_TORCH_FUSED,
+    Optimizer.LION_8BIT: Optimizer.ADAMW_TORCH_8BIT,
+    Optimizer.ADAFACTOR: Optimizer.ADAMW_TORCH_8BIT,
+}
+#: In kohya's latent cache, whatever is asked for: more gains nothing and costs 2.6 GB per image in fp32.
+MOST_VAE_BATCH = 8
+
+
+def first_candidate(needs: Requirements, world: int) -> RunCandidate:
+    """The requirements on so many GPUs, as if memory were endless. Concessions are measured against it."""
+    targets, task = needs.targets, needs.task.task_type
+    per_gpu = needs.per_gpu(world)
+    micro = largest_divisor(per_gpu, needs.micro_target)
+    sharded = shards_as_required(needs, world)
+    grpo = task.generates
+    completion = min(targets.grpo_max_completion, max(needs.length - 64, 1)) if grpo else 0
+    return RunCandidate(
+        task=task,
+        engine=needs.engine,
+        method=needs.method,
+        shape=needs.shape,
+        kind=needs.kind,
+        world=world,
+        node_gpus=needs.node_gpus,
+        network=targets.node_network * 1e9 / 8,
+        parallelism=_parallelism(world, sharded),
+        nccl_buffer=nccl_buffer(needs.profile.env),
+        hybrid=sharded and shards_within_nodes(needs.node_gpus, world),
+        micro=micro,
+        accumulation=per_gpu // micro,
+        eval_micro=1,
+        length=needs.length,
+        completion=completion,
+        rank=0 if needs.method is Method.FULL else needs.rank,
+        adapter_fp32=targets.adapter_fp32,
+        dropout=targets.lora_dropout > 0,
+        optimizer=SHARDABLE.get(targets.optimizer, targets.optimizer) if sharded else targets.optimizer,
+        fp32_master=False,
+        width=needs.width,
+        checkpointing=targets.gradient_checkpointing is True,
+        offload=targets.activation_offload,
+        attention=needs.attention,
+        loss=loss_kind(needs.task, needs.engine, targets.fused_loss, needs.liger, needs.prompt_weight > 0),
+        liger=needs.liger,
+        reshard=targets.fsdp_reshard_after_forward,
+        compile_mode=needs.compile_mode,
+        fp8=needs.fp8,
+        reference_ready=needs.reference_ready,
+        vllm_share=_vllm_share(needs),
+        vllm_sleep=targets.grpo_vllm is not False and grpo,
+        generations=targets.grpo_generations,
+        kl=(grpo and targets.grpo_beta > 0) or bool(needs.task.kl_coefficient),
+        prompt_kl=grpo and targets.grpo_prompt_kl > 0,
+        together=0,
+        gathered_layers=0,
+        ema=targets.ema_decay is not None,
+        image=_image_candidate(needs),
+    )
+
+
+def _vllm_share(needs: Requirements) -> float:
+    """0 where vLLM does not generate. Unless the profile asks for it, large models, heads that it may not
+    take, and bases in 4 bits, which adapters cannot be added to unchanged, are left to the trainer."""
+    wanted, params = needs.targets.grpo_vllm, needs.model.params_total
+    if not needs.task.task_type.generates or wanted is False or needs.kind.compute_capability == (0, 0):
+        return 0.0
+    small = params < VLLM_MOST_PARAMS and needs.model.head_dim in VLLM_HEADS
+    plain = small and needs.method is not Method.QLORA
+    if wanted is None and not (needs.vllm_installed and plain):
+        return 0.0
+    return next(share for most, share in VLLM_SHARES if params < most)
+
+
+def _parallelism(world: int, sharded: bool) -> Parallelism:
+    if world == 1:
+        return Parallelism.SINGLE
+    return Parallelism.FSDP if sharded else Parallelism.DDP
+
+
+def can_shard(needs: Requirements, world: int) -> bool:
+    """Image engines have no FSDP, and neither has a CPU."""
+    return world > 1 and not needs.model.is_image and needs.kind.compute_capability > (0, 0)
+
+
+def shards_as_required(needs: Requirements, world: int) -> bool:
+    above = needs.targets.fsdp_above
+    return above is not None and needs.model.params_total >= above and can_shard(needs, world)
+
+
+def shards_within_nodes(node_gpus: int, world: int) -> bool:
+    """Whether there are several nodes, with several GPUs each."""
+    return 1 < node_gpus < world
+
+
+def _image_candidate(needs: Requirements) -> ImageCandidate | None:
+    if needs.model.image is None:
+        return None
+    targets = needs.targets
+    encoders = bool(targets.text_encoder_lr) and needs.engine is Engine.KOHYA
+    vae = targets.vae_batch_size
+    return ImageCandidate(
+        facts=needs.model.image,
+        resolutions=tuple(sorted(set(targets.resolutions))),
+        vae_batch=min(vae, MOST_VAE_BATCH) if needs.engine is Engine.KOHYA else vae,
+        text_offloaded=not encoders and targets.caption_dropout == 0,
+        text_adapter=encoders,
+        quantized=targets.quantize_base is True,
+    )
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor up to `most`: as a micro batch, accumulation makes up exactly for the rest."""
+    return next(size for size in range(min(number, max(most, 1)), 0, -1) if number % size == 0)
+
+
+def divisors(number: int, most: int) -> list[int]:
+    """The divisors up to `most`, largest first."""
+    return [size for size in range(min(number, most), 0, -1) if number % size == 0]

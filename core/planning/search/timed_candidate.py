@@ -1,0 +1,194 @@
+"""The largest training that the time allows, of one candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from core.domain.choices import Engine
+from core.planning.candidate import RunCandidate, vary
+from core.planning.finishing import STRETCH_PHASE, finishing_phases, last_stretch_plan
+from core.planning.memory.peak import evaluation_fits, peak_bytes
+from core.planning.plan import CheckpointChoice
+from core.planning.search.requirements import Requirements, lr_search
+from core.planning.time.checkpoint_choice import can_score, with_choice
+from core.planning.time.environments import making_rows_phases
+from core.planning.time.overheads import (
+    JobConditions,
+    PhaseEstimate,
+    checkpoint_space,
+    opening_phases,
+    publish_phase,
+)
+from core.planning.time.schedule import RepeatTimes, StepSchedule, fit_schedule, repeat_times, steps_per_epoch
+from core.planning.time.sequences import Sequences
+from core.planning.time.speed import StepTime
+from core.profile.targets import ProfileLimits
+
+#: Sequences in one evaluation batch, at most: the metric is computed row by row anyway.
+MOST_EVAL_MICRO = 16
+
+
+class TimedCandidate(NamedTuple):
+    """A candidate with its schedule."""
+
+    #: The candidate before anything was given up.
+    required: RunCandidate
+    candidate: RunCandidate
+    #: How far down the list of lossy variations it lies; 0 for a lossless one.
+    cost: int
+    seq: Sequences
+    rate: RepeatTimes
+    step: StepTime
+    before: tuple[PhaseEstimate, ...]
+    after: PhaseEstimate
+    schedule: StepSchedule
+    deadline_s: float
+    reserve_s: float
+    #: Images: files compared at the end.
+    choice: CheckpointChoice | None = None
+    #: Text: between the last step and `after`.
+    finishing: tuple[PhaseEstimate, ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        return sum([phase.seconds for phase in self.phases])
+
+    @property
+    def share(self) -> float:
+        """Share of the requested training that is done."""
+        wanted = self.schedule.wanted or self.schedule.total
+        return min(self.schedule.total / wanted, 1.0) if wanted else 0.0
+
+    @property
+    def phases(self) -> Iterator[PhaseEstimate]:
+        """From now to the end. Evaluations and checkpoints are sums, not moments."""
+        schedule, rate = self.schedule, self.rate
+        yield from self.before
+        yield PhaseEstimate(
+            "train",
+            schedule.train_s,
+            lambda: f"{schedule.total:,} steps of {rate.step_s:.3g} s, {schedule.epochs:.3g} epochs",
+        )
+        if schedule.eval_s:
+            why = lambda: f"every {schedule.eval_every} steps, {schedule.eval_rows} rows"  # noqa: E731
+            yield PhaseEstimate("evaluate", schedule.eval_s, why)
+        yield PhaseEstimate("save", schedule.save_s, lambda: f"every {schedule.save_every} steps")
+        if (choice := self.choice) is not None:
+            yield PhaseEstimate("choose", choice.seconds, lambda: f"the best of {choice.files} files")
+        yield from self.finishing
+        yield self.after
+
+
+def reserve_of(limits: ProfileLimits, deadline_s: float) -> float:
+    return max(limits.reserve, limits.reserve_share * deadline_s)
+
+
+def with_time(
+    needs: Requirements,
+    required: RunCandidate,
+    candidate: RunCandidate,
+    cost: int,
+    budget: int,
+    conditions: JobConditions,
+) -> TimedCandidate:
+    """Fit the largest training into the time: for DPO with the reference's pass where it costs least,
+    compiled where that is won back."""
+    ways = [candidate]
+    if candidate.task.has_pairs and needs.targets.dpo_precompute_reference is None:
+        other = vary(candidate, reference_ready=not candidate.reference_ready)
+        ways += [] if candidate.full and peak_bytes(other) > budget else [other]
+    if candidate.compile_mode is not None and not _compiles_anyway(candidate):
+        ways += [vary(way, compile_mode=None) for way in ways]
+    ways = [_with_eval_batch(_with_master(needs, way, budget), budget) for way in ways]
+    timed = (_timed(needs, required, way, cost, conditions) for way in ways)
+    return max(timed, key=_training_then_time)
+
+
+def _compiles_anyway(candidate: RunCandidate) -> bool:
+    """Return True for Axolotl's fp8, which without compilation is several times slower than bf16."""
+    return candidate.engine is Engine.AXOLOTL and candidate.fp8
+
+
+def _training_then_time(timed: TimedCandidate) -> tuple[float, float]:
+    busy = sum(phase.seconds for phase in timed.before) + timed.schedule.train_s
+    return timed.schedule.epochs, -busy
+
+
+def _timed(
+    needs: Requirements, required: RunCandidate, candidate: RunCandidate, cost: int, conditions: JobConditions
+) -> TimedCandidate:
+    seq = needs.sequences(candidate)
+    deadline = needs.task.hours * 3600
+    reserve = reserve_of(needs.limits, deadline)
+    making = making_rows_phases(needs.task, needs.model, conditions)
+    before = (*making, *opening_phases(candidate, seq, needs.model, needs.data, conditions))
+    after = publish_phase(candidate, conditions)
+    seconds = deadline - reserve - after.seconds - sum(phase.seconds for phase in before)
+    if search := _lr_search_phase(needs, seconds):
+        before, seconds = (*before, search), seconds - search.seconds
+    rate, step = repeat_times(candidate, seq, needs.eval_rows, conditions.slowness)
+    finishing = tuple(finishing_phases(needs, rate, steps_per_epoch(seq, candidate.effective), seconds))
+    seconds -= sum(phase.seconds for phase in finishing)
+    disk = checkpoint_space(candidate, needs.model, conditions)
+
+    def fitted(seconds: float) -> StepSchedule:
+        return fit_schedule(candidate, seq, rate, needs.eval_rows, seconds, needs.targets, needs.limits, disk)
+
+    schedule, choice = fitted(seconds), None
+    if (asked := needs.targets.checkpoint_choice) is not None and can_score(candidate):
+        schedule, choice = with_choice(candidate, asked, before, rate, fitted, seconds)
+    if (dropped := _dropped(needs, finishing, schedule.eval_rows)) is not None:
+        finishing = tuple(phase for phase in finishing if phase is not dropped)
+        schedule = fitted(seconds + dropped.seconds)
+    return TimedCandidate(
+        required=required,
+        candidate=candidate,
+        cost=cost,
+        seq=seq,
+        rate=rate,
+        step=step,
+        before=before,
+        after=after,
+        schedule=schedule,
+        deadline_s=deadline,
+        reserve_s=reserve,
+        choice=choice,
+        finishing=finishing,
+    )
+
+
+def _dropped(
+    needs: Requirements, finishing: tuple[PhaseEstimate, ...], eval_rows: int
+) -> PhaseEstimate | None:
+    """The last stretch, where a short training holds out too few rows for it: the steps get its seconds."""
+    if last_stretch_plan(needs, eval_rows) is not None:
+        return None
+    return next((phase for phase in finishing if phase.name == STRETCH_PHASE), None)
+
+
+def _lr_search_phase(needs: Requirements, seconds: float) -> PhaseEstimate | None:
+    """The longest that the search for a learning rate may take."""
+    search = lr_search(needs)
+    if search is None or seconds <= 0:
+        return None
+    why = f"at most {search.share:.0%}: short trainings at other learning rates"
+    return PhaseEstimate("search", search.share * seconds, lambda: why)
+
+
+def _with_master(needs: Requirements, candidate: RunCandidate, budget: int) -> RunCandidate:
+    """fp32 master weights where they fit beside all the rest; Axolotl trains bf16 weights in place."""
+    if not candidate.full or needs.targets.fp32_master is False or candidate.engine is not Engine.NATIVE:
+        return candidate
+    master = vary(candidate, fp32_master=True)
+    return master if peak_bytes(master) <= budget else candidate
+
+
+def _with_eval_batch(candidate: RunCandidate, budget: int) -> RunCandidate:
+    """As many rows at once as fit beside the model, at most the micro batch."""
+    if candidate.image is not None:
+        return candidate
+    micro = min(candidate.micro, MOST_EVAL_MICRO)
+    while micro > 1 and not evaluation_fits(vary(candidate, eval_micro=micro), budget):
+        micro //= 2
+    return vary(candidate, eval_micro=max(micro, 1))

@@ -1,0 +1,1 @@
+"""Time: of a step, of what surrounds the training, and the schedule that fits; corrected by measurements."""

@@ -1,0 +1,206 @@
+"""Replace what a plan assumed by what runs have measured.
+
+After the first steps the measured speed replaces the prior and the schedule follows; after the run its
+bounds (how small it had to be, how slow it was) hold for the next plan of the same shape. The prior times
+are in `speed.py` (seconds per step), `overheads.py` (everything beside training) and `schedule.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import Field
+
+from core.domain.records import Record
+from core.domain.units import show_seconds
+from core.planning.budget import TimeBreakdown, TimelinePhase
+from core.planning.finishing import finishing_of
+from core.planning.plan import PlanReason, TrainingPlan
+from core.planning.time.schedule import Cadence, RepeatTimes, most_steps, repeat_count, save_interval
+from core.profile.schema import ResolvedProfile
+
+#: The part of the time left that is kept free, in case steps become slower.
+TIME_MARGIN = 0.03
+#: Evaluations and checkpoints may take this share, or the plan's own if that is more.
+OVERHEAD_SHARE = 0.1
+
+
+class MeasuredRun(Record):
+    """What a run has measured so far."""
+
+    steps_done: int = Field(ge=0)
+    #: Since the plan was made.
+    elapsed_s: float = Field(ge=0)
+    #: One optimizer step: the 90th percentile of the last ones, without the first few and compilation.
+    step_s: float = Field(gt=0)
+    eval_s: float | None = Field(default=None, ge=0)
+    save_s: float | None = Field(default=None, ge=0)
+    #: Of all that follows the training, averaging and held-out rows included.
+    publish_s: float | None = Field(default=None, ge=0)
+
+
+def recalibrate(plan: TrainingPlan, measured: MeasuredRun) -> TrainingPlan:
+    """Give the run as many steps as its real speed allows: fewer, or more up to those asked for."""
+    tail, rate = _tail(plan, measured), _measured_times(plan, measured)
+    left = plan.time.deadline_s - plan.time.reserve_s - measured.elapsed_s
+    left -= sum(phase.seconds for phase in tail)
+    wanted = max(plan.steps.wanted or plan.steps.total, measured.steps_done)
+    cadence = _cadence(plan, rate)
+    more = most_steps(wanted - measured.steps_done, rate, cadence, left * (1 - TIME_MARGIN))
+    total = measured.steps_done + more
+    eval_every = min(max(plan.steps.eval_every, cadence.eval_least), max(total, 1))
+    save_every = save_interval(cadence, eval_every, total)
+    per_epoch = max(plan.steps.per_epoch, 1)
+    steps = plan.steps.model_copy(
+        update={
+            "total": total,
+            "epochs": total / per_epoch,
+            "eval_every": eval_every,
+            "save_every": save_every,
+        }
+    )
+    time = _time(plan, measured, rate, tail, more, eval_every, save_every)
+    why = (
+        f"{rate.step_s:.3g} s per step measured after {measured.steps_done:,} steps, "
+        f"{plan.time.step_s:.3g} s planned; "
+        f"{show_seconds(max(left, 0))} were left"
+    )
+    reasons = {**plan.reasons, "steps.total": PlanReason(text=why, source="measured")}
+    return plan.model_copy(update={"steps": steps, "time": time, "reasons": reasons})
+
+
+def _tail(plan: TrainingPlan, measured: MeasuredRun) -> tuple[TimelinePhase, ...]:
+    """What follows the training; measured, it is all in one."""
+    last = plan.time.phases[-1] if plan.time.phases else TimelinePhase(name="publish", seconds=0)
+    if measured.publish_s is None:
+        return (*finishing_of(plan.time), last)
+    return (TimelinePhase(name=last.name, seconds=measured.publish_s, why="as measured"),)
+
+
+def times_at(plan: TrainingPlan, step_s: float) -> RepeatTimes:
+    """The plan's times at another speed: evaluations slow down like the steps, saves do not."""
+    time, steps = plan.time, plan.steps
+    slower = step_s / time.step_s if time.step_s else 1.0
+    evaluations = repeat_count(steps.total, steps.eval_every) + 1  # the first comes before any step
+    saves = max(repeat_count(steps.total, steps.save_every), 1)
+    return RepeatTimes(step_s, time["evaluate"] / evaluations * slower, time["save"] / saves)
+
+
+def _measured_times(plan: TrainingPlan, measured: MeasuredRun) -> RepeatTimes:
+    """The plan's for what has not happened yet."""
+    planned = times_at(plan, measured.step_s)
+    return RepeatTimes(
+        step_s=measured.step_s,
+        eval_s=planned.eval_s if measured.eval_s is None else measured.eval_s,
+        save_s=planned.save_s if measured.save_s is None else measured.save_s,
+    )
+
+
+def _cadence(plan: TrainingPlan, rate: RepeatTimes) -> Cadence:
+    train = plan.time["train"]
+    share = max(OVERHEAD_SHARE, plan.time["evaluate"] / train if train else 0.0)
+    saving = max(OVERHEAD_SHARE, plan.time["save"] / train if train else 0.0)
+    return Cadence(
+        eval_asked=plan.steps.eval_every,
+        save_asked=plan.steps.save_every,
+        eval_least=max(math.ceil(rate.eval_s / (share * rate.step_s)), 1),
+        save_least=max(math.ceil(rate.save_s / (saving * rate.step_s)), 1),
+        eval_s=rate.eval_s,
+    )
+
+
+def _time(
+    plan: TrainingPlan,
+    measured: MeasuredRun,
+    rate: RepeatTimes,
+    tail: tuple[TimelinePhase, ...],
+    more: int,
+    eval_every: int,
+    save_every: int,
+) -> TimeBreakdown:
+    old = plan.time
+    faster = old.step_s / rate.step_s if rate.step_s and old.step_s else 1.0
+    phases = [
+        TimelinePhase(name="so far", seconds=measured.elapsed_s, why=f"{measured.steps_done:,} steps done"),
+        TimelinePhase(
+            name="train", seconds=more * rate.step_s, why=f"{more:,} more steps of {rate.step_s:.3g} s"
+        ),
+        TimelinePhase(
+            name="evaluate",
+            seconds=repeat_count(more, eval_every) * rate.eval_s,
+            why=f"every {eval_every} steps",
+        ),
+        TimelinePhase(
+            name="save", seconds=repeat_count(more, save_every) * rate.save_s, why=f"every {save_every} steps"
+        ),
+        *tail,
+    ]
+    return TimeBreakdown(
+        phases=tuple(phases),
+        deadline_s=old.deadline_s,
+        reserve_s=old.reserve_s,
+        step_s=rate.step_s,
+        throughput=old.throughput * faster,
+        utilisation=min(old.utilisation * faster, 1.0),
+        measured=True,
+    )
+
+
+class LearnedBounds(Record):
+    """Bounds for the next plan of the same shape; the defaults change nothing."""
+
+    micro: int | None = Field(default=None, ge=1)
+    checkpointing: bool = False
+    length: int | None = Field(default=None, ge=1)
+    gpus: int | None = Field(default=None, ge=1)
+    #: Seconds of a step, relative to the prior.
+    slowness: float = Field(default=1.0, gt=0)
+
+
+def shape_key(plan: TrainingPlan) -> str:
+    """The key of the bounds: plans with the same key need the same memory, and the same kind of network."""
+    model, adapter = plan.model, plan.adapter
+    within = bool(plan.fsdp and plan.fsdp.within_nodes)
+    several = (
+        (f"{plan.gpus.nodes} nodes{', sharded within' if within else ''}",) if plan.gpus.nodes > 1 else ()
+    )
+    parts = (
+        plan.task.task_type.value,
+        model.architecture,
+        f"{model.layers}x{model.hidden}",
+        plan.engine.value,
+        plan.method.value,
+        f"r{adapter.rank}" if adapter else "full",
+        plan.gpus.kind.name,
+        plan.parallelism.value,
+        *several,
+    )
+    return "/".join(parts)
+
+
+def bounds_from(plan: TrainingPlan) -> LearnedBounds:
+    """Learn how small the plan that finally ran had to be."""
+    if not plan.oom_steps:
+        return LearnedBounds()
+    text = "; ".join(plan.oom_steps)
+    return LearnedBounds(
+        micro=plan.batch.micro,
+        checkpointing=plan.precision.gradient_checkpointing,
+        length=plan.sequence.length if "sequence_len" in text else None,
+        gpus=plan.batch.world_size if "gpus" in text else None,
+    )
+
+
+def with_bounds(profile: ResolvedProfile, learned: LearnedBounds) -> ResolvedProfile:
+    """Tighten the profile's limits. The effective batch stays: accumulation makes up for the micro batch."""
+    limits, targets = profile.limits, profile.targets
+    update: dict[str, object] = {}
+    if learned.micro is not None:
+        update["max_micro_batch"] = min(limits.max_micro_batch, learned.micro)
+    if learned.length is not None:
+        update["max_sequence_len"] = min(limits.max_sequence_len, learned.length)
+    if learned.gpus is not None:
+        update["min_gpus"] = min(max(limits.min_gpus, learned.gpus), limits.max_gpus)
+    if learned.checkpointing:
+        targets = targets.model_copy(update={"gradient_checkpointing": True})
+    return profile.model_copy(update={"limits": limits.model_copy(update=update), "targets": targets})

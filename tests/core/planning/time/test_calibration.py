@@ -1,0 +1,136 @@
+"""Recalibration: the real speed decides, within the steps asked for and before the reserve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.data.facts import assumed_facts
+from core.domain.tasks import TaskType
+from core.models.identify import facts_from_name
+from core.planning.oom import OutOfMemory, next_after_oom
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task
+from core.planning.time.calibration import LearnedBounds, MeasuredRun, bounds_from, recalibrate, shape_key
+from tests.core.planning.candidates import host, resolved
+
+
+def _plan(
+    rows: int = 20_000, learned: LearnedBounds | None = None, hours: float = 6, **targets: Any
+) -> TrainingPlan:
+    return plan_task(
+        TaskSpec(task_type=TaskType.INSTRUCT, hours=hours),
+        facts_from_name("meta-llama/Llama-3.2-3B"),
+        assumed_facts(TaskType.INSTRUCT, rows),
+        host("1xH100"),
+        resolved(**targets),
+        learned=learned,
+    )
+
+
+#: More epochs than there is time for.
+PLAN = _plan(30_000, hours=4, num_epochs=60)
+
+
+def _after(new: TrainingPlan, factor: float, done: int = 50, **more: float) -> TrainingPlan:
+    step = new.time.step_s * factor
+    spent = sum(phase.seconds for phase in new.time.phases[:4])
+    return recalibrate(new, MeasuredRun(steps_done=done, elapsed_s=spent + done * step, step_s=step, **more))
+
+
+def test_a_slower_run_gets_fewer_steps_and_a_faster_one_more_but_never_more_than_were_asked_for() -> None:
+    twice, half, far_less = (_after(PLAN, factor).steps.total for factor in (2.0, 0.5, 0.01))
+    assert twice < PLAN.steps.total < half < far_less == PLAN.steps.wanted
+
+
+def test_a_run_at_the_planned_speed_stays_within_five_percent() -> None:
+    """The margin against steps that grow slower is the difference."""
+    assert _after(PLAN, 1.0).steps.total == pytest.approx(PLAN.steps.total, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.3, 2.0])
+def test_the_new_end_is_right_when_the_measured_speed_goes_on(factor: float) -> None:
+    new = _after(PLAN, factor)
+    real = new.time["so far"] + (new.steps.total - 50) * PLAN.time.step_s * factor
+    rest = new.time["evaluate"] + new.time["save"] + new.time.phases[-1].seconds
+    assert new.time.total_s == pytest.approx(real + rest, rel=1e-6)
+    assert new.time.slack_s >= 0
+    assert new.time.measured
+    assert new.reasons["steps.total"].source == "measured"
+    assert "measured after 50 steps" in new.reasons["steps.total"].text
+
+
+def test_measured_evaluations_and_publishing_count() -> None:
+    plain, slow = _after(PLAN, 1.0), _after(PLAN, 1.0, eval_s=600, publish_s=1200)
+    assert slow.steps.total < plain.steps.total
+    assert slow.time["publish"] == 1200
+    assert slow.steps.eval_every >= plain.steps.eval_every
+
+
+@given(
+    st.floats(min_value=0.05, max_value=20), st.integers(0, 2000), st.floats(min_value=0, max_value=14_400)
+)
+def test_a_recalibrated_plan_is_sound(factor: float, done: int, elapsed: float) -> None:
+    step = PLAN.time.step_s * factor
+    new = recalibrate(PLAN, MeasuredRun(steps_done=done, elapsed_s=elapsed, step_s=step))
+    assert new.steps.total >= done
+    assert new.steps.save_every % new.steps.eval_every == 0
+    assert new.steps.total == done or new.time.slack_s >= 0
+    assert TrainingPlan.from_json(new.to_json()) == new
+
+
+def test_the_next_plan_starts_where_the_ladder_ended() -> None:
+    first = _plan()
+    second = next_after_oom(first, OutOfMemory())
+    assert second is not None
+    again = _plan(rows=30_000, learned=bounds_from(second))
+    assert again.batch.micro <= second.batch.micro < first.batch.micro
+    assert again.batch.effective == first.batch.effective
+
+
+@pytest.mark.parametrize(
+    ("steps", "field", "learned"),
+    [
+        (("sequence_len 4096 → 2048",), "length", 2240),
+        (("micro_batch_size 4 → 2", "gpus 1 → 4"), "gpus", 1),
+        ((), "micro", None),
+    ],
+)
+def test_a_bound_is_learned_from_each_step_of_the_ladder(
+    steps: tuple[str, ...], field: str, learned: int | None
+) -> None:
+    bounds = bounds_from(_plan().model_copy(update={"oom_steps": steps}))
+    assert getattr(bounds, field) == learned
+
+
+@pytest.mark.parametrize(
+    ("bounds", "check"),
+    [
+        (LearnedBounds(length=640), lambda plan: plan.sequence.length == 640),
+        (LearnedBounds(gpus=2), lambda plan: plan.verdict.code == "no_gpu"),
+        (LearnedBounds(checkpointing=True), lambda plan: plan.precision.gradient_checkpointing),
+    ],
+    ids=["length", "gpus", "checkpointing"],
+)
+def test_every_bound_holds_for_the_next_plan(
+    bounds: LearnedBounds, check: Callable[[TrainingPlan], bool]
+) -> None:
+    assert not check(_plan())
+    assert check(_plan(learned=bounds))
+
+
+def test_a_measured_speed_replaces_the_prior() -> None:
+    assert _plan(learned=LearnedBounds(slowness=2)).time.step_s == 2 * _plan().time.step_s
+
+
+def test_nothing_learned_changes_nothing() -> None:
+    assert _plan(learned=LearnedBounds()).digest == _plan().digest
+
+
+def test_the_shape_key_has_what_memory_depends_on() -> None:
+    assert shape_key(_plan(rows=1000)) == shape_key(_plan(rows=50_000))
+    assert shape_key(_plan(lora_r=16)) != shape_key(_plan(lora_r=64))
