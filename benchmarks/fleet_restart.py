@@ -314,7 +314,7 @@ def _calls(stack: DevStack) -> Counter[str]:
 def _settings(stack: DevStack) -> dict[str, str]:
     return {
         **stack.settings(),
-        "ENGINE": "slurm",
+        "BACKEND": "slurm",
         "GPUS": "auto",
         "POLICY": "auto",
         "TRAINER_PYTHON": str(PYTHON),

@@ -217,14 +217,14 @@ class Daemon:
             self.offer_service.restore()
             self.policy_runtime.add_outcomes(read_outcomes(self.store, self.clock()))
         await self._expire_overdue()
-        self.fleet.abilities = dict.fromkeys(self.settings.engines, ENGINE_NOT_FOUND_YET)
+        self.fleet.abilities = dict.fromkeys(self.settings.backends, ENGINE_NOT_FOUND_YET)
         await self.notifier.start()
         await self.metagraphs.start()
         await self._wait_for_first_metagraph()
         self.periodic_tasks.start()
         self.rule_task.start()
         self.file_task.start()
-        if self.settings.engines:
+        if self.settings.backends:
             self.hub_task.start()
         self.sampler.start()
         self._in_background(self._start_jobs())
@@ -256,7 +256,7 @@ class Daemon:
     def trainings(self) -> list[RunningTraining] | None:
         """What trains now; None while nobody knows, because there is no engine yet."""
         if self.jobs is None:
-            return None if self.settings.engines else []
+            return None if self.settings.backends else []
         return self.jobs.trainings
 
     @property
@@ -281,8 +281,8 @@ class Daemon:
     async def _start_jobs(self) -> None:
         """Resume the jobs of before the restart, and start new ones, as soon as there is an engine. What is
         accepted meanwhile has to be trained, so a disk that is full for an hour must not end this."""
-        if not self.settings.engines:
-            log.info("nothing is trained: ENGINE=none")
+        if not self.settings.backends:
+            log.info("nothing is trained: BACKEND=none")
             return
         while True:
             try:
@@ -293,7 +293,7 @@ class Daemon:
                 log.exception("the jobs cannot be started; it is tried again")
                 self.alerts(AlertKind.JOBS, f"the jobs cannot be started yet: {error}")
                 problem = EngineAbility(problem=f"the jobs cannot be started: {error}")
-                self.fleet.abilities = dict.fromkeys(self.settings.engines, problem)
+                self.fleet.abilities = dict.fromkeys(self.settings.backends, problem)
                 await asyncio.sleep(ENGINE_RETRY_SECONDS)
             else:
                 return

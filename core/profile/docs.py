@@ -83,7 +83,7 @@ _PARTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("targets", "", Targets),
     ("limits", "", ProfileLimits),
     ("container", "Not within sections.", ContainerTargets),
-    ("slurm", "Only with `ENGINE=slurm`; each key replaces its setting `SLURM_…`.", SlurmTargets),
+    ("slurm", "Only with `BACKEND=slurm`; each key replaces its setting `SLURM_…`.", SlurmTargets),
     ("sections: when", _SECTIONS, SectionSelector),
     ("targets.gpus_by_size", "", GpuStep),
     ("targets.lanes", "By a name of your choice.", Lane),

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from core.domain.choices import Engine as TrainingEngine
+from core.domain.choices import Engine
 from core.domain.errors import GodMinerError
 
 #: Written by the wrapper in the run folder: {"at": …, "pid": …} and {"at": …, "code": …}.
@@ -28,11 +28,11 @@ EXIT_FILE = "exit.json"
 STOP_RECORD_FILE = "stop-asked.json"
 
 #: The image that each training engine is in, by its short name.
-IMAGE_OF: Mapping[TrainingEngine, str] = {
-    TrainingEngine.AXOLOTL: "text",
-    TrainingEngine.NATIVE: "text",
-    TrainingEngine.KOHYA: "image",
-    TrainingEngine.AI_TOOLKIT: "toolkit",
+IMAGE_OF: Mapping[Engine, str] = {
+    Engine.AXOLOTL: "text",
+    Engine.NATIVE: "text",
+    Engine.KOHYA: "image",
+    Engine.AI_TOOLKIT: "toolkit",
 }
 
 

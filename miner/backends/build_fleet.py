@@ -23,7 +23,7 @@ from miner.fleet.samples import GpuSample, SampleHistory
 from miner.fleet.schedule import QueueRules
 from miner.fleet.sources import FixedGpuSource, GpuSource, JoinedGpuSource, ScanFailed, host_facts
 from miner.observe.alerts import AlertKind, SendAlert
-from miner.settings import EngineKind, Settings
+from miner.settings import BackendKind, Settings
 from miner.settings.values import GPU_WORDS
 from miner.store.store import Store
 from miner.support.data_id import data_id
@@ -60,9 +60,9 @@ def build_inventory(
         return fleet_file.FleetFileSource(file, source, is_local=is_local) if file else source
 
     sources: list[GpuSource] = []
-    if settings.local_engine is not None:
+    if settings.local_backend is not None:
         sources.append(corrected(build_gpu_source(settings.gpus, nvml), is_local=True))
-    if EngineKind.SLURM in settings.engines:
+    if BackendKind.SLURM in settings.backends:
         cluster = build_cluster_source(settings, fleet, kinds, host, clock)
         sources.append(corrected(cluster, is_local=False))
     return GpuInventory(
@@ -72,7 +72,7 @@ def build_inventory(
         host,
         alert,
         refresh_seconds=settings.gpu_refresh_seconds,
-        engine=settings.local_engine or "",
+        engine=settings.local_backend or "",
         clock=clock,
         file_problem=lambda: str(file.problem) if file and file.problem else None,
         refresh_file=file.refresh if file else lambda: None,

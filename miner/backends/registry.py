@@ -1,6 +1,6 @@
 """Choose the engine that runs the training: Docker, local processes, or none, with the reason.
 
-A new engine is a module, a member of `EngineKind` and a line in `ENGINES`: settings, the doctor and the
+A new engine is a module, a member of `BackendKind` and a line in `ENGINES`: settings, the doctor and the
 recovery of earlier runs find it there.
 """
 
@@ -37,7 +37,7 @@ from miner.backends.slurm.commands import SlurmCommands
 from miner.backends.slurm.engine import SlurmEngine, SlurmOptions
 from miner.backends.slurm.runs import SlurmRuns
 from miner.observe.redact import Redactor
-from miner.settings import EngineKind, SandboxKind, Settings
+from miner.settings import BackendKind, SandboxKind, Settings
 from miner.support.data_id import data_id
 
 log = logging.getLogger(__name__)
@@ -63,18 +63,18 @@ class EngineChoice:
     why: str
 
 
-async def choose_engine(settings: Settings, kind: EngineKind) -> EngineChoice:
-    """The engine for one of ENGINE's words. Calls Docker only if it may be the answer; never raises without
+async def choose_engine(settings: Settings, kind: BackendKind) -> EngineChoice:
+    """The engine for one of BACKEND's words. Calls Docker only if it may be the answer; never raises without
     one."""
-    if kind is EngineKind.NONE:
-        return EngineChoice(None, "ENGINE=none")
-    if kind is EngineKind.AUTO:
+    if kind is BackendKind.NONE:
+        return EngineChoice(None, "BACKEND=none")
+    if kind is BackendKind.AUTO:
         return await _choose_automatically(settings)
     try:
         engine = await build_engine(settings, kind)
     except NoEngine as error:
         return EngineChoice(None, str(error))
-    return EngineChoice(engine, f"ENGINE={','.join(settings.engine)}")
+    return EngineChoice(engine, f"BACKEND={','.join(settings.backend)}")
 
 
 async def build_engine(settings: Settings, kind: str, trial_dir: Path | None = None) -> ExecutionEngine:
@@ -86,7 +86,7 @@ async def build_engine(settings: Settings, kind: str, trial_dir: Path | None = N
     if kind not in ENGINES:
         raise NoEngine(f"there is no engine {kind!r}; those there are: {', '.join(ENGINES)}")
     own = settings.model_copy(update={"data_dir": trial_dir or settings.data_dir})
-    return await asyncio.to_thread(ENGINES[EngineKind(kind)].build, own, TrainerImages(settings))
+    return await asyncio.to_thread(ENGINES[BackendKind(kind)].build, own, TrainerImages(settings))
 
 
 def docker_engine(settings: Settings, images: TrainerImages | None = None) -> DockerEngine:
@@ -182,13 +182,13 @@ class EngineEntry:
     fix: str
 
 
-ENGINES: Mapping[EngineKind, EngineEntry] = {
-    EngineKind.DOCKER: EngineEntry(docker_engine, "god-miner images build"),
-    EngineKind.PROCESS: EngineEntry(process_engine, "make training, or set TRAINER_PYTHON"),
-    EngineKind.SLURM: EngineEntry(slurm_engine, "set TRAINER_PYTHON or SLURM_CONTAINER: docs/slurm.md"),
+ENGINES: Mapping[BackendKind, EngineEntry] = {
+    BackendKind.DOCKER: EngineEntry(docker_engine, "god-miner images build"),
+    BackendKind.PROCESS: EngineEntry(process_engine, "make training, or set TRAINER_PYTHON"),
+    BackendKind.SLURM: EngineEntry(slurm_engine, "set TRAINER_PYTHON or SLURM_CONTAINER: docs/slurm.md"),
 }
-#: The engines of this machine, which ENGINE=auto chooses from. Others are chosen by name only.
-AUTOMATIC = (EngineKind.DOCKER, EngineKind.PROCESS)
+#: The engines of this machine, which BACKEND=auto chooses from. Others are chosen by name only.
+AUTOMATIC = (BackendKind.DOCKER, BackendKind.PROCESS)
 
 
 def sandbox_of(settings: Settings, interpreter: Interpreter, copy: Path | None = None) -> Sandbox | str:
@@ -231,26 +231,26 @@ def training_interpreter(settings: Settings) -> Interpreter:
 async def _choose_automatically(settings: Settings) -> EngineChoice:
     last = _last_choice(settings)
     docker = await docker_state(settings)
-    if docker.ready or (last == EngineKind.DOCKER and not docker.answers):
+    if docker.ready or (last == BackendKind.DOCKER and not docker.answers):
         # Its containers may go on although it does not answer now: nothing else may start their jobs again.
         why = "Docker answers and has the image" if docker.ready else f"the last runs were its; {docker.why}"
-        engine = await build_engine(settings, EngineKind.DOCKER)
-        if last == EngineKind.PROCESS:
+        engine = await build_engine(settings, BackendKind.DOCKER)
+        if last == BackendKind.PROCESS:
             engine = await _unless_processes_run(settings, engine)
         return _remember_choice(settings, engine, why)
     try:
-        engine = await build_engine(settings, EngineKind.PROCESS)
+        engine = await build_engine(settings, BackendKind.PROCESS)
         return _remember_choice(settings, engine, f"local processes: {docker.why}")
     except NoEngine as error:
         if docker.answers:
-            return _remember_choice(settings, await build_engine(settings, EngineKind.DOCKER), docker.why)
+            return _remember_choice(settings, await build_engine(settings, BackendKind.DOCKER), docker.why)
         return EngineChoice(None, f"{docker.why}; {error}")
 
 
 async def _unless_processes_run(settings: Settings, docker: ExecutionEngine) -> ExecutionEngine:
     """Local processes of an earlier choice run to their end before Docker takes over."""
     try:
-        process = await build_engine(settings, EngineKind.PROCESS)
+        process = await build_engine(settings, BackendKind.PROCESS)
     except NoEngine:
         return docker
     registry = RunRegistry(_engines_dir(settings) / "runs")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from core.domain.choices import Engine as TrainingEngine
+from core.domain.choices import Engine
 from core.domain.errors import GodMinerError
 from core.system.files import write_atomically
 from miner.backends.base import (
@@ -50,7 +50,7 @@ _ENGINES_OF = {
 }
 
 #: By training engine: what is missing; without an entry it can train.
-MissingByEngine = Mapping[TrainingEngine, str]
+MissingByEngine = Mapping[Engine, str]
 
 
 class TrialFailed(GodMinerError):
@@ -162,7 +162,7 @@ class EngineTrials:
         Starts the next trial that is due without waiting for it: the caller also watches the engine.
         """
         absent = await self._engine.missing_images()
-        missing: dict[TrainingEngine, str] = {}
+        missing: dict[Engine, str] = {}
         due: list[tuple[str, str]] = []
         for image, engines in _ENGINES_OF.items():
             if image in absent:
@@ -210,7 +210,7 @@ class EngineTrials:
     def _known(self, image: str, identity: str) -> MissingByEngine | None:
         """The result of the last trial; None: there was none."""
         if identity in self._results:
-            return {TrainingEngine(name): why for name, why in self._results[identity].items()}
+            return {Engine(name): why for name, why in self._results[identity].items()}
         if identity in self._failures:
             return dict.fromkeys(_ENGINES_OF[image], self._failures[identity])
         return None
@@ -284,7 +284,7 @@ def _read_results(path: Path) -> dict[str, dict[str, str]]:
     try:
         stored = json.loads(path.read_bytes())
         return {
-            str(identity): {TrainingEngine(name): str(why) for name, why in result.items()}
+            str(identity): {Engine(name): str(why) for name, why in result.items()}
             for identity, result in stored.items()
         }
     except (OSError, ValueError, AttributeError):

@@ -75,9 +75,9 @@ def demo(
     from miner.cli.render import dev
     from miner.dev.demo import running_demo
     from miner.dev.tour import work_folder
-    from miner.settings import EngineKind
+    from miner.settings import BackendKind
 
-    engine = EngineKind.SLURM if slurm else EngineKind.PROCESS
+    engine = BackendKind.SLURM if slurm else BackendKind.PROCESS
 
     shown = False
     with work_folder(folder) as place, ExitStack() as running:

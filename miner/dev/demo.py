@@ -33,7 +33,7 @@ from miner.dev.demo_inputs import LoopbackSite
 from miner.dev.samples import SampleTask
 from miner.dev.validator import ValidatorClient, ValidatorOutcome
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
-from miner.settings import EngineKind, load_settings
+from miner.settings import BackendKind, load_settings
 
 #: The validator grants half an hour; the plan needs half a minute of it.
 TASK_HOURS = 0.5
@@ -78,7 +78,7 @@ class RunningDemo:
 
 
 def run_demo(
-    folder: Path, tell: OnDemoStep = lambda _step, _line: None, engine: EngineKind = EngineKind.PROCESS
+    folder: Path, tell: OnDemoStep = lambda _step, _line: None, engine: BackendKind = BackendKind.PROCESS
 ) -> DemoResult:
     """Run the demo in `folder`. It needs a training environment."""
     with running_demo(folder, tell, engine) as demo:
@@ -87,7 +87,7 @@ def run_demo(
 
 @contextmanager
 def running_demo(
-    folder: Path, tell: OnDemoStep, engine: EngineKind = EngineKind.PROCESS
+    folder: Path, tell: OnDemoStep, engine: BackendKind = BackendKind.PROCESS
 ) -> Iterator[RunningDemo]:
     """Run the demo in `folder`; its daemon goes on until the end of the `with`."""
     settings = load_settings(env_file=None)
@@ -102,7 +102,7 @@ def running_demo(
 
 
 def _run_with_daemon(
-    folder: Path, tell: OnDemoStep, python: Path, engine: EngineKind, parts: ExitStack
+    folder: Path, tell: OnDemoStep, python: Path, engine: BackendKind, parts: ExitStack
 ) -> RunningDemo:
     ground = stack.prepare_stack(folder)
     site = parts.enter_context(LoopbackSite())
@@ -119,16 +119,16 @@ def _run_with_daemon(
 
 
 def demo_settings(
-    site: LoopbackSite, folder: Path, engine: EngineKind = EngineKind.PROCESS
+    site: LoopbackSite, folder: Path, engine: BackendKind = BackendKind.PROCESS
 ) -> dict[str, str]:
     """With Slurm every node has one pretended GPU, and the operator's own variables say which Slurm it is."""
     cluster = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
     return {
-        **(cluster if engine is EngineKind.SLURM else {}),
+        **(cluster if engine is BackendKind.SLURM else {}),
         "GPUS": "cpu",
         "PROFILE": "cpu-native",
         "POLICY": "everything-feasible",
-        "ENGINE": engine,
+        "BACKEND": engine,
         "HUB": f"local:{folder / 'hub'}",
         "HF_ENDPOINT": site.url,
         "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",

@@ -137,7 +137,7 @@ class DevStack:
             "OPERATOR_PORT": str(self.operator_port),
             "LOG_FORMAT": "json",
             # Simulated GPUs, enough for everything: offers are answered, nothing is trained.
-            "ENGINE": "none",
+            "BACKEND": "none",
             "GPUS": "64xH100",
             "POLICY": "everything-feasible",
             "PROFILE": "base",

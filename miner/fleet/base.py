@@ -40,7 +40,7 @@ class FleetNode:
 
     #: "" is the daemon's machine.
     name: str
-    #: The engine that runs trainings there, as ENGINE names it.
+    #: The engine that runs trainings there, as BACKEND names it.
     engine: str
     #: With its usable GPUs only; None: none is usable.
     hardware: Hardware | None

@@ -26,7 +26,7 @@ from miner.jobs.timeline import JobTimings
 from miner.observe.alerts import AlertKind, SendAlert
 from miner.observe.redact import Redactor
 from miner.publish import HubPublisher, PublishTarget
-from miner.settings import EngineKind, Settings
+from miner.settings import BackendKind, Settings
 from miner.store import attempts
 from miner.store.store import Store
 
@@ -60,7 +60,7 @@ class UnavailableEngine:
 
 
 async def wait_for_engine(
-    settings: Settings, kind: EngineKind, alert: SendAlert, fleet: Fleet
+    settings: Settings, kind: BackendKind, alert: SendAlert, fleet: Fleet
 ) -> ExecutionEngine:
     """Wait for an engine of the settings: one can be installed while the daemon runs.
 
@@ -107,8 +107,8 @@ async def build_jobs(
     on_over: Callable[[TaskKey], None] = lambda _key: None,
 ) -> JobManager:
     """Build everything but start nothing. Waits for the engines, and for the fleet to see its GPUs."""
-    found = [await wait_for_engine(settings, kind, alert, fleet) for kind in settings.engines]
-    engines: dict[str, ExecutionEngine] = dict(zip(settings.engines, found, strict=True))
+    found = [await wait_for_engine(settings, kind, alert, fleet) for kind in settings.backends]
+    engines: dict[str, ExecutionEngine] = dict(zip(settings.backends, found, strict=True))
     await _wait_for_gpus(fleet)
     events = JobEventBus()
 

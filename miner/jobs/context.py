@@ -58,7 +58,7 @@ class JobServices:
 
     data_dir: Path
     store: Store
-    #: By the word of ENGINE, as nodes name theirs.
+    #: By the word of BACKEND, as nodes name theirs.
     engines: Mapping[str, ExecutionEngine]
     fleet: Fleet
     inputs: InputsProvider

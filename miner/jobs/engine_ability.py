@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from core.domain.choices import Engine as TrainingEngine
+from core.domain.choices import Engine
 from miner.backends.base import IMAGE_OF, EngineUnreachable
 from miner.backends.trial import BEING_TRIED
 from miner.fleet.base import EngineAbility
@@ -77,5 +77,5 @@ def _alert_change(services: JobServices, name: str, before: EngineAbility, now: 
         services.alert(AlertKind.ENGINE_BACK, f"{engine} can train again")
 
 
-def _trainable_engines(ability: EngineAbility) -> list[TrainingEngine]:
+def _trainable_engines(ability: EngineAbility) -> list[Engine]:
     return [engine for engine in IMAGE_OF if engine not in ability.missing]

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from core.domain.choices import Engine as TrainingEngine
+from core.domain.choices import Engine
 from core.domain.job_states import EndReason, StepFailed
 from core.domain.keys import nodes_of
 from core.planning.plan import TrainingPlan
@@ -101,7 +101,7 @@ def write_attempt(folder: AttemptFolder, run: RunSpec, plan: TrainingPlan) -> No
         write_attempt_file(run_file, run.to_json() + "\n")
         write_attempt_file(plan_file, plan.to_json() + "\n")
     command = [shlex.join(trainer_command(plan, run))]
-    if plan.engine is not TrainingEngine.NATIVE:
+    if plan.engine is not Engine.NATIVE:
         command += _write_config(folder, run, plan)
     write_attempt_file(folder.command, "\n".join(command) + "\n")
     shown = "".join(f"{name}={value}\n" for name, value in sorted(run_environment(run, plan).items()))

@@ -3,12 +3,12 @@
 from miner.settings.fields import ChainKind, LogFormat, SandboxKind
 from miner.settings.load import load_settings
 from miner.settings.model import SECRET_FIELDS, Settings, Source, TrainingRepo, without_keys
-from miner.settings.values import EngineKind, is_loopback
+from miner.settings.values import BackendKind, is_loopback
 
 __all__ = [
     "SECRET_FIELDS",
+    "BackendKind",
     "ChainKind",
-    "EngineKind",
     "LogFormat",
     "SandboxKind",
     "Settings",

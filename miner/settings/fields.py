@@ -356,11 +356,11 @@ class InputsSection(Section):
     )
 
 
-class TrainingEngineSection(Section):
-    title = "Training engine"
+class BackendSection(Section):
+    title = "Backend"
 
-    engine: values.EngineKinds = _setting(
-        (values.EngineKind.AUTO,),
+    backend: values.BackendKinds = _setting(
+        (values.BackendKind.AUTO,),
         "What runs training: `docker`, `process` (local processes), `auto` (Docker if it answers and has the "
         "image, else processes), `slurm` (a cluster's nodes), or `none`: answer offers, train nothing. "
         "`docker,slurm` uses this machine's GPUs and the cluster's.",

@@ -18,11 +18,14 @@ from pydantic_settings import EnvSettingsSource
 from core.domain.errors import ConfigError, Problem, nearest_name
 from miner.observe.redact import HIDDEN
 from miner.settings.model import SECRET_FIELDS, Settings, Source, without_keys
+from miner.settings.values import BackendKind
 
 DEFAULT_ENV_FILE = ".env"
 _SHOWN_LENGTH = 80
 #: How alike two names must be to guess that one was meant for the other.
 _ALIKE = 0.84
+#: Names of before the first release.
+_RENAMED = {"engine": "backend"}
 
 
 @dataclass
@@ -51,7 +54,10 @@ def load_settings(
     read = _ReadSettings()
     if env_file is not None:
         _read_env_file(Path(env_file), read)
-    read.add("env", _EnvSource(os.environ if env is None else env)())
+    environment = os.environ if env is None else env
+    if _names_backends(environment.get("ENGINE")):  # others may have a variable of this name too
+        read.problems.append(_renamed("ENGINE"))
+    read.add("env", _EnvSource(environment)())
     read.add("override", overrides)
     settings = _checked(read)
     if read.problems:
@@ -109,8 +115,19 @@ def _find_mistakes(path: Path, text: str, read: _ReadSettings) -> None:
         if name in seen and name in Settings.model_fields:
             read.warnings.append(f"{line.key} is set twice in {path}; the last one, line {number}, counts")
         seen.add(name)
+        if name in _RENAMED:
+            read.problems.append(_renamed(line.key, f" ({path} line {number})"))
+            continue
         if name not in Settings.model_fields and (meant := _nearest(name)):
             read.warnings.append(f"{line.key} is not a setting; did you mean {meant.upper()}?")
+
+
+def _names_backends(value: str | None) -> bool:
+    return value is not None and set(value.split(",")) <= {str(kind) for kind in BackendKind}
+
+
+def _renamed(name: str, where: str = "") -> Problem:
+    return Problem(f"{name}{where}", "", f"is {_RENAMED[name.lower()].upper()} now")
 
 
 def _nearest(name: str) -> str | None:

@@ -20,6 +20,7 @@ from core.domain.wire import TournamentType
 from miner.observe.redact import HIDDEN
 from miner.settings.fields import (
     AlertsSection,
+    BackendSection,
     CallersSection,
     ChainKind,
     ChainSection,
@@ -39,10 +40,9 @@ from miner.settings.fields import (
     Section,
     SlurmSection,
     TournamentSection,
-    TrainingEngineSection,
     WalletSection,
 )
-from miner.settings.values import MIN_SECRET_LENGTH, EngineKind, is_loopback
+from miner.settings.values import MIN_SECRET_LENGTH, BackendKind, is_loopback
 from miner.support.addresses import public_key
 
 Source = Literal["default", "env", ".env", "override"]
@@ -68,7 +68,7 @@ class Settings(
     TournamentSection,
     JobsSection,
     SlurmSection,
-    TrainingEngineSection,
+    BackendSection,
     InputsSection,
     HubSection,
     AlertsSection,
@@ -128,14 +128,14 @@ class Settings(
         return self.published_port or self.public_port
 
     @property
-    def engines(self) -> tuple[EngineKind, ...]:
-        """What runs trainings; empty: nothing is trained."""
-        return tuple(kind for kind in self.engine if kind is not EngineKind.NONE)
+    def backends(self) -> tuple[BackendKind, ...]:
+        """The backends that run trainings; empty if nothing is trained."""
+        return tuple(kind for kind in self.backend if kind is not BackendKind.NONE)
 
     @property
-    def local_engine(self) -> EngineKind | None:
-        """The one for this machine's GPUs; None: they are not used."""
-        return next((kind for kind in self.engine if kind is not EngineKind.SLURM), None)
+    def local_backend(self) -> BackendKind | None:
+        """The backend of this machine's GPUs, or None if they are not used."""
+        return next((kind for kind in self.backend if kind is not BackendKind.SLURM), None)
 
     def source_of(self, name: str) -> Source:
         """Where a field's value came from."""

@@ -319,7 +319,7 @@ NotifyUrls = Annotated[
 ]
 
 
-class EngineKind(StrEnum):
+class BackendKind(StrEnum):
     AUTO = "auto"
     DOCKER = "docker"
     PROCESS = "process"
@@ -327,9 +327,10 @@ class EngineKind(StrEnum):
     NONE = "none"
 
 
-def _one_per_machine(kinds: tuple[EngineKind, ...]) -> tuple[EngineKind, ...]:
-    here = [kind for kind in kinds if kind is not EngineKind.SLURM]
-    if not kinds or len(here) > 1 or len(set(kinds)) < len(kinds) or (EngineKind.NONE in kinds and kinds[1:]):
+def _one_per_machine(kinds: tuple[BackendKind, ...]) -> tuple[BackendKind, ...]:
+    here = [kind for kind in kinds if kind is not BackendKind.SLURM]
+    nothing_else = BackendKind.NONE not in kinds or len(kinds) == 1
+    if not kinds or len(here) > 1 or len(set(kinds)) < len(kinds) or not nothing_else:
         raise ValueError(
             "must be one of auto, docker, process and none, or slurm, or this machine's and the cluster's, "
             "like docker,slurm"
@@ -337,8 +338,8 @@ def _one_per_machine(kinds: tuple[EngineKind, ...]) -> tuple[EngineKind, ...]:
     return kinds
 
 
-EngineKinds = Annotated[
-    tuple[EngineKind, ...], NoDecode, BeforeValidator(_split), AfterValidator(_one_per_machine)
+BackendKinds = Annotated[
+    tuple[BackendKind, ...], NoDecode, BeforeValidator(_split), AfterValidator(_one_per_machine)
 ]
 
 Hotkey = Annotated[str, AfterValidator(_hotkey)]

@@ -19,7 +19,7 @@ from miner.dev.samples import SampleTask, sample_task
 from miner.dev.stack import DevStack, daemon_process, dashboard_process, prepare_stack
 from tests.doubles.browser import Browser, open_browser
 
-SETTINGS = {"ENGINE": "none", "GPUS": "4xH100", "POLICY": "h100x4", "PROFILE": "h100x4", "MAX_JOBS": "100"}
+SETTINGS = {"BACKEND": "none", "GPUS": "4xH100", "POLICY": "h100x4", "PROFILE": "h100x4", "MAX_JOBS": "100"}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from miner.dev import demo
 from miner.dev.demo import run_demo
-from miner.settings import EngineKind
+from miner.settings import BackendKind
 from miner.store.attempts import attempts_of
 from miner.store.database import open_store
 from miner.store.figures import figures_of
@@ -25,11 +25,11 @@ pytestmark = [
 
 
 @pytest.mark.kept("process")
-@pytest.mark.parametrize("engine", [EngineKind.PROCESS, EngineKind.SLURM])
+@pytest.mark.parametrize("engine", [BackendKind.PROCESS, BackendKind.SLURM])
 def test_a_little_model_is_trained_published_and_reported(
-    engine: EngineKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    engine: BackendKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    if engine is EngineKind.SLURM:
+    if engine is BackendKind.SLURM:
         slurm: OwnSlurm = request.getfixturevalue("slurm")
         monkeypatch.setenv("SLURM_BIN_DIR", str(slurm.bin))
     if not PYTHON:

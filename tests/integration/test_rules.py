@@ -129,7 +129,7 @@ async def played(
         settings = {
             "GPUS": "cpu",
             "PROFILE": "long",
-            "ENGINE": "process",
+            "BACKEND": "process",
             "TRAINER_PYTHON": str(python),
             "TRAINER_SANDBOX": "off",
             "HUB": f"local:{tmp_path / 'hub'}",

@@ -108,7 +108,7 @@ def by_processes(
 ) -> tuple[dict[str, Any], bytes]:
     folder = tmp_path_factory.mktemp("process")
     return trained(
-        task, folder / "data", {"ENGINE": "process", "TRAINER_PYTHON": training, "TRAINER_SANDBOX": "off"}
+        task, folder / "data", {"BACKEND": "process", "TRAINER_PYTHON": training, "TRAINER_SANDBOX": "off"}
     )
 
 
@@ -126,13 +126,13 @@ def docker_settings(training: str) -> Iterator[dict[str, str]]:
         name, _, tag = IMAGE.partition(":")
         with engine.client() as client:
             client.api.import_image_from_data(base_image.tar(), repository=name, tag=tag, changes=changes)
-        yield {"ENGINE": "docker", "DOCKER_HOST": engine.host, "TRAINER_TEXT_IMAGE": IMAGE}
+        yield {"BACKEND": "docker", "DOCKER_HOST": engine.host, "TRAINER_TEXT_IMAGE": IMAGE}
 
 
 @pytest.fixture
 def slurm_settings(training: str, slurm: OwnSlurm) -> dict[str, str]:
     return {
-        "ENGINE": "slurm",
+        "BACKEND": "slurm",
         "SLURM_BIN_DIR": str(slurm.bin),
         "TRAINER_PYTHON": training,
         "TRAINER_SANDBOX": "off",

@@ -29,7 +29,7 @@ def slurm() -> Iterator[OwnSlurm]:
 def found(slurm: OwnSlurm, tmp_path: Path, **settings: Any) -> dict[str, Finding]:
     given = {"gpus": "cpu", "trainer_python": python(slurm.folder), "trainer_sandbox": "off", **settings}
     loaded = load_settings(
-        env={}, env_file=None, engine="slurm", data_dir=tmp_path / "data", slurm_bin_dir=slurm.bin, **given
+        env={}, env_file=None, backend="slurm", data_dir=tmp_path / "data", slurm_bin_dir=slurm.bin, **given
     )
     findings = {one.what: one for one in cluster.check_cluster(CheckContext(loaded))}
     # A doctor leaves nothing behind.
@@ -82,7 +82,7 @@ def test_an_interrupted_doctor_leaves_no_job(slurm: OwnSlurm, tmp_path: Path) ->
     )
     environment = {
         **os.environ,
-        "ENGINE": "slurm",
+        "BACKEND": "slurm",
         "DATA_DIR": str(tmp_path / "data"),
         "SLURM_BIN_DIR": str(slurm.bin),
         "GPUS": "cpu",

@@ -18,7 +18,7 @@ from miner.daemon import Daemon
 from miner.dev.stack import ThrowawayKeys, throwaway_keys
 from miner.http.apps import public_app
 from miner.jobs.manager import JobStateConflict
-from miner.settings import EngineKind, load_settings
+from miner.settings import BackendKind, load_settings
 from miner.store.alerts import open_alerts
 from miner.store.ranks import newest_rank
 from miner.support.background import OneBlockingCall
@@ -36,7 +36,7 @@ def keys(tmp_path: Path) -> ThrowawayKeys:
 @pytest.fixture
 async def daemon(keys: ThrowawayKeys, tmp_path: Path) -> AsyncIterator[Daemon]:
     env = {
-        "ENGINE": "none",
+        "BACKEND": "none",
         "GPUS": "8xH100",
         "GPU_SAMPLE_SECONDS": "0",  # it would start a process
         "POLICY": "everything-feasible",
@@ -199,7 +199,7 @@ async def test_jobs_that_cannot_be_started_are_started_later_and_no_offer_is_acc
 
     monkeypatch.setattr("miner.daemon.ENGINE_RETRY_SECONDS", 0.01)
     monkeypatch.setattr(daemon, "_build_jobs", built)
-    daemon.settings = daemon.settings.model_copy(update={"engine": (EngineKind.AUTO,)})
+    daemon.settings = daemon.settings.model_copy(update={"backend": (BackendKind.AUTO,)})
     await daemon._start_jobs()
     assert jobs.tries == 3
     assert "No space left" in (daemon.fleet.ability.problem or "")

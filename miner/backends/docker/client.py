@@ -146,7 +146,7 @@ _LEFTOVER_CONFLICT = re.compile(r"already (exists|in use)")
 _WAYS_OUT = (
     (
         "could not select device driver",
-        "install the NVIDIA container toolkit, then restart Docker; or set ENGINE=process",
+        "install the NVIDIA container toolkit, then restart Docker; or set BACKEND=process",
     ),
     ("unknown device", "the GPU is gone: see nvidia-smi -L"),
     ("setting rlimit", "Docker may not raise that limit here: lower it in TRAINER_ULIMITS"),

@@ -26,7 +26,7 @@ from miner.doctor.examine import (
     skip,
     warn,
 )
-from miner.settings import EngineKind, Settings
+from miner.settings import BackendKind, Settings
 
 PROGRAMS = ("sbatch", "scontrol", "squeue", "scancel")
 OLDEST = (22, 5)
@@ -56,7 +56,7 @@ def check_cluster(context: CheckContext) -> Iterator[Finding]:
     from miner.backends.registry import slurm_commands
 
     settings = context.settings
-    if EngineKind.SLURM not in settings.engines:
+    if BackendKind.SLURM not in settings.backends:
         return
     commands = slurm_commands(settings)
     try:
@@ -401,10 +401,10 @@ def _try_out(settings: Settings, commands: SlurmCommands, cluster: Cluster) -> I
     key = trial_key()
     with _cancelled_at_exit(commands, key):
         gpus = ("0",) if with_gpu else ()
-        trial = explained(trial_finding(hurried, EngineKind.SLURM, gpus, key))
+        trial = explained(trial_finding(hurried, BackendKind.SLURM, gpus, key))
     yield trial
     if trial.status is FindingStatus.OK:
-        yield from reward_isolation(hurried, EngineKind.SLURM)
+        yield from reward_isolation(hurried, BackendKind.SLURM)
 
 
 @contextmanager

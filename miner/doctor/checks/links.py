@@ -17,7 +17,7 @@ from miner.doctor.checks.training import temporary_data_dir
 from miner.doctor.examine import CheckContext, DoctorCheck, Finding, ok, skip, warn
 from miner.fleet.base import Gpu, InventoryState
 from miner.fleet.placement import topology_of
-from miner.settings import EngineKind, Settings
+from miner.settings import BackendKind, Settings
 
 #: Less than this part of what plans count on is worth a look: a slower one makes every plan too hopeful.
 ENOUGH = 0.6
@@ -91,13 +91,13 @@ def _measured(settings: Settings, gpus: list[Gpu]) -> Mapping[str, Any]:
     """Run `trainer.runner.check_links` as a training; what it printed, or why there was no way to."""
     from miner.backends.registry import AUTOMATIC, build_engine
 
-    local = settings.local_engine
-    if local is None or local is EngineKind.NONE:
-        return {"skipped": f"ENGINE={','.join(settings.engine)}: nothing is trained here"}
-    kinds = AUTOMATIC if local is EngineKind.AUTO else (local,)
+    local = settings.local_backend
+    if local is None or local is BackendKind.NONE:
+        return {"skipped": f"BACKEND={','.join(settings.backend)}: nothing is trained here"}
+    kinds = AUTOMATIC if local is BackendKind.AUTO else (local,)
     ids = tuple(gpu.id for gpu in gpus)
 
-    async def run(kind: EngineKind) -> str:
+    async def run(kind: BackendKind) -> str:
         with temporary_data_dir(settings) as temporary:
             engine = await build_engine(settings, kind, temporary.data_dir)
             try:

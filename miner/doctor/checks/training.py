@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.domain.choices import Engine as TrainingEngine
+from core.domain.choices import Engine
 from core.domain.errors import ConfigError, GodMinerError
 from core.profile.explain import ProfileFinding as Remark
 from core.profile.explain import ProfileFindingLevel, check_profile
@@ -25,7 +25,7 @@ from miner.fleet.base import InventoryState
 from miner.offers.backtest.policy_check import policy_findings
 from miner.offers.policies.load import load_policy, policy_files
 from miner.offers.policies.selection import ActiveConfig, active_config
-from miner.settings import EngineKind, Settings
+from miner.settings import BackendKind, Settings
 
 if TYPE_CHECKING:
     from miner.backends.docker.client import DockerClient
@@ -127,19 +127,19 @@ _GPU_DEVICE = Path("/dev/nvidia0")
 
 def check_engine(context: CheckContext) -> Iterator[Finding]:
     settings = context.settings
-    asked = f"ENGINE={','.join(settings.engine)}"
-    if not settings.engines:
+    asked = f"BACKEND={','.join(settings.backend)}"
+    if not settings.backends:
         yield warn(
-            "training engine", "ENGINE=none: offers are answered, nothing is trained", "another ENGINE"
+            "training engine", "BACKEND=none: offers are answered, nothing is trained", "another BACKEND"
         )
         return
     from miner.backends.registry import AUTOMATIC
 
-    for wanted in settings.engines:
-        yield from _usable_engine(settings, AUTOMATIC if wanted is EngineKind.AUTO else (wanted,), asked)
+    for wanted in settings.backends:
+        yield from _usable_engine(settings, AUTOMATIC if wanted is BackendKind.AUTO else (wanted,), asked)
 
 
-def _usable_engine(settings: Settings, kinds: Sequence[EngineKind], asked: str) -> Iterator[Finding]:
+def _usable_engine(settings: Settings, kinds: Sequence[BackendKind], asked: str) -> Iterator[Finding]:
     """What is found of the first of these that can be used; of all, where none can."""
     by_kind = {kind: list(_engine_findings(settings, kind)) for kind in kinds}
     usable = [kind for kind in kinds if is_healthy(by_kind[kind])]
@@ -156,12 +156,12 @@ def _usable_engine(settings: Settings, kinds: Sequence[EngineKind], asked: str) 
     yield from by_kind[usable[0]]
 
 
-def _engine_findings(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
-    if kind is EngineKind.DOCKER:
+def _engine_findings(settings: Settings, kind: BackendKind) -> Iterator[Finding]:
+    if kind is BackendKind.DOCKER:
         yield from _docker(settings)
-    elif kind is EngineKind.PROCESS:
+    elif kind is BackendKind.PROCESS:
         yield from _process(settings)
-    elif kind is not EngineKind.SLURM:  # that has a check of its own
+    elif kind is not BackendKind.SLURM:  # that has a check of its own
         # An engine without checks of its own: what it can train says the most.
         yield trial_finding(settings, kind)
         yield from reward_isolation(settings, kind)
@@ -186,10 +186,10 @@ def _docker(settings: Settings) -> Iterator[Finding]:
                 report = if_missing if image.state is ImageState.MISSING else warn
                 yield report(f"image {image.short}", f"{image.name}: {image.text}", image.fix)
             if image.short == "text" and image.state is not ImageState.MISSING:
-                yield trial_finding(settings, EngineKind.DOCKER)
-                yield from reward_isolation(settings, EngineKind.DOCKER)
+                yield trial_finding(settings, BackendKind.DOCKER)
+                yield from reward_isolation(settings, BackendKind.DOCKER)
     except (EngineUnreachable, DockerRefused) as error:
-        yield fail("docker", str(error), "start Docker, or set ENGINE=process")
+        yield fail("docker", str(error), "start Docker, or set BACKEND=process")
     finally:
         client.close()
 
@@ -228,8 +228,8 @@ def _process(settings: Settings) -> Iterator[Finding]:
     yield _sandbox(settings)
     yield _limits()
     yield shared_memory(shutil.disk_usage(SHM).total)
-    yield trial_finding(settings, EngineKind.PROCESS)
-    yield from reward_isolation(settings, EngineKind.PROCESS)
+    yield trial_finding(settings, BackendKind.PROCESS)
+    yield from reward_isolation(settings, BackendKind.PROCESS)
 
 
 def _sandbox(settings: Settings) -> Finding:
@@ -270,7 +270,7 @@ def shared_memory(total: int) -> Finding:
 
 
 def trial_finding(
-    settings: Settings, kind: EngineKind, gpus: tuple[str, ...] | None = None, key: str = ""
+    settings: Settings, kind: BackendKind, gpus: tuple[str, ...] | None = None, key: str = ""
 ) -> Finding:
     """Start the smallest training with this engine. `gpus`: if they are not this machine's; `key`: the run's,
     if the caller needs it."""
@@ -280,7 +280,7 @@ def trial_finding(
     if gpus is None:
         gpus = ("0",) if _GPU_DEVICE.exists() else ()
 
-    async def try_out() -> Mapping[TrainingEngine, str]:
+    async def try_out() -> Mapping[Engine, str]:
         with temporary_data_dir(settings) as temporary:
             engine = await build_engine(settings, kind, temporary.data_dir)
             try:
@@ -307,7 +307,7 @@ def trial_finding(
     return ok("trial run", detail)
 
 
-def reward_isolation(settings: Settings, kind: EngineKind) -> Iterator[Finding]:
+def reward_isolation(settings: Settings, kind: BackendKind) -> Iterator[Finding]:
     """What isolates reward code. Nothing if such tasks are refused, or if the trial run failed too."""
     from miner.backends.registry import build_engine
     from miner.backends.trial import TrialFailed, run_trial

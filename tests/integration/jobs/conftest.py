@@ -21,7 +21,7 @@ from tests.integration.jobs.field import DAEMON, Field, Files, field_of, field_s
 
 KINDS = ("process", "docker")
 DAEMON_SETTINGS = {
-    "ENGINE": "process",
+    "BACKEND": "process",
     "TRAINER_PYTHON": str(PYTHON),
     "TRAINER_SANDBOX": "off",
     "TRAINER_ULIMITS": "core=0",
@@ -88,7 +88,7 @@ def child(stack: DevStack, request: pytest.FixtureRequest) -> Iterator[ChildProc
     settings = dict(DAEMON_SETTINGS)
     if getattr(request, "param", "") == "slurm":
         slurm: OwnSlurm = request.getfixturevalue("slurm")
-        settings |= {"ENGINE": "slurm", "GPUS": "auto", "SLURM_BIN_DIR": str(slurm.bin)}
+        settings |= {"BACKEND": "slurm", "GPUS": "auto", "SLURM_BIN_DIR": str(slurm.bin)}
         settings |= {"SLURM_POLL_SECONDS": "0.2"}
     child = ChildProcess(
         [sys.executable, str(DAEMON), "run"],

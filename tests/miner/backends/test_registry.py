@@ -14,7 +14,7 @@ import pytest
 from miner.backends import registry as choose
 from miner.backends.process.run_registry import RunRegistry
 from miner.backends.registry import DockerState, NoEngine, build_engine, training_interpreter
-from miner.settings import EngineKind, Settings, load_settings
+from miner.settings import BackendKind, Settings, load_settings
 
 pytestmark = pytest.mark.process
 
@@ -49,7 +49,7 @@ def docker(monkeypatch: pytest.MonkeyPatch) -> Callable[[DockerState], None]:
 
 
 async def chosen(given: Settings) -> choose.EngineChoice:
-    return await choose.choose_engine(given, given.engine[0])
+    return await choose.choose_engine(given, given.backend[0])
 
 
 async def engine_name(settings: Settings) -> str | None:
@@ -83,7 +83,7 @@ async def test_without_a_python_docker_without_the_image_is_better_than_nothing(
     assert choice.engine is None
     assert SILENT.why in choice.why
     assert "make training" in choice.why
-    assert await engine_name(settings(tmp_path, engine="process")) is None
+    assert await engine_name(settings(tmp_path, backend="process")) is None
 
 
 async def test_silent_docker_with_the_last_jobs_is_kept(
@@ -113,8 +113,10 @@ async def test_running_processes_keep_their_engine(
 
 
 async def test_a_named_engine_is_used_whatever_else_there_is(tmp_path: Path) -> None:
-    assert await engine_name(settings(tmp_path, engine="docker")) == "docker"
-    assert await engine_name(settings(tmp_path, engine="process", trainer_python=sys.executable)) == "process"
+    assert await engine_name(settings(tmp_path, backend="docker")) == "docker"
+    assert (
+        await engine_name(settings(tmp_path, backend="process", trainer_python=sys.executable)) == "process"
+    )
 
 
 async def test_docker_without_a_socket_is_silent(tmp_path: Path) -> None:
@@ -150,9 +152,9 @@ import asyncio, sys
 from pathlib import Path
 from miner.backends.registry import choose_engine
 from miner.settings import load_settings
-given = load_settings(env={}, env_file=None, data_dir=Path(sys.argv[1]), engine='process',
+given = load_settings(env={}, env_file=None, data_dir=Path(sys.argv[1]), backend='process',
                       trainer_python=sys.executable, trainer_sandbox='off')
-asyncio.run(choose_engine(given, given.engine[0]))
+asyncio.run(choose_engine(given, given.backend[0]))
 print(sorted({'torch', 'docker', 'requests', 'transformers'} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
@@ -194,5 +196,5 @@ def test_other_machines_get_a_copy_of_our_code_named_by_its_content(tmp_path: Pa
 
 
 def test_every_kind_of_engine_is_in_the_registry() -> None:
-    assert set(choose.ENGINES) == set(EngineKind) - {EngineKind.AUTO, EngineKind.NONE}
+    assert set(choose.ENGINES) == set(BackendKind) - {BackendKind.AUTO, BackendKind.NONE}
     assert set(choose.AUTOMATIC) <= set(choose.ENGINES)

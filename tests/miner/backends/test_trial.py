@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from core.domain.choices import Engine as TrainingEngine
+from core.domain.choices import Engine
 from core.runs.run_files import LOG_FILE
 from miner.backends.base import EndCause, EngineSpec, EngineUnreachable, RunPhase, RunStatus
 from miner.backends.trial import (
@@ -107,9 +107,9 @@ async def test_what_is_missing_is_known_by_training_engine_and_survives_a_restar
     engine = Answering(json.dumps({"axolotl": "no axolotl", "native": ""}), absent={"image": "not built"})
     engine.absent["toolkit"] = "not built"
     expected = {
-        TrainingEngine.AXOLOTL: "no axolotl",
-        TrainingEngine.KOHYA: "not built",
-        TrainingEngine.AI_TOOLKIT: "not built",
+        Engine.AXOLOTL: "no axolotl",
+        Engine.KOHYA: "not built",
+        Engine.AI_TOOLKIT: "not built",
     }
     assert await settled(trials(engine, tmp_path)) == expected
     assert await settled(trials(engine, tmp_path)) == expected
@@ -127,12 +127,12 @@ async def test_an_image_that_cannot_run_our_code_trains_nothing_and_is_tried_aga
     clock = [0.0]
     tried = trials(engine, tmp_path, clock)
     missing = await settled(tried)
-    assert "No module named 'pydantic'" in missing[TrainingEngine.AXOLOTL]
-    assert missing[TrainingEngine.AXOLOTL] == missing[TrainingEngine.NATIVE]
+    assert "No module named 'pydantic'" in missing[Engine.AXOLOTL]
+    assert missing[Engine.AXOLOTL] == missing[Engine.NATIVE]
     engine.output, engine.why = READY, EndCause.OK
     assert await settled(tried) == missing
     clock[0] += RETRY_S
-    assert TrainingEngine.NATIVE not in await settled(tried)
+    assert Engine.NATIVE not in await settled(tried)
 
 
 async def test_missing_parts_are_tried_again_and_count_until_the_next_result(
@@ -143,7 +143,7 @@ async def test_missing_parts_are_tried_again_and_count_until_the_next_result(
     engine.absent = {"text": "not built", "toolkit": "not built"}
     tried = trials(engine, tmp_path, clock)
     found = await settled(tried)
-    assert found[TrainingEngine.KOHYA] == "python: timed out"
+    assert found[Engine.KOHYA] == "python: timed out"
     tried = trials(engine, tmp_path, clock)  # another start
     assert await settled(tried) == found
     engine.why = EndCause.OOM_KILLED
@@ -151,9 +151,9 @@ async def test_missing_parts_are_tried_again_and_count_until_the_next_result(
     assert await settled(tried) == await settled(tried) == found
     engine.why, engine.output = EndCause.OK, READY
     clock[0] += RECHECK_S
-    assert TrainingEngine.KOHYA not in await settled(tried)
+    assert Engine.KOHYA not in await settled(tried)
     clock[0] += RECHECK_S
-    assert TrainingEngine.KOHYA not in await settled(tried)
+    assert Engine.KOHYA not in await settled(tried)
     assert engine.tried == ["image"] * 3
 
 
@@ -182,7 +182,7 @@ async def test_nobody_waits_for_a_trial_and_it_ends_with_the_daemon(tmp_path: Pa
     tried = trials(engine, tmp_path)
     async with asyncio.timeout(60):
         for _ in range(3):
-            assert (await tried.missing())[TrainingEngine.AXOLOTL] == BEING_TRIED
+            assert (await tried.missing())[Engine.AXOLOTL] == BEING_TRIED
             await tried.pause(0.01)
         await tried.close()
     assert engine.tried == ["text"]
@@ -207,7 +207,7 @@ async def test_a_result_counts_only_for_the_image_that_is_still_there(
     monkeypatch.undo()
     engine.why = EndCause.OK
     clock[0] += IDENTITY_S
-    assert TrainingEngine.NATIVE not in await settled(tried)
+    assert Engine.NATIVE not in await settled(tried)
     clock[0] += IDENTITY_S
     engine.identities["text"], engine.output = "2", json.dumps({"axolotl": "no axolotl", "native": ""})
     engine.ending.clear()
@@ -215,7 +215,7 @@ async def test_a_result_counts_only_for_the_image_that_is_still_there(
     await tried.pause(0.05)
     engine.identities["text"], engine.output = "3", READY
     engine.ending.set()
-    assert TrainingEngine.AXOLOTL not in await settled(tried)
+    assert Engine.AXOLOTL not in await settled(tried)
     assert engine.tried == ["text"] * 4
 
 
@@ -246,7 +246,7 @@ async def test_a_trial_that_finds_out_nothing_is_repeated_after_a_pause_and_keep
     clock[0] += AGAIN_S
     found = await rounds()
     assert engine.tried == ["text", "image", "toolkit", "text"]
-    assert str(error) in found[TrainingEngine.AXOLOTL]
+    assert str(error) in found[Engine.AXOLOTL]
     monkeypatch.undo()
     clock[0] += IDENTITY_S
     assert await settled(tried) == {}

@@ -100,7 +100,7 @@ async def open_daemon(folder: Path, **settings: str) -> AsyncIterator[DaemonInPr
         "DATA_DIR": str(data_dir),
         "NODES_FILE": str(nodes_file),
         "MAX_JOBS": "100",
-        "ENGINE": "none",
+        "BACKEND": "none",
         "GPUS": "64xH100",
         "GPU_SAMPLE_SECONDS": "0",  # it would start a process
         "POLICY": "everything-feasible",

@@ -15,7 +15,7 @@ from miner.backends import trial
 from miner.backends.registry import EngineChoice
 from miner.fleet.base import EngineAbility
 from miner.jobs import build
-from miner.settings import EngineKind, load_settings
+from miner.settings import BackendKind, load_settings
 from tests.miner.jobs.harness import FAST, CoroutineEngine, JobsHarness, fleet_of, open_harness
 
 
@@ -114,7 +114,7 @@ async def test_until_there_is_an_engine_nothing_can_be_trained(
     fleet, alerts = fleet_of(), []
     settings = load_settings(env={"DATA_DIR": str(tmp_path)}, env_file=None)
     engine = asyncio.create_task(
-        build.wait_for_engine(settings, EngineKind.AUTO, lambda *alert: alerts.append(alert), fleet)
+        build.wait_for_engine(settings, BackendKind.AUTO, lambda *alert: alerts.append(alert), fleet)
     )
     async with asyncio.timeout(120):
         while fleet.ability.problem is None:

@@ -244,6 +244,15 @@ def test_wrong_values_in_the_file_are_named_and_misspelled_names_and_repeats_war
     assert "line 4" in repeat
 
 
+def test_the_old_name_of_a_setting_is_refused_with_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("ENGINE=docker\n")
+    with pytest.raises(ConfigError, match=r"ENGINE.*: is BACKEND now"):
+        load(tmp_path / ".env")
+    with pytest.raises(ConfigError, match="ENGINE: is BACKEND now"):
+        load_settings(env={"ENGINE": "docker,slurm"}, env_file=None)
+    assert load_settings(env={"ENGINE": "of another program"}, env_file=None).backend == ("auto",)
+
+
 def test_an_unknown_override_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="NETUIDD has value 3: is not a setting; did you mean NETUID"):
         load_settings(env={}, env_file=None, netuidd=3)

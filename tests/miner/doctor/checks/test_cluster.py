@@ -38,7 +38,7 @@ CONFIG = {
 
 
 def given(**settings: Any) -> Settings:
-    return load_settings(env={}, env_file=None, engine="slurm", **settings)
+    return load_settings(env={}, env_file=None, backend="slurm", **settings)
 
 
 def failed(detail: str) -> Finding:
@@ -212,5 +212,5 @@ def test_commands_that_are_not_there_are_named(tmp_path: Path) -> None:
 
 
 def test_without_slurm_nothing_is_asked(tmp_path: Path) -> None:
-    settings = load_settings(env={}, env_file=None, engine="process", slurm_bin_dir=tmp_path)
+    settings = load_settings(env={}, env_file=None, backend="process", slurm_bin_dir=tmp_path)
     assert list(cluster.check_cluster(CheckContext(settings))) == []

@@ -36,12 +36,12 @@ def test_nothing_that_can_train_is_a_failure_with_all_reasons(tmp_path: Path) ->
 
 
 def test_only_the_configured_engine_is_checked(tmp_path: Path) -> None:
-    assert "docker" not in found(tmp_path, engine="process", trainer_python=tmp_path / "no")
-    assert "training python" not in found(tmp_path, engine="docker")
+    assert "docker" not in found(tmp_path, backend="process", trainer_python=tmp_path / "no")
+    assert "training python" not in found(tmp_path, backend="docker")
 
 
 def test_a_python_without_the_training_stack_fails(tmp_path: Path) -> None:
-    findings = found(tmp_path, engine="process", trainer_python=sys.executable)
+    findings = found(tmp_path, backend="process", trainer_python=sys.executable)
     assert findings["trial run"].status is FindingStatus.FAIL
     assert "torch" in findings["trial run"].detail
     assert "make training" in findings["trial run"].fix
@@ -57,7 +57,7 @@ def test_local_processes_are_tried_out(tmp_path: Path, axolotl: str, status: Fin
         f'exec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
-    findings = found(tmp_path, engine="process", trainer_python=python, trainer_sandbox="off")
+    findings = found(tmp_path, backend="process", trainer_python=python, trainer_sandbox="off")
     assert findings["training engine"].status is FindingStatus.OK
     assert findings["trial run"].status is status
     assert "native can train" in findings["trial run"].detail
@@ -72,7 +72,7 @@ def test_shared_memory_is_judged(gib: float, status: FindingStatus) -> None:
 
 def test_docker_is_tried_out(tmp_path: Path, docker_host: Dockerd) -> None:
     findings = found(
-        tmp_path, engine="docker", docker_host=docker_host.host, trainer_text_image=base_image.NAME
+        tmp_path, backend="docker", docker_host=docker_host.host, trainer_text_image=base_image.NAME
     )
     assert findings["training engine"].status is FindingStatus.OK
     assert "live-restore" in findings["docker"].fix
@@ -82,7 +82,7 @@ def test_docker_is_tried_out(tmp_path: Path, docker_host: Dockerd) -> None:
     assert "free for images" in findings["docker disk"].detail
     limits = found(
         tmp_path,
-        engine="docker",
+        backend="docker",
         docker_host=docker_host.host,
         trainer_text_image=base_image.NAME,
         trainer_ulimits="nofile=99999999999",
@@ -91,6 +91,6 @@ def test_docker_is_tried_out(tmp_path: Path, docker_host: Dockerd) -> None:
 
 
 def test_a_docker_without_the_image_is_no_engine(tmp_path: Path, docker_host: Dockerd) -> None:
-    findings = found(tmp_path, engine="docker", docker_host=docker_host.host)
+    findings = found(tmp_path, backend="docker", docker_host=docker_host.host)
     assert findings["training engine"].status is FindingStatus.FAIL
     assert findings["image text"].fix == "god-miner images build text"
