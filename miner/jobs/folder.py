@@ -98,6 +98,14 @@ class JobFolder:
         new.symlink_to(f"attempt_{number}")
         os.replace(new, self.latest)
 
+    def remove_earlier_work(self, number: int, keep: Path | None) -> None:
+        """Remove the scratch of attempts before `number`, which would fill the disk, but not the checkpoint
+        `keep`."""
+        for earlier in range(1, number):
+            work = self.attempt(earlier).work
+            if keep is None or not keep.is_relative_to(work):
+                remove_tree(work)
+
     def strip(self) -> int:
         """Remove inputs, models, checkpoints and the middle of long logs; return the bytes freed.
 
@@ -110,7 +118,7 @@ class JobFolder:
         return freed
 
     def _submissions(self) -> list[Path]:
-        """Also refused ones, and what a kill left of one that was being put in place or copied."""
+        """Include refused submissions and partial copies left by a kill."""
         patterns = ("submission*", ".submission*", "attempt_*/submission*", "attempt_*/.submission*")
         return [path for pattern in patterns for path in self.path.glob(pattern)]
 

@@ -20,7 +20,7 @@ from core.domain.job_states import EndReason, StepFailed
 from core.domain.keys import nodes_of
 from core.domain.wire import MinerSubmission
 from core.planning.plan import TrainingPlan
-from core.runs.remedies import AttemptFailure
+from core.runs.remedies import AttemptFailure, can_resume
 from core.runs.run_files import HeldOutScore, RunResult
 from core.submission.faults import BadSubmission
 from core.submission.folder import FileIdentity
@@ -169,6 +169,12 @@ class AttemptHistory:
     @property
     def ended_by(self) -> EndReason | None:
         return self.failures[-1].reason if self.failures else None
+
+    def resumable(self, plan: TrainingPlan) -> Path | None:
+        """The last checkpoint, if `plan` can go on from it."""
+        if self.checkpoint is None or self.plan is None or self.ended_by is None:
+            return None
+        return self.checkpoint if can_resume(self.plan, plan, self.ended_by) else None
 
     @property
     def reasons(self) -> tuple[EndReason, ...]:

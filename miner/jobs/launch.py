@@ -27,7 +27,6 @@ from core.runs.run_files import RunSpec
 from miner.backends.base import IMAGE_OF, EngineSpec, Mount
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs.folder import AttemptFolder, write_attempt_file
-from miner.jobs.timeline import JobTimeline
 from miner.settings import Settings
 from miner.store.attempts import AttemptRow
 from miner.store.jobs import JobRow
@@ -60,22 +59,26 @@ class JobAttempt:
         return cls(row, folder, run, TrainingPlan.from_json(folder.given_plan.read_bytes()))
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What an attempt is given: its GPUs, the plan for them, and its time."""
+
+    plan: TrainingPlan
+    gpus: tuple[str, ...]
+    #: The trainer's own deadline.
+    end_by: float
+    resume_from: Path | None = None
+
+
 def run_spec(
-    row: JobRow,
-    task: JobTask,
-    fetched: FetchedInputs,
-    folder: AttemptFolder,
-    plan: TrainingPlan,
-    times: JobTimeline,
-    now: float,
-    resume_from: Path | None,
+    row: JobRow, task: JobTask, inputs: FetchedInputs, folder: AttemptFolder, grant: Grant, now: float
 ) -> RunSpec:
     return RunSpec(
         task_id=row.task_id,
         task_type=task.task_type,
         model_id=task.model,
-        model_path=str(fetched.model_path),
-        data_path=str(fetched.data_path),
+        model_path=str(inputs.model_path),
+        data_path=str(inputs.data_path),
         dataset=task.dataset,
         image_type=task.image_type,
         expected_repo_name=row.expected_repo_name,
@@ -87,10 +90,10 @@ def run_spec(
         stop_path=str(folder.stop),
         control_path=str(folder.control),
         began_at=now,
-        end_by=times.end_by,
+        end_by=grant.end_by,
         deadline_at=row.deadline_at,
-        resume_from=str(resume_from) if resume_from else None,
-        seed=plan.seed,
+        resume_from=str(grant.resume_from) if grant.resume_from else None,
+        seed=grant.plan.seed,
     )
 
 

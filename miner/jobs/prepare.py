@@ -1,4 +1,4 @@
-"""From a queued job to an attempt that is ready to launch: inputs, plan, GPUs, plan again, directory.
+"""From a queued job to an attempt that is ready to launch: inputs, `draft`, `acquire`, `write`.
 
 Inputs come first, so that no GPU waits for a download. The plan is made twice: for the GPUs the job could
 get, to know how many to ask for, and for those it was given, in the time that is left then.
@@ -7,48 +7,42 @@ get, to know how many to ask for, and for those it was given, in the time that i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple
 
 from core.domain.decisions import IDLE_HOST, TrainingWorth
-from core.domain.hardware import Hardware
 from core.domain.job_states import EndReason, JobState, StepFailed
-from core.domain.keys import GpuReservation, NamedLane, ReservationKind, nodes_of
+from core.domain.keys import GpuReservation, nodes_of
 from core.domain.units import rfc3339, show_seconds
 from core.domain.wire import MinerTaskOffer
-from core.planning.oom import OutOfMemory
 from core.planning.plan import TrainingPlan
 from core.planning.time.calibration import LearnedBounds
-from core.runs.remedies import can_resume
 from core.system.files import remove_tree
-from miner.fleet.base import FleetNode, GpuGrant, GpuOption, NodeClass
+from miner.fleet.base import FleetSnapshot, GpuGrant
 from miner.fleet.placement import FOREVER
 from miner.inputs.fetch import FetchedInputs
-from miner.jobs import plans
+from miner.jobs import drafts
 from miner.jobs.context import JobContext
+from miner.jobs.drafts import Draft, DraftFacts, draft, draft_granted, usable_classes
 from miner.jobs.history import AttemptHistory, history_of
-from miner.jobs.launch import free_port, run_spec, write_attempt
-from miner.jobs.plans import JobPlanRequest, PlanDraft
+from miner.jobs.launch import Grant, free_port, run_spec, write_attempt
 from miner.jobs.tasks import OPERATOR, task_spec_of
 from miner.store import alerts as store_alerts
 from miner.store import attempts
 
 #: The GPUs are kept for this many times what the plan takes: steps may be slower than planned.
 _GPU_TIME_MARGIN = 1.1
-#: A training ends so long, and what it takes to save, before others use its GPUs: clusters count coarsely.
+#: A training ends this long, and the time to save, before others use its GPUs: clusters count coarsely.
 _BEFORE_OTHERS_S = 180.0
-#: Inputs of which nothing has come for so long may never come.
+#: Release the GPUs after this long without input bytes.
 _NO_BYTES_S = 120.0
-#: Inputs are judged by what came within a window, and given up where the rest would take more than this many
-#: times what is left. Twice, as lines are shared and may become faster.
+#: Inputs are judged by the bytes of one window, and given up if the rest would take more than this many
+#: times the time left. Twice, as lines are shared and may become faster.
 _WINDOW_S, _HOPELESS = 300.0, 2.0
-#: The window starts over with the first bytes after so long without any, and only so many bad windows in a
-#: row end a job: a download that stalled and goes on is not judged by its silence.
+#: The window starts over with the first bytes after a stall, and a job ends only after several bad windows in
+#: a row: a download that stalled and goes on is not judged by its silence.
 _STALLED_S, _BAD_WINDOWS = 60.0, 2
 #: Bytes per second, for a dataset of unknown size.
 _MIN_BYTES_PER_SECOND = 10_000.0
@@ -58,14 +52,14 @@ async def prepare(job: JobContext) -> None:
     """Bring the job to state TRAINING with a new attempt in the store, or raise `StepFailed`."""
     if job.row.state is not JobState.PREPARING:
         await job.move(JobState.PREPARING)
-    fetched = await fetch_inputs(job)
+    inputs = await fetch_inputs(job)
     history = await asyncio.to_thread(history_of, await job.attempts(), job.row.counted_from)
-    plan, until = await _plan_and_acquire(job, fetched, history)
-    await _write_and_record(job, fetched, history, plan, until)
+    grant = await acquire(job, inputs, history)
+    await write(job, inputs, history, grant)
 
 
 def useful_until(job: JobContext) -> float:
-    """The moment after which no training can lead to a model that is published in time."""
+    """The last moment at which a training can still lead to a model that is published in time."""
     return job.timeline().end_by
 
 
@@ -73,7 +67,7 @@ def useful_until(job: JobContext) -> float:
 
 
 async def fetch_inputs(job: JobContext) -> FetchedInputs:
-    """Fetch what is missing. What is there costs nothing, so a later attempt gets its facts here too."""
+    """Fetch the missing inputs. Cached ones cost nothing, so a later attempt gets its facts here too."""
     if job.fetched is not None and not await asyncio.to_thread(_still_exist, job.fetched):
         job.fetched = None
     if job.fetched is None:
@@ -82,22 +76,22 @@ async def fetch_inputs(job: JobContext) -> FetchedInputs:
 
 
 def _still_exist(fetched: FetchedInputs) -> bool:
-    """Somebody may have removed what was there before."""
+    """Check that cached inputs still exist."""
     return fetched.model_path.exists() and fetched.data_path.exists()
 
 
 async def _fetch_while_useful(job: JobContext) -> FetchedInputs:
-    """One try.
+    """Try once.
 
-    While no bytes come the job keeps no GPU from those that have their inputs, and it ends when its inputs
-    cannot come in time.
+    While no bytes arrive the job keeps no GPU from those that have their inputs, and it ends when its inputs
+    cannot arrive in time.
     """
     loop, last, arrivals = asyncio.get_running_loop(), dict[str, int](), dict[str, _InputArrival]()
     hopeless: list[str] = []
 
     def on_silence() -> None:
         if job.services.fleet.yield_gpus(job.key):
-            job.note("inputs_late", "its inputs do not come: no GPU is kept for it until they are here")
+            job.note("inputs_late", "its inputs are not arriving; its GPUs are released until they do")
 
     timer = loop.call_later(_NO_BYTES_S, on_silence)
 
@@ -129,14 +123,14 @@ async def _fetch_while_useful(job: JobContext) -> FetchedInputs:
 
 
 class _InputArrival:
-    """How fast one input comes, by (time, bytes) at the first report and at the start of the window."""
+    """Arrival speed of one input, by (time, bytes) at the first report and at the start of the window."""
 
     def __init__(self, now: float, done: int) -> None:
         self._first = self._window = self._grown = (now, done)
         self._bad = 0
 
     def hopeless_s(self, now: float, done: int, total: int | None, left: float) -> float | None:
-        """Seconds until all of it is here, if that was too long for `left` in the last windows too."""
+        """Seconds until it has arrived, if that was too long for `left` in the last windows too, or None."""
         needs = self.remaining_s(now, done, total)
         if needs is None:
             return None
@@ -144,9 +138,9 @@ class _InputArrival:
         return needs if self._bad >= _BAD_WINDOWS else None
 
     def remaining_s(self, now: float, done: int, total: int | None) -> float | None:
-        """Seconds until all of it is here, at the speed of this window, or of all so far if that is faster.
+        """Seconds until it has arrived, at the speed of this window or, if faster, of all so far.
 
-        None before a window has passed, and when nothing came at all: that has a limit of its own.
+        Return None before a window has passed, and if nothing arrived at all: that has a limit of its own.
         """
         grown_at, grown = self._grown
         if done > grown:
@@ -165,7 +159,7 @@ class _InputArrival:
 
 
 def _too_late(job: JobContext, what: str, done: int, total: int | None, arrival: _InputArrival) -> str | None:
-    """Why this input is not worth waiting for, or None."""
+    """Return why this input is not worth waiting for, or None."""
     left = max(useful_until(job) - job.now(), 0.0)
     needs = arrival.hopeless_s(job.now(), done, total, left)
     if needs is None:
@@ -183,155 +177,70 @@ def _too_late(job: JobContext, what: str, done: int, total: int | None, arrival:
 # Plan and GPUs
 
 
-async def _plan_and_acquire(
-    job: JobContext, fetched: FetchedInputs, history: AttemptHistory
-) -> tuple[TrainingPlan, float]:
-    """Return the plan for the GPUs that the job holds now, and when others need them."""
-    history = _without_lost_machine(job, history)
-
-    async def draft() -> _FleetDraft:
-        return await _draft_for_fleet(job, fetched, history)
-
-    grant = None
-    while grant is None:
+async def acquire(job: JobContext, inputs: FetchedInputs, history: AttemptHistory) -> Grant:
+    """Draft, wait for GPUs, and plan again for those that the job was given."""
+    gpus = None
+    while gpus is None:
         job.set_stage("plan")
-        drafted = await job.run_step("plan", draft, lambda: useful_until(job), history.next_number)
-        grant = await _acquire(job, history, drafted)
-    node = job.services.fleet.inventory.node_with(grant.ids)
-    if node is None:
-        raise StepFailed(EndReason.GPU_LOST, f"the machine of {', '.join(grant.ids)} is not there any more")
-    granted = _granted_hardware(job, node, grant)
-    if history.ended_by is EndReason.OOM and history.plan is not None:
-        # The ladder's step decides everything but the number of steps, and the clock decides that.
-        keep_gpus(job, drafted.plan)
-        return plans.on_host(drafted.plan, _plan_request(job, fetched, history, granted)), FOREVER
-    plan = (await _draft_plan(job, fetched, history, granted)).plan
+        drafted = await job.run_step(
+            "plan", lambda: _draft(job, inputs, history), lambda: useful_until(job), history.next_number
+        )
+        gpus = await _wait_for_gpus(job, history, drafted)
+    facts = _read_facts(job, inputs, history)
+    plan = await asyncio.to_thread(draft_granted, facts, drafted, gpus)
     until = keep_gpus(job, plan)
-    if until is None:
-        return plan, FOREVER
-    request = _plan_request(job, fetched, history, granted)
-    return await _plan_before_others(job, request, plan, until)
+    if until is not None and not drafted.after_oom:
+        plan, until = await _plan_before_others(job, facts, gpus, plan, until)
+    return _grant_of(job, history, plan, until or FOREVER)
 
 
-def _granted_hardware(job: JobContext, node: FleetNode, grant: GpuGrant) -> Hardware:
-    """The host with the job's GPUs, and their places among the host's."""
-    ours = [gpu.id for gpu in job.services.fleet.inventory.gpus if gpu.node == node.name]
-    return node.installed.model_copy(
-        update={
-            "gpus": grant.gpus,
-            "host_gpus": (node.hardware or node.installed).gpus.count,
-            "gpu_places": tuple(place for place, gpu in enumerate(ours) if gpu in grant.ids),
-        }
+async def _draft(job: JobContext, inputs: FetchedInputs, history: AttemptHistory) -> Draft:
+    drafted = await asyncio.to_thread(draft, _read_facts(job, inputs, history))
+    if drafted.after_oom:  # the next plan of this shape need not find that out again
+        await keep_lesson(job, drafted.plan, None)
+    return drafted
+
+
+def _read_facts(job: JobContext, inputs: FetchedInputs, history: AttemptHistory) -> DraftFacts:
+    def learned(plan: TrainingPlan) -> LearnedBounds | None:
+        known = _known_lesson(job, drafts.lesson_key(job.row.validator, plan))
+        micro = job.services.store.read_now(store_alerts.micro_of_next_attempt, job.row.id)
+        return known if micro is None else drafts.with_micro_cap(known, micro)
+
+    now, fleet = job.now(), job.services.fleet
+    others, claim = fleet.snapshot(now, without=job.key), fleet.ledger.claim(job.key)
+    return DraftFacts(
+        spec=task_spec_of(job.row, job.task, now),
+        inputs=inputs,
+        history=history,
+        profile=job.services.profile(),
+        fleet=others,
+        reserved=tuple(claim.gpus) if claim else (),
+        deadline_at=job.row.deadline_at,
+        task=job.task,
+        learned=learned,
+        worth=_worth(job, others, now),
     )
 
 
-class _FleetDraft(NamedTuple):
-    """What to request the fleet for, and the plan for what is wanted most."""
-
-    plan: TrainingPlan
-    options: tuple[GpuOption, ...]
-    lane: NamedLane | None
-    #: All that could be used then.
-    nodes: frozenset[str]
-
-
-async def _draft_for_fleet(job: JobContext, fetched: FetchedInputs, history: AttemptHistory) -> _FleetDraft:
-    """Plan for each class of nodes whose engine can train it. What is reserved for the job comes first, then
-    what trains most."""
-    classes = _possible_classes(job, history)
-    if not classes:
-        raise StepFailed(EndReason.NO_GPU, "no GPU of this fleet can be used")
-    every = _names_of(classes)
-    if history.ended_by is EndReason.OOM and history.plan is not None:
-        classes = [nodes for nodes in classes if _has_gpus_of(history.plan, nodes)]
-        plan = (await _draft_plan(job, fetched, history, classes[0].hardware)).plan
-        option = GpuOption(plan.gpus.count, _names_of(classes), plan.gpus.nodes)
-        return _FleetDraft(plan, (option,), None, every)
-    spec = task_spec_of(job.row, job.task, job.now())
-    most_nodes = plans.most_nodes(job.services.profile(), spec, fetched)
-    drafts, refused = list[tuple[NodeClass, PlanDraft]](), None
-    for nodes in classes:
-        try:
-            draft = await _draft_plan(job, fetched, history, nodes.of_nodes(most_nodes))
-        except StepFailed as error:
-            refused = refused or error
-            continue
-        drafts.append((nodes, draft))
-    abilities = job.services.fleet.abilities
-    able = [
-        (nodes, draft)
-        for nodes, draft in drafts
-        if nodes.engine not in abilities or draft.plan.engine not in abilities[nodes.engine].missing
-    ]
-    drafts = able or drafts
-    if not drafts:
-        assert refused is not None
-        if history.bad_nodes:  # rather there than nowhere
-            return await _draft_for_fleet(job, fetched, replace(history, bad_nodes=frozenset()))
-        await _wait_for_others(job, fetched, history, classes)
-        raise refused
+def _worth(job: JobContext, others: FleetSnapshot, now: float) -> TrainingWorth:
+    """Return the worth of the training, and of further GPUs to others; those that it holds cost nothing. An
+    operator's task does not predict offers, so its GPUs cost nothing until another task waits."""
+    row, task = job.row, job.task
+    another_waits = any(hold.starts_at > now or not hold.gpus for hold in others.reservations)
+    if row.validator == OPERATOR and not another_waits:
+        return IDLE_HOST
+    offer = MinerTaskOffer(
+        model=task.model, hours_to_complete=row.hours, task_id=row.task_id, task_type=task.task_type
+    )
+    worth = job.services.worth(offer, task.image_type, others, now)
     claim = job.services.fleet.ledger.claim(job.key)
-    reserved = set(nodes_of(claim.gpus)) if claim else set[str]()
-    drafts.sort(key=lambda one: (one[0].names.isdisjoint(reserved), -one[1].plan.steps.epochs))
-    first = [nodes.option(draft.counts[0]) for nodes, draft in drafts]
-    fewer = [nodes.option(count) for nodes, draft in drafts for count in draft.counts[1:]]
-    return _FleetDraft(drafts[0][1].plan, (*first, *fewer), drafts[0][1].lane, every)
-
-
-def _names_of(classes: Sequence[NodeClass]) -> frozenset[str]:
-    return frozenset[str]().union(*(nodes.names for nodes in classes))
-
-
-async def _wait_for_others(
-    job: JobContext, fetched: FetchedInputs, history: AttemptHistory, tried: Sequence[NodeClass]
-) -> None:
-    """Raise that a GPU is missing, which is waited for, if a node that cannot be used now could train it."""
-    names = _names_of(tried)
-    others = {
-        node.installed.gpus: node for node in job.services.fleet.inventory.nodes if node.name not in names
-    }
-    for node in others.values():
-        with contextlib.suppress(StepFailed):
-            await _draft_plan(job, fetched, history, node.installed)
-            break
-    else:
-        return
-    raise StepFailed(EndReason.NO_GPU, f"only nodes like {node.name} can train it, and none can be used now")
-
-
-def _without_lost_machine(job: JobContext, history: AttemptHistory) -> AttemptHistory:
-    """After memory ran out the next plan is made from the last one, for as many GPUs of its kind. Where no
-    machine has them any more, it is made anew."""
-    plan = history.plan
-    if plan is None or any(_has_gpus_of(plan, nodes) for nodes in _possible_classes(job, history)):
-        return history
-    return replace(history, plan=None)
-
-
-def _has_gpus_of(plan: TrainingPlan, nodes: NodeClass) -> bool:
-    gpus, wanted = nodes.hardware.gpus, plan.gpus
-    if gpus.kind.name != wanted.kind.name or len(nodes.names) < wanted.nodes:
-        return False
-    return gpus.count == wanted.per_node if wanted.nodes > 1 else gpus.count >= wanted.count
-
-
-def _possible_classes(job: JobContext, history: AttemptHistory) -> list[NodeClass]:
-    """Nodes that can be used, without those where an attempt could not run; all, where no other is left."""
-    fleet = job.services.fleet
-    classes = list(fleet.inventory.classes)
-    able = []
-    for nodes in classes:
-        ability = fleet.abilities.get(nodes.engine)
-        if ability and (ability.problem or (job.task.is_hostile and ability.no_sandbox)):
-            continue
-        able.append(nodes)
-    able = able or classes
-    others = [nodes._replace(names=nodes.names - history.bad_nodes) for nodes in able]
-    return [nodes for nodes in others if nodes.names] or able
+    held = len(claim.gpus) if claim is not None and (claim.firm or claim.is_running) else 0
+    return worth._replace(prices=(*(0.0 for _ in range(held)), *worth.prices[held:]))
 
 
 def _busy_s(plan: TrainingPlan) -> float:
-    """How long its GPUs have work."""
+    """Seconds for which its GPUs have work."""
     return plan.time.total_s - plan.time["publish"]
 
 
@@ -347,105 +256,61 @@ def keep_gpus(job: JobContext, plan: TrainingPlan) -> float | None:
 
 
 async def _plan_before_others(
-    job: JobContext, request: JobPlanRequest, plan: TrainingPlan, until: float
+    job: JobContext, facts: DraftFacts, gpus: GpuGrant, plan: TrainingPlan, until: float
 ) -> tuple[TrainingPlan, float]:
-    """The dataset is larger than its offer suggested. What is reserved for others stands, as long as
-    anything at all can be trained before."""
+    """Plan a shorter training, as the dataset is larger than its offer suggested. GPUs reserved for others
+    stay theirs, as long as anything at all can be trained before."""
     end = until + plan.time.reserve_s + plan.time["publish"]
     hours = max(min(end, job.row.deadline_at) - job.now(), 0.0) / 3600
-    request = replace(request, spec=request.spec.model_copy(update={"hours": hours}))
-    shorter = await asyncio.to_thread(plans.plan_in_time, request)
+    request = facts.request(drafts.granted_hardware(facts.fleet, gpus))
+    shorter = await asyncio.to_thread(drafts.plan_in_time, request, hours)
     if shorter is None or shorter.gpus.count != plan.gpus.count:
-        job.note("late", "its GPUs are reserved for others before anything can be trained; it takes its time")
+        job.note("late", "its GPUs are reserved for another job before it could train; it keeps them")
         return plan, FOREVER
     left = show_seconds(until - job.now())
     job.note("shorter", f"its GPUs are reserved for others in {left}: planned for that")
     return shorter, until
 
 
-async def _draft_plan(
-    job: JobContext, fetched: FetchedInputs, history: AttemptHistory, hardware: Hardware
-) -> PlanDraft:
-    """In a thread, as it takes tens of milliseconds."""
-    if history.ended_by is EndReason.OOM and history.plan is not None:
-        failure = _oom_failure(job, history, history.plan, hardware)
-        plan = await asyncio.to_thread(plans.plan_after_oom, history.plan, failure)
-        await keep_lesson(job, plan, None)  # the next plan of this shape need not find that out again
-        return PlanDraft(plan, (plan.gpus.count,))
-    return await asyncio.to_thread(plans.draft_plan, _plan_request(job, fetched, history, hardware))
+def _grant_of(job: JobContext, history: AttemptHistory, plan: TrainingPlan, until: float) -> Grant:
+    """Say when the attempt has to be over: `until` others need its GPUs."""
+    assert job.grant is not None
+    times = job.timeline(reserve_s=plan.time.reserve_s, publish_s=plan.time["publish"])
+    end_by = min(times.end_by, until, _end_before_others(job, job.grant, plan))
+    if end_by <= job.now():
+        raise StepFailed(EndReason.DEADLINE, "no time is left for another attempt")
+    return Grant(plan, job.grant.ids, end_by, history.resumable(plan))
 
 
-def _plan_request(
-    job: JobContext, fetched: FetchedInputs, history: AttemptHistory, hardware: Hardware
-) -> JobPlanRequest:
-    def learned(plan: TrainingPlan) -> LearnedBounds | None:
-        known = _known_lesson(job, plans.lesson_key(job.row.validator, plan))
-        micro = job.services.store.read_now(store_alerts.micro_of_next_attempt, job.row.id)
-        return known if micro is None else plans.with_micro_cap(known, micro)
-
-    spec = task_spec_of(job.row, job.task, job.now())
-    profile = job.services.profile()
-    return JobPlanRequest(spec, fetched, hardware, profile, learned, history.failures, _worth(job))
-
-
-def _worth(job: JobContext) -> TrainingWorth:
-    """Return the worth of the training, and of further GPUs to others; those that it holds cost nothing. An
-    operator's task does not predict offers, so its GPUs cost nothing until another task waits."""
-    now, fleet, row, task = job.now(), job.services.fleet, job.row, job.task
-    others = fleet.snapshot(now, without=job.key)
-    another_waits = any(hold.starts_at > now or not hold.gpus for hold in others.reservations)
-    if row.validator == OPERATOR and not another_waits:
-        return IDLE_HOST
-    offer = MinerTaskOffer(
-        model=task.model, hours_to_complete=row.hours, task_id=row.task_id, task_type=task.task_type
-    )
-    worth = job.services.worth(offer, task.image_type, others, now)
-    claim = fleet.ledger.claim(job.key)
-    held = len(claim.gpus) if claim is not None and (claim.firm or claim.is_running) else 0
-    return worth._replace(prices=(*(0.0 for _ in range(held)), *worth.prices[held:]))
-
-
-def _oom_failure(
-    job: JobContext, history: AttemptHistory, plan: TrainingPlan, hardware: Hardware
-) -> OutOfMemory:
-    ours = set(history.gpus)
-    reservations = job.services.fleet.snapshot(job.now()).reservations
-    planned_at = job.row.deadline_at - plan.time.deadline_s
-    return OutOfMemory(
-        moment=history.oom_moment,
-        grown_micro=history.grown_micro,
-        elapsed_s=max(job.now() - planned_at, 0.0),
-        shared_gpus=any(
-            ours & set(reservation.gpus)
-            for reservation in reservations
-            if reservation.key != job.key and reservation.kind is ReservationKind.JOB
-        ),
-        available=max(hardware.gpus.count, plan.gpus.count),
-    )
+def _end_before_others(job: JobContext, grant: GpuGrant, plan: TrainingPlan) -> float:
+    """The latest end for which a cluster's scheduler begins it before others use its GPUs; FOREVER if the
+    plan takes longer: then only another machine will do."""
+    end = job.services.fleet.free_until(grant.ids) - job.services.timings.grace_s - _BEFORE_OTHERS_S
+    return end if end >= job.now() + _busy_s(plan) else FOREVER
 
 
 async def keep_lesson(job: JobContext, plan: TrainingPlan, measured_step_s: float | None) -> None:
     """Store what this run teaches later plans; nothing if foreign code ran in it, which may have lied."""
     if job.task.is_hostile:
         return
-    key = plans.lesson_key(job.row.validator, plan)
+    key = drafts.lesson_key(job.row.validator, plan)
     known = await asyncio.to_thread(_known_lesson, job, key)
-    lesson = plans.lesson_of(plan, known, measured_step_s)
+    lesson = drafts.lesson_of(plan, known, measured_step_s)
     if lesson is not None:
         await job.services.store.write(attempts.save_lesson, key, lesson.model_dump_json(), job.now())
 
 
 def _known_lesson(job: JobContext, key: str) -> LearnedBounds | None:
-    """Reads the store: call it off the event loop."""
+    """Read the lesson from the store: call it off the event loop."""
     text = job.services.store.read_now(attempts.get_lesson, key)
     return LearnedBounds.model_validate_json(text) if text else None
 
 
-async def _acquire(job: JobContext, history: AttemptHistory, draft: _FleetDraft) -> GpuGrant | None:
-    """Keep the GPUs of the attempt before if they still fit; otherwise wait in the queue. None: nodes can be
-    used by now that the draft does not know."""
-    held, exclusive = job.grant, draft.plan.launch.exclusive
-    still_fits = held is not None and any(option.is_met(held.ids) for option in draft.options)
+async def _wait_for_gpus(job: JobContext, history: AttemptHistory, drafted: Draft) -> GpuGrant | None:
+    """Keep the GPUs of the last attempt if they still fit, otherwise wait in the queue; return None once
+    nodes can be used that the draft does not know."""
+    held, exclusive = job.grant, drafted.plan.launch.exclusive
+    still_fits = held is not None and any(option.is_met(held.ids) for option in drafted.options)
     if held is not None and still_fits and job.gpu_lost is None and not exclusive:
         return held
     job.grant, job.gpu_lost = None, None
@@ -456,19 +321,20 @@ async def _acquire(job: JobContext, history: AttemptHistory, draft: _FleetDraft)
         nonlocal waited_for
 
         def check_nodes() -> None:
-            if not _names_of(_possible_classes(job, history)) <= draft.nodes:
+            fleet = job.services.fleet.snapshot(job.now())
+            if not drafts.names_of(usable_classes(fleet, history, job.task)) <= drafted.nodes:
                 limit.reschedule(0.0)
 
-        showing = asyncio.create_task(_show_who_waits_for_whom(job, check_nodes))
+        showing = asyncio.create_task(_show_blocking_jobs(job, check_nodes))
         try:
             async with asyncio.timeout(None) as limit:
                 return await job.services.fleet.acquire(
                     job.key,
-                    draft.options,
+                    drafted.options,
                     until=job.row.deadline_at,
                     exclusive=exclusive,
-                    lane=draft.lane,
-                    needs=_busy_s(draft.plan) * _GPU_TIME_MARGIN,
+                    lane=drafted.lane,
+                    needs=_busy_s(drafted.plan) * _GPU_TIME_MARGIN,
                 )
         except TimeoutError:
             if not limit.expired():
@@ -486,15 +352,15 @@ async def _acquire(job: JobContext, history: AttemptHistory, draft: _FleetDraft)
     return job.grant
 
 
-async def _show_who_waits_for_whom(job: JobContext, check_nodes: Callable[[], None]) -> None:
-    """For as long as the job waits, show who has the GPUs that it waits for."""
+async def _show_blocking_jobs(job: JobContext, check_nodes: Callable[[], None]) -> None:
+    """While the job waits, show which jobs hold its GPUs."""
     while True:
         check_nodes()
-        reservations = [
+        holders = [
             _describe_reservation(job, reservation)
             for reservation in job.services.fleet.blocking_reservations(job.key)
         ]
-        job.live.trouble = f"waits for {'; '.join(reservations) or 'free GPUs'}"
+        job.live.trouble = f"waits for {'; '.join(holders) or 'free GPUs'}"
         job.show_state()
         await asyncio.sleep(job.services.timings.poll_s)
 
@@ -509,73 +375,42 @@ def _describe_reservation(job: JobContext, reservation: GpuReservation) -> str:
 # Directory and record
 
 
-async def _write_and_record(
-    job: JobContext, fetched: FetchedInputs, history: AttemptHistory, plan: TrainingPlan, until: float
-) -> None:
-    """The directory first, then the record: an attempt in the store can always be launched from its files."""
-    services, now, number = job.services, job.now(), history.next_number
-    times = job.timeline(reserve_s=plan.time.reserve_s, publish_s=plan.time["publish"])
-    times = replace(times, end_by=min(times.end_by, until, _end_before_others(job, plan)))
-    if times.end_by <= now:
-        raise StepFailed(EndReason.DEADLINE, "no time is left for another attempt")
+async def write(job: JobContext, inputs: FetchedInputs, history: AttemptHistory, grant: Grant) -> None:
+    """Write the directory first, then the record: an attempt in the store can always be launched from its
+    files."""
+    services, number = job.services, history.next_number
     taken = {port for job_id, port in services.ports.items() if job_id != job.row.id}
-    assert job.grant is not None
-    is_local = nodes_of(job.grant.ids) == ("",)
+    is_local = nodes_of(grant.gpus) == ("",)
     port = services.ports[job.row.id] = free_port(taken, services.random, is_local=is_local)
-    plan = plan.model_copy(update={"launch": plan.launch.model_copy(update={"port": port})})
+    plan = grant.plan.model_copy(update={"launch": grant.plan.launch.model_copy(update={"port": port})})
     folder = job.folder.attempt(number)
-    resume_from = resumable_checkpoint(history, plan)
-    run = run_spec(job.row, job.task, fetched, folder, plan, times, now, resume_from)
+    run = run_spec(job.row, job.task, inputs, folder, replace(grant, plan=plan), job.now())
 
-    def write() -> None:
+    def write_files() -> None:
         remove_tree(folder.path)  # of a daemon that ended before the attempt was in the store
-        remove_earlier_work(job, number, resume_from)
+        job.folder.remove_earlier_work(number, grant.resume_from)
         write_attempt(folder, run, plan)
         job.folder.point_latest(number)
 
-    await job.run_step("write", lambda: _write_or_disk_full(write), lambda: times.end_by)
+    async def write_or_disk_full() -> None:
+        try:
+            await asyncio.to_thread(write_files)
+        except OSError as error:
+            text = f"the attempt's directory cannot be written: {error}"
+            raise StepFailed(EndReason.DISK_FULL, text) from error
+
+    await job.run_step("write", write_or_disk_full, lambda: grant.end_by)
     job.row = await services.store.write(
         attempts.begin_attempt,
         job.row.id,
         job.row.lock_token,
         job.now(),
         number=number,
-        engine=services.engine_for(job.grant.ids).name,
+        engine=services.engine_for(grant.gpus).name,
         key=f"{job.row.id}-{number}-{secrets.token_hex(4)}",
         folder=str(folder.path),
-        gpus=job.grant.ids,
-        end_by=times.end_by,
+        gpus=grant.gpus,
+        end_by=grant.end_by,
     )
     job.live.attempt = number
     job.show_state()
-
-
-def _end_before_others(job: JobContext, plan: TrainingPlan) -> float:
-    """When to end at the latest so that a cluster's scheduler begins it before others use its GPUs. FOREVER
-    where the plan takes longer: then only another machine will do."""
-    assert job.grant is not None
-    end = job.services.fleet.free_until(job.grant.ids) - job.services.timings.grace_s - _BEFORE_OTHERS_S
-    return end if end >= job.now() + _busy_s(plan) else FOREVER
-
-
-async def _write_or_disk_full(action: Callable[[], None]) -> None:
-    try:
-        await asyncio.to_thread(action)
-    except OSError as error:
-        text = f"the attempt's directory cannot be written: {error}"
-        raise StepFailed(EndReason.DISK_FULL, text) from error
-
-
-def resumable_checkpoint(history: AttemptHistory, plan: TrainingPlan) -> Path | None:
-    """The last checkpoint, if the next plan can go on from it."""
-    if history.checkpoint is None or history.plan is None or history.ended_by is None:
-        return None
-    return history.checkpoint if can_resume(history.plan, plan, history.ended_by) else None
-
-
-def remove_earlier_work(job: JobContext, number: int, keep: Path | None) -> None:
-    """Remove the scratch of earlier attempts, which would fill the disk, but not the checkpoint `keep`."""
-    for earlier in range(1, number):
-        work = job.folder.attempt(earlier).work
-        if keep is None or not keep.is_relative_to(work):
-            remove_tree(work)

@@ -24,7 +24,7 @@ from core.runs.remedies import (
 )
 from core.runs.run_files import RunEnd
 from miner.inputs.fetch import FetchedInputs
-from miner.jobs import plans
+from miner.jobs import drafts
 from miner.jobs.timeline import JobTimings
 from miner.jobs.verdict import NextAction, RetrySituation, next_action
 from tests.core.planning.candidates import on_all_gpus
@@ -48,8 +48,8 @@ def first_plan(
 ) -> TrainingPlan:
     spec = TaskSpec(task_type=TaskType.INSTRUCT, hours=4.0)
     inputs = FetchedInputs(model_path=None, data_path=None, model=MODEL, data=ROWS)  # type: ignore[arg-type]
-    request = plans.JobPlanRequest(spec, inputs, HARDWARE, profile, lambda _plan: known, failures)
-    return plans.first_plan(request)
+    request = drafts.JobPlanRequest(spec, inputs, HARDWARE, profile, lambda _plan: known, failures)
+    return drafts.first_plan(request)
 
 
 def in_daemon(profile: LoadedProfile, ends: list[tuple[RunEnd, str]]) -> list[tuple[TrainingPlan, bool]]:
@@ -65,8 +65,8 @@ def in_daemon(profile: LoadedProfile, ends: list[tuple[RunEnd, str]]) -> list[tu
         before = plan
         try:
             if reason is EndReason.OOM:
-                plan = plans.plan_after_oom(plan, OutOfMemory(elapsed_s=60.0))
-                known = plans.lesson_of(plan, known, None) or known
+                plan = drafts.plan_after_oom(plan, OutOfMemory(elapsed_s=60.0))
+                known = drafts.lesson_of(plan, known, None) or known
             else:
                 plan = first_plan(profile, known, *failures)
         except StepFailed:

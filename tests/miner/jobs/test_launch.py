@@ -22,8 +22,7 @@ from miner.backends.base import IMAGE_OF
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs import launch
 from miner.jobs.folder import job_folder
-from miner.jobs.launch import AttemptReplay, JobAttempt, engine_spec, run_spec, write_attempt
-from miner.jobs.timeline import JobTimings, job_timeline
+from miner.jobs.launch import AttemptReplay, Grant, JobAttempt, engine_spec, run_spec, write_attempt
 from miner.settings import Settings
 from miner.store.attempts import AttemptRow
 from tests.miner.jobs.harness import MODEL
@@ -62,8 +61,8 @@ def attempt(
 ) -> JobAttempt:
     folder = job_folder(tmp_path, 7).attempt(1)
     inputs = FetchedInputs(tmp_path / "models/m", tmp_path / "jobs/7/inputs/data", plan.model, plan.data)
-    times = job_timeline(1000.0, 4600.0, JobTimings())
-    run = run_spec(row(b"{}", task_type=task.task_type), task, inputs, folder, plan, times, 1000.0, None)
+    grant = Grant(plan, gpus, 4000.0)
+    run = run_spec(row(b"{}", task_type=task.task_type), task, inputs, folder, grant, 1000.0)
     write_attempt(folder, run, plan)
     attempt_row = AttemptRow(
         1, 7, 1, "docker", "7-1-abcdef01", None, str(folder.path), gpus, 0.0, 1.0, None, None, ""

@@ -13,7 +13,7 @@ from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.time.calibration import LearnedBounds
 from core.runs.remedies import NAN_RATE_FACTOR, AttemptFailure
 from miner.inputs.fetch import FetchedInputs
-from miner.jobs import plans
+from miner.jobs import drafts
 from tests.core.planning.candidates import on_all_gpus
 from tests.miner.jobs.harness import MODEL, ROWS
 
@@ -23,9 +23,9 @@ INPUTS = FetchedInputs(model_path=None, data_path=None, model=MODEL, data=ROWS) 
 PROFILE = on_all_gpus()
 
 
-def request(hours: float = 1.0, *reasons: EndReason, **changes: Any) -> plans.JobPlanRequest:
+def request(hours: float = 1.0, *reasons: EndReason, **changes: Any) -> drafts.JobPlanRequest:
     hardware = Hardware(gpus=parse_gpus("4xH100"), cpu_cores=16, memory_bytes=64 * 10**9)
-    asked = plans.JobPlanRequest(
+    asked = drafts.JobPlanRequest(
         TaskSpec(task_type=TaskType.INSTRUCT, hours=hours),
         INPUTS,
         hardware,
@@ -37,20 +37,21 @@ def request(hours: float = 1.0, *reasons: EndReason, **changes: Any) -> plans.Jo
 
 
 def test_a_plan_is_made_for_what_there_is() -> None:
-    draft = plans.draft_plan(request())
-    assert draft.plan.verdict.feasible
-    assert draft.counts[0] == draft.plan.gpus.count == 4
-    assert list(draft.counts) == sorted(draft.counts, reverse=True)
+    plan = drafts.first_plan(request())
+    counts = drafts.gpu_counts(plan, request())
+    assert plan.verdict.feasible
+    assert counts[0] == plan.gpus.count == 4
+    assert list(counts) == sorted(counts, reverse=True)
 
 
 @pytest.mark.parametrize("hours", [0.1, 0.01, 0.002])
 def test_too_little_time_is_no_reason_to_train_nothing(hours: float) -> None:
-    plan = plans.first_plan(request(hours))
+    plan = drafts.first_plan(request(hours))
     assert plan.verdict.feasible
     assert plan.steps.total >= 1
     assert plan.time.deadline_s == pytest.approx(hours * 3600)
     assert plan.task.hours == hours
-    assert "the clock ends it" in plan.notes[-1]
+    assert "the deadline will cut it off" in plan.notes[-1]
 
 
 def test_what_does_not_fit_in_memory_is_refused() -> None:
@@ -59,59 +60,59 @@ def test_what_does_not_fit_in_memory_is_refused() -> None:
     )
     large = request(inputs=replace(INPUTS, model=huge))
     with pytest.raises(StepFailed) as failed:
-        plans.first_plan(large)
+        drafts.first_plan(large)
     assert failed.value.reason is EndReason.INFEASIBLE
     assert str(failed.value)
 
 
 def test_what_was_learned_of_a_shape_bounds_its_next_plan() -> None:
-    first = plans.first_plan(request())
+    first = drafts.first_plan(request())
     asked: list[str] = []
 
     def lesson(plan: TrainingPlan) -> LearnedBounds:
-        asked.append(plans.lesson_key("5Validator", plan))
+        asked.append(drafts.lesson_key("5Validator", plan))
         return LearnedBounds(micro=2, slowness=3.0)
 
-    second = plans.first_plan(request(learned=lesson))
+    second = drafts.first_plan(request(learned=lesson))
     assert second.batch.micro <= 2 < first.batch.micro
     assert second.time.step_s > first.time.step_s
     assert asked[0].startswith("5Validator/")
 
 
 def test_nan_and_the_hosts_memory_change_the_next_plan() -> None:
-    plain = plans.first_plan(request())
-    calm = plans.first_plan(request(1.0, EndReason.NAN, EndReason.NAN))
+    plain = drafts.first_plan(request())
+    calm = drafts.first_plan(request(1.0, EndReason.NAN, EndReason.NAN))
     assert calm.optimizer.learning_rate == pytest.approx(plain.optimizer.learning_rate * NAN_RATE_FACTOR**2)
-    lean = plans.first_plan(request(1.0, EndReason.HOST_MEMORY))
+    lean = drafts.first_plan(request(1.0, EndReason.HOST_MEMORY))
     assert (lean.loader.workers, lean.loader.prefetch_factor) == (0, None)
 
 
 def test_the_ladder_goes_on_when_the_estimate_says_that_there_is_no_time() -> None:
-    first = plans.first_plan(request(0.5))
+    first = drafts.first_plan(request(0.5))
     late = OutOfMemory(moment="train", elapsed_s=1700.0)
-    second = plans.plan_after_oom(first, late)
+    second = drafts.plan_after_oom(first, late)
     assert second.verdict.feasible
     assert second.steps.total >= 1
     assert second.batch.micro < first.batch.micro
 
 
 def test_lessons_only_ever_get_stricter_and_slowness_follows_what_was_measured() -> None:
-    plan = plans.first_plan(request())
-    smaller = plans.plan_after_oom(plan, OutOfMemory())
+    plan = drafts.first_plan(request())
+    smaller = drafts.plan_after_oom(plan, OutOfMemory())
     known = LearnedBounds(micro=1, checkpointing=True)
-    assert plans.lesson_of(smaller, known, None) is None, "nothing new"
-    learned = plans.lesson_of(smaller, None, None)
+    assert drafts.lesson_of(smaller, known, None) is None, "nothing new"
+    learned = drafts.lesson_of(smaller, None, None)
     assert learned is not None
     assert learned.micro == smaller.batch.micro
-    slow = plans.lesson_of(plan, LearnedBounds(slowness=2.0), plan.time.step_s * 1.5)
+    slow = drafts.lesson_of(plan, LearnedBounds(slowness=2.0), plan.time.step_s * 1.5)
     assert slow is not None
     assert slow.slowness == pytest.approx(3.0)
-    assert plans.lesson_of(plan, None, None) is None
+    assert drafts.lesson_of(plan, None, None) is None
     lesson = LearnedBounds()
     for factor in (1e-6, 1e6):
-        once = plans.lesson_of(plan, lesson, plan.time.step_s * factor)
+        once = drafts.lesson_of(plan, lesson, plan.time.step_s * factor)
         assert once is not None
         assert once.slowness in (0.5, 2.0), "one run does not decide over all that come after it"
     for _ in range(20):
-        lesson = plans.lesson_of(plan, lesson, plan.time.step_s * 1e6) or lesson
+        lesson = drafts.lesson_of(plan, lesson, plan.time.step_s * 1e6) or lesson
     assert lesson.slowness == 20.0
