@@ -74,7 +74,12 @@ def _host() -> Iterator[NvmlHost]:
 
 def _processor_share(interval: str, seconds: float) -> float:
     """Processor seconds per second of a daemon and its children."""
-    settings = {"GPUS": "nvml", "GPU_SAMPLE_SECONDS": interval, "POLICY": "auto", "PROFILE": "auto"}
+    settings = {
+        "GPUS": "nvml",
+        "miner.backends.build_fleet.SAMPLE_SECONDS": interval,
+        "POLICY": "auto",
+        "PROFILE": "auto",
+    }
     with _host() as host, subjects.ground() as ground:
         child = stack.daemon_process(ground, {**subjects.QUIET, **settings, **host.environment})
         with child:

@@ -25,8 +25,7 @@ def run(quick: bool) -> Report:
     submits, running, watched_s = (5, 10, 10.0) if quick else (40, 100, 60.0)
     report = Report("What Slurm adds to a training", ("what", "median", "90 %", "longest"))
     with tempfile.TemporaryDirectory() as name, own_slurm(nodes=2, gpus=0, cpus=256) as slurm:
-        settings = {"slurm_poll_seconds": SLURM_POLL_S, "slurm_cpus_per_gpu": 1}
-        bench = slurm_bench(Path(name) / "data", slurm.bin, **settings)
+        bench = slurm_bench(Path(name) / "data", slurm.bin, poll_s=SLURM_POLL_S, slurm_cpus_per_gpu=1)
         asyncio.run(_measure(report, bench, slurm, submits, running, watched_s))
     report.notes.append(
         "On one machine, whose controller looks for jobs to start once a second; a stand-in in front of each "

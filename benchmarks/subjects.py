@@ -19,11 +19,8 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 #: Limits that a real validator never meets and fifty impatient connections do.
 OPEN_LIMITS = {
-    "REQUEST_RATE_PER_HOTKEY": "1000000",
-    "REQUEST_BURST_PER_HOTKEY": "1000000",
-    "FAILURE_RATE_PER_ADDRESS": "1000000000",
-    "FAILURE_BURST_PER_ADDRESS": "1000000000",
-    "MAX_LIVE_NONCES": "1000000",
+    "miner.chain.auth.REQUEST_BURST": "1e6",
+    "miner.chain.auth.FAILURE_BURST": "1e9",
     # The host of the strategy for eight; more than what fits is refused, as it would be there.
     "GPUS": "8xH100",
     "POLICY": "auto",

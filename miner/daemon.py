@@ -18,7 +18,7 @@ from miner.alerts.requests import RequestWatch
 from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import AlertService
 from miner.backends.build_fleet import build_fleet, build_inventory, build_sampler
-from miner.chain.auth import Authenticator, CallerPolicy, failure_limit
+from miner.chain.auth import Authenticator, CallerPolicy
 from miner.chain.identity import IdentityError
 from miner.chain.metagraph import Metagraph
 from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher, build_source
@@ -33,7 +33,7 @@ from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.jobs.events import LiveJob
 from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager, JobsNotReady, cancel_in_store
-from miner.notify.notifier import Notifier
+from miner.notify.notifier import PERIOD_SECONDS, Notifier
 from miner.notify.targets import NotifyTargets
 from miner.observe.alerts import AlertKind, Alerts
 from miner.observe.metrics import Metrics
@@ -54,7 +54,6 @@ from miner.store.store import Store
 from miner.support.addresses import public_key
 from miner.support.background import OneBlockingCall, PeriodicTask, PeriodicTasks
 from miner.support.clock import SteadyClock
-from miner.support.rate_limits import RateLimit
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +103,6 @@ class Daemon:
             _training_repos(settings),
             self.metrics,
             hold_seconds=settings.offer_hold_seconds,
-            refusal_seconds=settings.refusal_seconds,
             clock=self.clock,
         )
         self.offer_service.on_started = self._on_started
@@ -135,12 +133,10 @@ class Daemon:
             raise IdentityError(
                 f"the hotkey's address {self.hotkey!r} is not an ss58 address; see WALLET_PATH"
             )
-        self.nonces = NonceLedger(self.store, max_live=settings.max_live_nonces)
+        self.nonces = NonceLedger(self.store)
         self.metagraphs = MetagraphRefresher(
             build_source(settings, None),
             cache_path=settings.data_dir / METAGRAPH_FILE,
-            refresh_seconds=settings.metagraph_refresh_seconds,
-            stale_seconds=settings.metagraph_stale_seconds,
             on_alert=self.alerts,
         )
         self.metagraphs.on_refresh = self._record_rank
@@ -149,8 +145,6 @@ class Daemon:
             policy=CallerPolicy.from_settings(settings),
             nonces=self.nonces,
             metagraphs=self.metagraphs,
-            failures=failure_limit(settings),
-            requests=RateLimit(settings.request_rate_per_hotkey, settings.request_burst_per_hotkey),
         )
 
     def _build_fleet(self) -> None:
@@ -171,7 +165,7 @@ class Daemon:
         self.notifier = Notifier(
             self.store,
             NotifyTargets.from_settings(settings, Redactor(settings.secrets())),
-            period=settings.notify_period_seconds,
+            period=PERIOD_SECONDS,
             host=socket.gethostname(),
             clock=self.clock,
         )
@@ -341,7 +335,7 @@ class Daemon:
             self.store.write(record_rank, row).add_done_callback(_log_if_not_recorded)
 
     async def _send_reports(self) -> None:
-        """Send each report of REPORTS once, when its period is over and REPORT_HOUR has come."""
+        """Send each report of REPORTS once, when its period is over."""
         settings = self.settings
         if settings.notify_urls and settings.reports:
             from miner.reports.sent import send_due_reports  # most daemons send none
@@ -352,7 +346,6 @@ class Daemon:
                 self.notifier,
                 terms,
                 settings.reports,
-                settings.report_hour,
                 self.clock(),
                 Redactor(settings.secrets()),
             )

@@ -51,6 +51,10 @@ from miner.store.database import (
 log = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 2048
+#: A client's time to send the headers; to send the body, or read a reply; and the largest body.
+HEADER_SECONDS, BODY_SECONDS, MAX_BODY_BYTES = 5.0, 10.0, 4 * 1024**2
+#: Most connections from one address.
+MAX_PER_ADDRESS = 256
 #: One in this many of the public port's connections is kept for validators that were let in before.
 KNOWN_SHARE = 4
 #: Most connections to the operator's port that have not shown its token, and their time to do so.
@@ -202,12 +206,12 @@ def _public_server(daemon: Daemon) -> _UvicornServer:
     settings = daemon.settings
     of_validators = max(1, settings.max_connections // KNOWN_SHARE)
     limits = HttpLimits(
-        header_seconds=settings.header_timeout_seconds,
-        body_seconds=settings.body_timeout_seconds,
-        max_body_bytes=int(settings.max_body_bytes),
+        header_seconds=HEADER_SECONDS,
+        body_seconds=BODY_SECONDS,
+        max_body_bytes=MAX_BODY_BYTES,
         max_known_connections=of_validators,
         max_stranger_connections=max(1, settings.max_connections - of_validators),
-        max_connections_per_address=settings.max_connections_per_address,
+        max_connections_per_address=MAX_PER_ADDRESS,
     )
     is_known = daemon.authenticator.is_known
     return _uvicorn_server(public_app(daemon), daemon, limits, lambda network, _headers: is_known(network))
@@ -215,15 +219,15 @@ def _public_server(daemon: Daemon) -> _UvicornServer:
 
 def _operator_server(daemon: Daemon) -> _UvicornServer:
     """Make the operator's server: other users of this machine have its address, but not its token."""
-    settings, app = daemon.settings, operator_app(daemon)
+    app = operator_app(daemon)
     token: SecretStr = app.state.operator_token
     limits = HttpLimits(
-        header_seconds=min(settings.header_timeout_seconds, OPERATOR_HEADER_SECONDS),
-        body_seconds=settings.body_timeout_seconds,
-        max_body_bytes=int(settings.max_body_bytes),
-        max_known_connections=settings.max_connections,
+        header_seconds=OPERATOR_HEADER_SECONDS,
+        body_seconds=BODY_SECONDS,
+        max_body_bytes=MAX_BODY_BYTES,
+        max_known_connections=daemon.settings.max_connections,
         max_stranger_connections=MAX_WITHOUT_TOKEN,
-        max_connections_per_address=settings.max_connections_per_address,
+        max_connections_per_address=MAX_PER_ADDRESS,
     )
     return _uvicorn_server(app, daemon, limits, lambda _network, headers: shows_token(headers, token))
 

@@ -29,10 +29,14 @@ from miner.store.store import Store
 from miner.support.data_id import data_id
 
 CPU = "cpu"
+#: How often GPUs are scanned, and how often they and the host are measured (0: never).
+REFRESH_SECONDS, SAMPLE_SECONDS = 5.0, 5.0
+#: A GPU that failed or was occupied must be fine for this long before it is used again.
+RETURN_SECONDS = 300.0
 
 
 def build_fleet(settings: Settings, clock: Callable[[], float]) -> Fleet:
-    rules = QueueRules(patience=settings.queue_patience_seconds, max_running=_max_running_jobs(settings))
+    rules = QueueRules(max_running=_max_running_jobs(settings))
     return Fleet(rules=rules, clock=clock)
 
 
@@ -68,10 +72,10 @@ def build_inventory(
     return GpuInventory(
         JoinedGpuSource(*sources) if len(sources) > 1 else sources[0],
         fleet,
-        GpuHealth(return_seconds=settings.gpu_return_seconds),
+        GpuHealth(return_seconds=RETURN_SECONDS),
         host,
         alert,
-        refresh_seconds=settings.gpu_refresh_seconds,
+        refresh_seconds=REFRESH_SECONDS,
         engine=settings.local_backend or "",
         clock=clock,
         file_problem=lambda: str(file.problem) if file and file.problem else None,
@@ -89,7 +93,7 @@ def build_sampler(
 ) -> GpuSampler:
     """NVML measures also where it is not asked which GPUs there are (`GPUS=4xH100`)."""
     host = HostMeter(settings.data_dir)
-    return GpuSampler(nvml, fleet, history, store, host, interval=settings.gpu_sample_seconds, clock=clock)
+    return GpuSampler(nvml, fleet, history, store, host, interval=SAMPLE_SECONDS, clock=clock)
 
 
 def build_gpu_source(gpus: str, nvml: NvmlSource) -> GpuSource:
@@ -144,7 +148,7 @@ def scan_once(settings: Settings) -> tuple[Fleet, str]:
 
 def scan_and_sample_once(settings: Settings) -> tuple[Fleet, str, list[GpuSample]]:
     """Like `scan_once`, with what each GPU measures now."""
-    return asyncio.run(_scan_once(settings, measure=settings.gpu_sample_seconds > 0))
+    return asyncio.run(_scan_once(settings, measure=True))
 
 
 async def _scan_once(settings: Settings, *, measure: bool) -> tuple[Fleet, str, list[GpuSample]]:

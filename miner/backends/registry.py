@@ -44,6 +44,10 @@ log = logging.getLogger(__name__)
 
 #: Below the data directory: what engines keep of their own.
 ENGINES_FOLDER = "engines"
+#: Most processes and threads of one training.
+MAX_PROCESSES = 16_384
+#: How often Slurm is asked for the state of all jobs, with one command.
+SLURM_POLL_SECONDS = 5.0
 #: What `auto` chose last.
 CHOICE_FILE = "chosen"
 SOURCE_ROOT = Path(core.__file__).resolve().parents[1]
@@ -97,7 +101,7 @@ def docker_engine(settings: Settings, images: TrainerImages | None = None) -> Do
         _wrapper_on_host(settings),
         user,
         ulimits=settings.ulimits(),
-        pids=settings.trainer_processes,
+        pids=MAX_PROCESSES,
     )
     return DockerEngine(
         DockerClient(settings.docker_host),
@@ -125,7 +129,7 @@ def process_engine(settings: Settings, _images: TrainerImages | None = None) -> 
         redact=Redactor(settings.secrets()),
         trusted=(settings.data_dir,),
         ulimits={"nofile": 1 << 20, **settings.ulimits()},
-        pids=settings.trainer_processes,
+        pids=MAX_PROCESSES,
     )
 
 
@@ -160,7 +164,7 @@ def slurm_engine(settings: Settings, _images: TrainerImages | None = None) -> Sl
         wrapper_file=_wrapper_on_host(settings),
         sandbox=sandbox if isinstance(sandbox, Sandbox) else None,
         why_no_sandbox=sandbox if isinstance(sandbox, str) else "",
-        poll_s=settings.slurm_poll_seconds,
+        poll_s=SLURM_POLL_SECONDS,
         redact=Redactor(settings.secrets()),
         trusted=(settings.data_dir,),
         ulimits=settings.ulimits(),
@@ -203,7 +207,7 @@ def sandbox_of(settings: Settings, interpreter: Interpreter, copy: Path | None =
         init = copy / init.relative_to(SOURCE_ROOT)
     visible = (code, *(path.resolve() for path in code.iterdir()), config_dir())
     hosts = _engines_dir(settings) / "hosts"
-    return detect_sandbox(interpreter, hosts, visible, uid, settings.trainer_processes, init)
+    return detect_sandbox(interpreter, hosts, visible, uid, MAX_PROCESSES, init)
 
 
 def training_python(settings: Settings) -> Path | None:

@@ -25,13 +25,18 @@ from miner.settings import Settings
 from miner.support.addresses import client_network, public_key, public_keys, ss58_address
 from miner.support.rate_limits import RateLimit, TokenBuckets
 
-DEFAULT_FAILURE_LIMIT = RateLimit(per_second=2.0, burst=120.0)
-DEFAULT_REQUEST_LIMIT = RateLimit(per_second=2000.0, burst=10_000.0)
+FAILURES_PER_SECOND, FAILURE_BURST = 1.0, 120.0
+REQUESTS_PER_SECOND, REQUEST_BURST = 5000.0, 10_000.0
 
 
-def failure_limit(settings: Settings) -> RateLimit:
-    """Refused requests that one address may send."""
-    return RateLimit(settings.failure_rate_per_address / 60, settings.failure_burst_per_address)
+def failure_limit() -> RateLimit:
+    """Return how many refused requests one address may send before it gets 429."""
+    return RateLimit(FAILURES_PER_SECOND, FAILURE_BURST)
+
+
+def request_limit() -> RateLimit:
+    """Return how many verified requests one validator may send before it gets 429."""
+    return RateLimit(REQUESTS_PER_SECOND, REQUEST_BURST)
 
 
 class AuthError(GodMinerError):
@@ -160,10 +165,8 @@ class Authenticator:
     policy: CallerPolicy
     nonces: NonceLedger
     metagraphs: CurrentMetagraph
-    #: Refused requests that one network address may send.
-    failures: RateLimit = DEFAULT_FAILURE_LIMIT
-    #: Verified requests that one validator may send.
-    requests: RateLimit = DEFAULT_REQUEST_LIMIT
+    failures: RateLimit = field(default_factory=failure_limit)
+    requests: RateLimit = field(default_factory=request_limit)
     now_ns: Callable[[], int] = time.time_ns
     clock_offsets: ClockOffsets = field(default_factory=ClockOffsets)
     _failures: TokenBuckets = field(init=False)

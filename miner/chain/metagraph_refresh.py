@@ -98,6 +98,8 @@ def is_of_source(graph: Metagraph, source: ChainSource) -> bool:
     return graph.source == source.name
 
 
+#: How often hotkeys and stakes are read, and the age at which they count as stale, with an alert.
+REFRESH_SECONDS, STALE_SECONDS = 300.0, 3600.0
 #: The first wait after a failed refresh; doubles up to the ordinary interval.
 RETRY_SECONDS = 5.0
 
@@ -128,8 +130,8 @@ class MetagraphRefresher:
         source: ChainSource,
         *,
         cache_path: Path | None,
-        refresh_seconds: float,
-        stale_seconds: float,
+        refresh_seconds: float = REFRESH_SECONDS,
+        stale_seconds: float = STALE_SECONDS,
         on_alert: SendAlert = lambda *_: None,
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -255,7 +257,7 @@ class MetagraphRefresher:
     def _stale_text(self, error: GodMinerError) -> str:
         age = self.age()
         state = "there is no metagraph at all" if age is None else f"the metagraph is {age:.0f} s old"
-        return f"{state}, older than METAGRAPH_STALE_SECONDS={self._stale_seconds:g}: {error}"
+        return f"{state}, older than {self._stale_seconds:g} s: {error}"
 
     def _alert_once(self, kind: AlertKind, text: str, *, key: str) -> None:
         if key not in self._alerted:
@@ -289,7 +291,6 @@ def build_source(settings: Settings, identity: Hotkey | None) -> ChainSource:
         settings.subtensor_network,
         address=settings.subtensor_address,
         identity=identity,
-        timeout=settings.chain_timeout_seconds,
         allow_private=settings.allow_private_axon,
         cache_dir=settings.data_dir / "runtime-cache",
     )

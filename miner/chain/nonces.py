@@ -25,6 +25,8 @@ T = TypeVar("T")
 _NANOSECONDS = 1_000_000_000
 #: A nonce made in the future is live for longer than one window: until its own clock is a window old.
 _GRACE_SECONDS = 5
+#: Most nonces that are remembered; beyond that, requests get 503.
+MAX_LIVE_NONCES = 500_000
 #: One signer's nonces are at most this part of the cap.
 _MAX_SIGNER_FRACTION = 4
 
@@ -91,7 +93,7 @@ class NonceTicket:
 
 
 class NonceLedger:
-    def __init__(self, store: Store, *, max_live: int) -> None:
+    def __init__(self, store: Store, *, max_live: int = MAX_LIVE_NONCES) -> None:
         self._store = store
         self._max_live = max_live
         self._live: set[tuple[bytes, str]] = set()

@@ -48,6 +48,8 @@ GENESIS_HASHES = {
     "test": "0x8f9cf856bf558a14440e75569c9e58594757048d7b3a84b5d25f6bd978263105",
 }
 WORKER_COMMAND = (sys.executable, "-P", "-m", "miner.chain.sdk_worker")
+#: One call to the node.
+CALL_SECONDS = 30.0
 #: For the worker to start and to import the SDK, on a machine that is busy training.
 WORKER_START_SECONDS = 60.0
 #: A metagraph of thousands of nodes has a quarter of this.
@@ -70,7 +72,7 @@ class SdkSource:
         *,
         address: str | None = None,
         identity: Hotkey | None = None,
-        timeout: float = 30.0,
+        timeout: float = CALL_SECONDS,
         fallbacks: Sequence[str] | None = None,
         allow_private: bool = False,
         cache_dir: Path | None = None,

@@ -35,6 +35,8 @@ def run(
 
     settings = load_settings()
     logs.configure(settings, split=task is None)
+    for warning in settings.warnings:
+        logging.getLogger(__name__).warning(warning)
     if task is not None:
         raise typer.Exit(_run_task(settings, task, as_json))
     from miner.server import run_daemon as serve

@@ -10,18 +10,20 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 from types import TracebackType
 from typing import Self
+from unittest.mock import patch
 
 from core.domain.errors import GodMinerError
 from miner.chain.identity import Identity, create_temporary_hotkey, hotkey_file, open_hotkey
@@ -258,15 +260,32 @@ class ChildProcess:
 
 
 def daemon_process(stack: DevStack, settings: Mapping[str, str] | None = None) -> ChildProcess:
-    """`god-miner run` on this folder; `settings` are added to, or take the place of, the stack's own."""
+    """`god-miner run` on this folder; `settings` are added to, or take the place of, the stack's own.
+
+    A name with dots is a module's constant instead, such as `miner.server.BODY_SECONDS`.
+    """
+    given, constants = split_constants(settings or {})
+    # Not by the console script: PATH may find one of another installation.
+    command = [sys.executable, "-m", "miner", "run"]
+    if constants:
+        command[2:3] = [__name__, json.dumps(constants)]
     return ChildProcess(
-        # Not by the console script: PATH may find one of another installation.
-        [sys.executable, "-m", "miner", "run"],
-        stack.public_port,
-        stack.folder,
-        stack.log_file,
-        {**stack.settings(), **(settings or {})},
+        command, stack.public_port, stack.folder, stack.log_file, {**stack.settings(), **given}
     )
+
+
+def split_constants(settings: Mapping[str, str]) -> tuple[dict[str, str], dict[str, float]]:
+    """Separate settings from constants of modules, whose names have dots."""
+    given = {name: value for name, value in settings.items() if "." not in name}
+    return given, {name: json.loads(value) for name, value in settings.items() if "." in name}
+
+
+def with_constants(constants: Mapping[str, float]) -> ExitStack:
+    """Set constants of modules, by their dotted names, until the result is closed."""
+    changed = ExitStack()
+    for name, value in constants.items():
+        changed.enter_context(patch(name, value))
+    return changed
 
 
 def dashboard_process(stack: DevStack, settings: Mapping[str, str] | None = None) -> ChildProcess:
@@ -284,3 +303,9 @@ def dashboard_process(stack: DevStack, settings: Mapping[str, str] | None = None
 def _child_environment(folder: Path, settings: Mapping[str, str]) -> dict[str, str]:
     passed_on = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
     return {**passed_on, "HOME": str(folder), "PYTHONPATH": str(_PACKAGES), **settings}
+
+
+if __name__ == "__main__":
+    # The daemon of a test: with constants, which come first, that are shorter than an operator's.
+    with with_constants(json.loads(sys.argv.pop(1))):
+        runpy.run_module("miner", run_name="__main__")

@@ -30,6 +30,9 @@ from miner.settings import Settings
 from miner.store.database import StoreUnavailable
 from miner.support.rate_limits import TokenBuckets
 
+#: More validators' requests at once get 503.
+MAX_CONCURRENT_REQUESTS = 256
+
 
 class ServedDaemon(Protocol):
     """The parts of the daemon that the applications themselves use; each route names those that it needs."""
@@ -56,9 +59,7 @@ def public_app(daemon: ServedDaemon) -> ASGIApp:
         return {"status": "ok", "version": __version__}
 
     add_routes(app)
-    return RequestMiddleware(
-        app, metrics=daemon.metrics, max_concurrent=daemon.settings.max_concurrent_requests
-    )
+    return RequestMiddleware(app, metrics=daemon.metrics, max_concurrent=MAX_CONCURRENT_REQUESTS)
 
 
 _OPERATOR_ROUTERS = (
@@ -84,7 +85,7 @@ def operator_app(daemon: ServedDaemon) -> FastAPI:
     except OSError as error:
         text = f"the operator's token cannot be written to {daemon.settings.data_dir} ({error.strerror})"
         raise StoreUnavailable(f"{text}; free disk space, or set OPERATOR_TOKEN") from None
-    app.state.operator_failures = TokenBuckets(failure_limit(daemon.settings))
+    app.state.operator_failures = TokenBuckets(failure_limit())
     app.state.what_if = WhatIf()
     for build_router in _OPERATOR_ROUTERS:
         app.include_router(build_router())

@@ -168,6 +168,8 @@ class InputWorkers:
 
 #: Lengths in real tokens are worth a moment, not more: otherwise they are estimated by bytes.
 MEASURE_SECONDS = 60.0
+#: One try to fetch a dataset; the next continues where it ended.
+DATASET_SECONDS = 1800.0
 #: For checking a dataset; two gigabytes take ten seconds.
 CHECK_SECONDS = 1200.0
 E = TypeVar("E", bound=FetchEvent)
@@ -220,12 +222,12 @@ class JobInputs:
             dataset=task.dataset,
             image_type=task.image_type,
             max_bytes=settings.dataset_max_bytes,
-            seconds=settings.dataset_timeout_seconds,
+            seconds=DATASET_SECONDS,
             allowed_networks=tuple(map(str, settings.allow_private_networks)),
             keep_free=settings.min_free_disk_bytes,
             patience=self.patience,
         )
-        limit = settings.dataset_timeout_seconds + CHECK_SECONDS
+        limit = DATASET_SECONDS + CHECK_SECONDS
         return await self._carry_out(task.job_id, order, on_progress, DatasetDone, limit)
 
     async def fetch_model(

@@ -49,18 +49,8 @@ class JobTimings:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
-        pause = settings.retry_pause_seconds
         return cls(
-            poll_s=settings.job_poll_seconds,
-            engine_poll_s=5 * settings.job_poll_seconds,
-            pause_s=pause,
-            pause_cap_s=max(settings.retry_pause_max_seconds, pause),
-            margin_s=settings.publish_margin_seconds,
             grace_s=settings.stop_grace_seconds,
-            stall_factor=settings.stall_factor,
-            stall_min_s=settings.stall_min_seconds,
-            start_limit_s=settings.silence_limit_seconds,
-            dump_s=5 * settings.job_poll_seconds,
             max_attempts=settings.max_attempts,
             publish_early=settings.publish_early,
         )

@@ -1,6 +1,6 @@
 """Send alerts and reports to the targets of NOTIFY_URLS, never in the way of anything else.
 
-An alert goes out at once, but of one rule at most one message in NOTIFY_PERIOD_SECONDS: what comes meanwhile
+An alert goes out at once, but of one rule at most one message in PERIOD_SECONDS: what comes meanwhile
 waits and is sent together. A target that fails or hangs is tried again after growing pauses, and then gets
 everything it has missed in one message. An alert is marked in the store once a target has taken it; those
 without the mark are sent after a restart.
@@ -25,6 +25,8 @@ from miner.store.store import Store
 
 log = logging.getLogger(__name__)
 
+#: One message of a rule at most in this time.
+PERIOD_SECONDS = 900.0
 #: What comes within this time of the first is sent together.
 COLLECT_SECONDS = 2.0
 #: Before a target that failed is tried again; doubles.

@@ -1,7 +1,7 @@
 """A process that sends notifications through Apprise: one order, then it ends.
 
 Apprise is 36 MB and half a second, and a target can hang: neither belongs in the daemon. Messages are rare
-(NOTIFY_PERIOD_SECONDS), so that a process for each delivery costs less than one that waits.
+(PERIOD_SECONDS), so that a process for each delivery costs less than one that waits.
 """
 
 from __future__ import annotations

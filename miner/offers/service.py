@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 #: Of a start whose offer was not accepted: behind all whose was.
 LOWEST_PRIORITY = -1e6
+#: How long a repeated offer gets the same refusal.
+REFUSAL_SECONDS = 600.0
 #: Refusals of a plan that no fact still to be learned about the task will change.
 _INFEASIBLE = frozenset({Refusal.NO_TIME, Refusal.NO_MEMORY, Refusal.ABSURD_SIZE, Refusal.NO_ENGINE})
 
@@ -162,7 +164,7 @@ class OfferService:
         metrics: Metrics,
         *,
         hold_seconds: float,
-        refusal_seconds: float,
+        refusal_seconds: float = REFUSAL_SECONDS,
         clock: SteadyClock,
     ) -> None:
         """An accepted offer waits `hold_seconds` for its start. A refusal is repeated for `refusal_seconds`;

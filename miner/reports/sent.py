@@ -14,18 +14,20 @@ from miner.reports.text import as_html, as_markdown
 from miner.store.ranks import record_sent_report, report_was_sent
 from miner.store.store import Store
 
+#: From which hour (UTC) of the next day on a report is sent.
+REPORT_HOUR = 6
+
 
 async def send_due_reports(
     store: Store,
     notifier: Notifier,
     policy: Policy,
     wanted: Iterable[str],
-    hour: int,
     now: float,
     redact: Callable[[str], str],
 ) -> None:
-    """Hand the reports of the periods that are over to the notifier, from `hour` (UTC) on."""
-    if datetime.fromtimestamp(now, UTC).hour < hour:
+    """Hand the reports of the periods that are over to the notifier, from REPORT_HOUR on."""
+    if datetime.fromtimestamp(now, UTC).hour < REPORT_HOUR:
         return
     for name in wanted:
         period = finished_period(PeriodKind(name), now)

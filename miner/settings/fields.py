@@ -87,11 +87,6 @@ class ChainSection(Section):
     subtensor_address: values.Websocket | None = _setting(
         None, "Your own chain node (ws:// or wss://), instead of SUBTENSOR_NETWORK."
     )
-    chain_timeout_seconds: values.Seconds = _setting(30, "Time limit of one call to the chain.")
-    metagraph_refresh_seconds: values.Seconds = _setting(300, "How often hotkeys and stakes are read.")
-    metagraph_stale_seconds: values.Seconds = _setting(
-        3600, "Age at which hotkeys and stakes count as stale, with an alert."
-    )
     nodes_file: values.AbsolutePath = _in_data_dir(
         "nodes.json", "The subnet's nodes as JSON, for CHAIN=file; reread when it changes."
     )
@@ -137,6 +132,12 @@ class PublicPortSection(Section):
         "Port to publish on chain, if a port mapping changes it.",
         shown_default="PUBLIC_PORT",
     )
+    max_connections: int = _setting(
+        1024,
+        "Most open connections, a quarter of them for addresses of validators that were let in before.",
+        ge=1,
+        le=1_000_000,
+    )
     allow_private_axon: bool = _setting(False, "Allow a private PUBLIC_IP, for a chain of your own.")
 
 
@@ -173,40 +174,6 @@ class DashboardSection(Section):
         (),
         "The daemons to show, like rack1=http://127.0.0.1:7998 rack2=https://10.0.0.2:443. The token of one "
         "is in DATA_DIR/operator-token-NAME, else it is this machine's. Default: this machine's daemon.",
-    )
-
-
-class LimitsSection(Section):
-    title = "Limits"
-
-    max_body_bytes: Annotated[ByteSize, Field(ge=1024, le=1024**3)] = _setting(
-        "4MiB", "Largest request body, like 4MiB or 4MB."
-    )
-    header_timeout_seconds: values.Seconds = _setting(5, "Time to send the headers.")
-    body_timeout_seconds: values.Seconds = _setting(10, "Time to send the body.")
-    max_connections: int = _setting(
-        1024,
-        "Most open connections, a quarter of them for addresses of validators that were let in before.",
-        ge=1,
-        le=1_000_000,
-    )
-    max_connections_per_address: int = _setting(
-        256, "Most open connections from one address.", ge=1, le=1_000_000
-    )
-    max_concurrent_requests: int = _setting(256, "Most requests at once; more get 503.", ge=1, le=1_000_000)
-    failure_rate_per_address: float = _setting(
-        60, "Failed authentications per minute from one address, before 429.", gt=0, le=1e9
-    )
-    failure_burst_per_address: int = _setting(120, "Such failures at once.", ge=1, le=10**9)
-    request_rate_per_hotkey: float = _setting(
-        5000, "Requests per second from one hotkey, before 429.", gt=0, le=1e9
-    )
-    request_burst_per_hotkey: int = _setting(10_000, "Such requests at once.", ge=1, le=10**9)
-    max_live_nonces: int = _setting(
-        500_000,
-        "Most remembered nonces, a quarter of them for one hotkey; beyond that, requests get 503.",
-        ge=1000,
-        le=100_000_000,
     )
 
 
@@ -254,10 +221,6 @@ class OffersSection(Section):
     offer_hold_seconds: values.Seconds = _setting(
         900, "How long an accepted offer holds its GPUs without a start."
     )
-    refusal_seconds: values.Seconds = _setting(600, "How long a repeated offer gets the same refusal.")
-    queue_patience_seconds: values.Seconds = _setting(
-        3600, "A job that waits longer for GPUs goes before more valuable ones."
-    )
 
 
 class GpusSection(Section):
@@ -271,17 +234,6 @@ class GpusSection(Section):
     )
     fleet_file: values.AbsolutePath | None = _setting(
         None, "YAML file that describes this host's GPUs; reread when it changes."
-    )
-    gpu_refresh_seconds: values.Seconds = _setting(5, "How often GPUs are scanned.")
-    gpu_sample_seconds: float = _setting(
-        5,
-        "How often GPUs and host are measured: utilization, memory, temperature, power and more. 0: never.",
-        ge=0,
-        le=15,
-        allow_inf_nan=False,
-    )
-    gpu_return_seconds: values.Seconds = _setting(
-        300, "How long a failed or occupied GPU must be fine before it is used again."
     )
 
 
@@ -347,9 +299,6 @@ class InputsSection(Section):
     dataset_max_bytes: Annotated[ByteSize, Field(ge=1024, le=10**12)] = _setting(
         "2GiB", "Largest dataset. Validators send at most 2GiB."
     )
-    dataset_timeout_seconds: values.Seconds = _setting(
-        1800, "The longest that one try to fetch a dataset may take; the next goes on from there."
-    )
     allow_private_networks: values.Networks = _setting(
         (),
         "Private networks that dataset URLs may lead to, like 10.0.0.0/8. For tests only.",
@@ -394,9 +343,6 @@ class BackendSection(Section):
         ("core=0", "memlock=-1", "stack=67108864"),
         "Ulimits of trainings, in bytes; -1: none.",
     )
-    trainer_processes: int = _setting(
-        16_384, "Most processes and threads of one training.", ge=16, le=4_000_000
-    )
 
 
 class SlurmSection(Section):
@@ -437,9 +383,6 @@ class SlurmSection(Section):
     slurm_pending_seconds: values.Seconds = _setting(
         600, "A job that does not begin within this time is withdrawn, and tried again elsewhere."
     )
-    slurm_poll_seconds: float = _setting(
-        5, "How often Slurm is asked for the state of all jobs, with one command.", ge=0.2, le=60
-    )
     slurm_bin_dir: values.AbsolutePath | None = _setting(
         None, "Directory of Slurm's commands. Unset: found by PATH."
     )
@@ -451,26 +394,10 @@ class JobsSection(Section):
     max_attempts: int = _setting(
         5, "Most attempts at a job, not counting those that ran out of GPU memory or disk.", ge=1, le=100
     )
-    publish_margin_seconds: values.Seconds = _setting(
-        180, "A submission is complete this long before the deadline (at most a quarter of the job's time)."
-    )
     publish_early: bool = _setting(True, "Publish the first model at once, and better ones as they come.")
     stop_grace_seconds: values.Seconds = _setting(
         90, "Time to save and end when asked to stop; then it is killed."
     )
-    stall_factor: float = _setting(
-        20,
-        "A training counts as hung after this many times its usual step time without a step.",
-        ge=2,
-        le=10_000,
-    )
-    stall_min_seconds: values.Seconds = _setting(600, "But not before this time without a step.")
-    silence_limit_seconds: values.Seconds = _setting(
-        3600, "So does one without progress for this long while loading, evaluating or saving."
-    )
-    job_poll_seconds: values.Seconds = _setting(1, "How often a training's progress is read.")
-    retry_pause_seconds: values.Seconds = _setting(5, "First pause before a retry; it doubles, with jitter.")
-    retry_pause_max_seconds: values.Seconds = _setting(120, "Longest pause.")
     keep_finished_hours: float = _setting(
         24,
         "How long inputs, models and checkpoints of a finished job are kept, unless the disk is full. "
@@ -526,13 +453,9 @@ class NotificationsSection(Section):
         "Where alerts and reports are sent: addresses as Apprise has them (Discord, Telegram, Slack, mail, "
         "webhooks), separated by blanks.",
     )
-    notify_period_seconds: values.Seconds = _setting(
-        900, "A rule's alert is sent at once, but one at most in this time; what comes meanwhile, together."
-    )
     reports: values.Reports = _setting(
         (), "Reports to send there when a period is over: daily, weekly, monthly."
     )
-    report_hour: int = _setting(6, "From which hour (UTC) of the next day on.", ge=0, le=23)
 
 
 class RunningSection(Section):

@@ -22,6 +22,17 @@ from miner.settings.values import BackendKind
 
 DEFAULT_ENV_FILE = ".env"
 _SHOWN_LENGTH = 80
+#: Settings until 0.2 that nobody changed: their values are constants beside the code that uses them.
+_GONE = (
+    "header_timeout_seconds body_timeout_seconds max_body_bytes max_concurrent_requests "
+    "max_connections_per_address failure_rate_per_address failure_burst_per_address request_rate_per_hotkey "
+    "request_burst_per_hotkey max_live_nonces chain_timeout_seconds metagraph_refresh_seconds "
+    "metagraph_stale_seconds refusal_seconds queue_patience_seconds gpu_refresh_seconds gpu_sample_seconds "
+    "gpu_return_seconds dataset_timeout_seconds trainer_processes slurm_poll_seconds publish_margin_seconds "
+    "stall_factor stall_min_seconds silence_limit_seconds job_poll_seconds retry_pause_seconds "
+    "retry_pause_max_seconds notify_period_seconds report_hour"
+)
+GONE = frozenset(_GONE.split())
 #: How alike two names must be to guess that one was meant for the other.
 _ALIKE = 0.84
 #: Names of before the first release.
@@ -57,6 +68,7 @@ def load_settings(
     environment = os.environ if env is None else env
     if _names_backends(environment.get("ENGINE")):  # others may have a variable of this name too
         read.problems.append(_renamed("ENGINE"))
+    read.warnings.extend(_is_gone(name) for name in environment if name.lower() in GONE)
     read.add("env", _EnvSource(environment)())
     read.add("override", overrides)
     settings = _checked(read)
@@ -117,8 +129,9 @@ def _find_mistakes(path: Path, text: str, read: _ReadSettings) -> None:
         seen.add(name)
         if name in _RENAMED:
             read.problems.append(_renamed(line.key, f" ({path} line {number})"))
-            continue
-        if name not in Settings.model_fields and (meant := _nearest(name)):
+        elif name in GONE:
+            read.warnings.append(_is_gone(line.key))
+        elif name not in Settings.model_fields and (meant := _nearest(name)):
             read.warnings.append(f"{line.key} is not a setting; did you mean {meant.upper()}?")
 
 
@@ -128,6 +141,10 @@ def _names_backends(value: str | None) -> bool:
 
 def _renamed(name: str, where: str = "") -> Problem:
     return Problem(f"{name}{where}", "", f"is {_RENAMED[name.lower()].upper()} now")
+
+
+def _is_gone(name: str) -> str:
+    return f"{name} is no longer a setting: its value is fixed since 0.2; remove it"
 
 
 def _nearest(name: str) -> str | None:

@@ -31,7 +31,6 @@ from miner.settings.fields import (
     HubSection,
     InputsSection,
     JobsSection,
-    LimitsSection,
     NotificationsSection,
     OffersSection,
     OperatorPortSection,
@@ -75,7 +74,6 @@ class Settings(
     HistorySection,
     GpusSection,
     OffersSection,
-    LimitsSection,
     DashboardSection,
     OperatorPortSection,
     PublicPortSection,
@@ -119,7 +117,7 @@ class Settings(
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What looks like a mistake in `.env` without being an error."""
+        """Likely mistakes in `.env`, and settings that are gone."""
         return self._warnings
 
     @property
@@ -239,7 +237,6 @@ def broken_rules(settings: Settings) -> tuple[BrokenRule, ...]:
         *_ports_differ(settings),
         *_published_address_is_reachable(settings),
         *_hotkeys_are_allowed_or_denied(settings),
-        *_limits_are_in_order(settings),
         *_repositories_are_complete(settings),
         *_hub_token_is_encrypted(settings),
     )
@@ -308,20 +305,6 @@ def _hotkeys_are_allowed_or_denied(settings: Settings) -> Iterator[BrokenRule]:
             yield BrokenRule(
                 ("allow_hotkeys", "deny_hotkeys"), f"{hotkey} is in DENY_HOTKEYS too; drop one of them"
             )
-
-
-def _limits_are_in_order(settings: Settings) -> Iterator[BrokenRule]:
-    if settings.max_concurrent_requests > settings.max_connections:
-        yield BrokenRule(
-            ("max_concurrent_requests", "max_connections"),
-            f"cannot be more than MAX_CONNECTIONS={settings.max_connections}",
-        )
-    if settings.metagraph_stale_seconds <= settings.metagraph_refresh_seconds:
-        yield BrokenRule(
-            ("metagraph_stale_seconds", "metagraph_refresh_seconds"),
-            f"must be more than METAGRAPH_REFRESH_SECONDS={settings.metagraph_refresh_seconds:g}, "
-            "or every copy is stale",
-        )
 
 
 def _repositories_are_complete(settings: Settings) -> Iterator[BrokenRule]:

@@ -10,18 +10,21 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from miner.backends.base import EngineSpec, ExecutionEngine, Mount, RunPhase, RunStatus
 from miner.backends.registry import docker_engine, process_engine, slurm_engine
 from miner.backends.run_folder import log_tail
+from miner.dev.stack import with_constants
 from miner.settings import Settings, load_settings
 from tests.doubles.base_image import PYTHON
 
 #: Less than the payloads sleep: what should be ended must not have ended by itself.
 WAIT_S = 90.0
+#: Most processes of a training: enough for each test, and few enough to see a fork bomb end.
+PROCESSES = 256
 _counter = itertools.count(1)
 
 
@@ -53,6 +56,7 @@ class EngineBench:
     make: Callable[[Settings], ExecutionEngine]
     #: Whether runs see nothing but what they were given.
     closed: bool
+    processes: int = PROCESSES
     runs: list[Run] = field(default_factory=list)
 
     @property
@@ -126,23 +130,42 @@ class EngineBench:
         await self.engine.close()
 
 
+E = TypeVar("E", bound=ExecutionEngine)
+
+
+def quick(
+    make: Callable[[Settings], E], *, poll_s: float = 0.2, processes: int = PROCESSES
+) -> Callable[[Settings], E]:
+    """Return a maker of engines that ask Slurm more often and allow fewer processes."""
+    package = "miner.backends.registry"
+
+    def made(settings: Settings) -> E:
+        with with_constants({f"{package}.SLURM_POLL_SECONDS": poll_s, f"{package}.MAX_PROCESSES": processes}):
+            return make(settings)
+
+    return made
+
+
 def process_bench(data_dir: Path, *, sandbox: bool, **more: Any) -> EngineBench:
     given = {"trainer_python": PYTHON, "trainer_sandbox": "auto" if sandbox else "off"}
     settings = bench_settings(data_dir, **given, trainer_uid=own_uid(data_dir), **more)
     kind = "sandboxed process" if sandbox else "process"
-    return EngineBench(kind, settings, process_engine(settings), process_engine, closed=sandbox)
+    return EngineBench(kind, settings, (make := quick(process_engine))(settings), make, closed=sandbox)
 
 
 def docker_bench(data_dir: Path, host: str, image: str, **more: Any) -> EngineBench:
     settings = bench_settings(data_dir, docker_host=host, trainer_text_image=image, **more)
-    return EngineBench("docker", settings, docker_engine(settings), docker_engine, closed=True)
+    return EngineBench("docker", settings, (make := quick(docker_engine))(settings), make, closed=True)
 
 
-def slurm_bench(data_dir: Path, commands: Path, **more: Any) -> EngineBench:
-    given = {"trainer_python": PYTHON, "slurm_bin_dir": commands, "slurm_poll_seconds": 0.2, **more}
+def slurm_bench(
+    data_dir: Path, commands: Path, *, poll_s: float = 0.2, processes: int = PROCESSES, **more: Any
+) -> EngineBench:
+    given = {"trainer_python": PYTHON, "slurm_bin_dir": commands, **more}
     settings = bench_settings(data_dir, trainer_uid=own_uid(data_dir), **given)
-    engine = slurm_engine(settings)
-    return EngineBench("slurm", settings, engine, slurm_engine, closed=engine.can_sandbox)
+    make = quick(slurm_engine, poll_s=poll_s, processes=processes)
+    engine = make(settings)
+    return EngineBench("slurm", settings, engine, make, closed=engine.can_sandbox)
 
 
 def own_uid(data_dir: Path) -> int:
@@ -153,7 +176,7 @@ def own_uid(data_dir: Path) -> int:
 
 def bench_settings(data_dir: Path, **more: Any) -> Settings:
     # Limits that no test machine forbids.
-    given: dict[str, Any] = {"trainer_ulimits": "core=0", "trainer_processes": 256, **more}
+    given: dict[str, Any] = {"trainer_ulimits": "core=0", **more}
     return load_settings(env={}, env_file=None, data_dir=data_dir, **given)
 
 

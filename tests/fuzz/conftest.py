@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.miner.http.daemon_process import DaemonProcess, run_daemon_process
+from tests.miner.http.daemon_process import MANY_FAILURES, DaemonProcess, run_daemon_process
 
 OPEN = {
     "MAX_JOBS": "10000",
-    "BODY_TIMEOUT_SECONDS": "1",
-    "FAILURE_RATE_PER_ADDRESS": "1e9",
-    "FAILURE_BURST_PER_ADDRESS": "1000000000",
+    "miner.server.BODY_SECONDS": "1",
+    **MANY_FAILURES,
 }
 
 

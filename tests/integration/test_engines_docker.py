@@ -370,7 +370,7 @@ async def test_what_docker_shows_of_a_run_is_locked_down_and_without_secrets(
     assert host["ReadonlyRootfs"] is True
     assert host["Init"] is True
     assert (host["Memory"], host["MemorySwap"], host["ShmSize"]) == (256 << 20, 256 << 20, 32 << 20)
-    assert host["PidsLimit"] == bench.settings.trainer_processes
+    assert host["PidsLimit"] == bench.processes
     assert host["RestartPolicy"]["Name"] == "no"
     assert not host["AutoRemove"]
     assert [one["DeviceIDs"] for one in host["DeviceRequests"]] == [["1"]]

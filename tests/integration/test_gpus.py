@@ -48,6 +48,13 @@ class Watched:
             return [row["kind"] for row in rows]
 
 
+QUICK = {
+    "GPUS": "nvml",
+    "miner.backends.build_fleet.REFRESH_SECONDS": "0.2",
+    "miner.backends.build_fleet.RETURN_SECONDS": "0.5",
+}
+
+
 def outs(page: dict[str, Any]) -> list[bool]:
     return [gpu["out"] is not None for gpu in page["gpus"]]
 
@@ -57,7 +64,7 @@ async def test_a_daemon_lives_with_what_its_gpus_do(
 ) -> None:
     policy = tmp_path / "at-once.yaml"
     policy.write_text(POLICY)
-    terms = {"GPUS": "nvml", "GPU_REFRESH_SECONDS": "0.2", "GPU_RETURN_SECONDS": "0.5", "POLICY": str(policy)}
+    terms = {**QUICK, "POLICY": str(policy)}
     running(**GENEROUS, **terms, **host.environment)
     watched = Watched(validator)
 
@@ -90,7 +97,7 @@ async def test_what_somebody_else_takes_is_not_offered(
 ) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("exclude: {0: the fan}\n")
-    terms = {"GPUS": "nvml", "GPU_REFRESH_SECONDS": "0.2", "FLEET_FILE": str(file), "MAX_JOBS": "100"}
+    terms = {**QUICK, "FLEET_FILE": str(file), "MAX_JOBS": "100"}
     running(**{**GENEROUS, **terms, **host.environment})
     watched = Watched(validator)
     page = watched.until(lambda page: len(page["gpus"]) == 4)
@@ -108,7 +115,7 @@ async def test_a_driver_that_hangs_while_it_is_measured_holds_up_neither_scans_n
 ) -> None:
     policy = tmp_path / "at-once.yaml"
     policy.write_text(POLICY)
-    terms = {"GPUS": "nvml", "GPU_REFRESH_SECONDS": "0.2", "GPU_SAMPLE_SECONDS": "0.2", "POLICY": str(policy)}
+    terms = {**QUICK, "miner.backends.build_fleet.SAMPLE_SECONDS": "0.2", "POLICY": str(policy)}
     daemon = running(**GENEROUS, **terms, **host.environment)
     watched = Watched(validator)
     host.gpu(1, **training(temperature=83, used_mib=4))

@@ -28,7 +28,7 @@ POLICY = "extends: everything-feasible\nfitting: {max_wait: 0s}\n"
 def settings(folder: Path, gpus: str) -> dict[str, str]:
     file = folder / "at-once.yaml"
     file.write_text(POLICY)
-    wide = {"MAX_CONNECTIONS_PER_ADDRESS": "1000", "MAX_CONCURRENT_REQUESTS": "1000"}
+    wide = {"miner.server.MAX_PER_ADDRESS": "1000", "miner.http.apps.MAX_CONCURRENT_REQUESTS": "1000"}
     return {**GENEROUS, **wide, "POLICY": str(file), "GPUS": gpus}
 
 

@@ -111,7 +111,7 @@ def test_prometheus_scrapes_a_daemon_and_understands_rules_and_dashboard(
     gpus = NvmlHost(compiled(tmp_path), tmp_path / "nvml.json", 2)
     gpus.gpu(0, **training(temperature=71))
     gpus.gpu(1, **training(temperature=93))
-    running(GPUS="nvml", GPU_SAMPLE_SECONDS="1", **gpus.environment)
+    running(GPUS="nvml", **gpus.environment)
     with started_prometheus(tmp_path, stack) as prometheus:
         hot = prometheus.until(lambda: prometheus.query("god_miner_gpu_temperature_celsius > 85"))
         assert [(one["metric"]["gpu"], one["value"][1]) for one in hot] == [(uuid(1), "93")]

@@ -136,7 +136,7 @@ async def played(
             "HF_ENDPOINT": site.url,
             "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
             "MIN_FREE_DISK_BYTES": "0",
-            "GPU_SAMPLE_SECONDS": "1",
+            "miner.backends.build_fleet.SAMPLE_SECONDS": "1",
         }
         async with open_daemon(tmp_path, **settings) as daemon:
             # Before that the plan takes another engine, which begins a minute later.

@@ -82,7 +82,6 @@ def trained(task: Path, data_dir: Path, settings: dict[str, str]) -> tuple[dict[
         "HF_USER": "tester",
         "MIN_FREE_DISK_BYTES": "0",
         "TRAINER_ULIMITS": "core=0",
-        "JOB_POLL_SECONDS": "0.2",
         **settings,
     }
     command = [sys.executable, "-m", "miner", "run", "--task", str(task / "task.json"), "--json"]

@@ -56,7 +56,7 @@ def slurm() -> Iterator[OwnSlurm]:
 @pytest.fixture
 async def bench(slurm: OwnSlurm, python: str, tmp_path: Path) -> AsyncIterator[EngineBench]:
     # Ranks have threads, which count.
-    bench = slurm_bench(tmp_path / "data", slurm.bin, trainer_python=python, trainer_processes=4096)
+    bench = slurm_bench(tmp_path / "data", slurm.bin, trainer_python=python, processes=4096)
     yield bench
     await bench.clear()
 

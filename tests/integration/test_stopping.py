@@ -26,6 +26,7 @@ from tests.doubles.http_bytes import request
 from tests.integration import raw
 from tests.integration.traffic import Sent, Validator, assert_kept, assert_whole, say_all, store
 
+PATIENT = {"miner.server.HEADER_SECONDS": "240", "miner.server.BODY_SECONDS": "240"}
 Running = Callable[..., ChildProcess]
 
 
@@ -59,7 +60,7 @@ def operator_answers(stack: DevStack) -> bool:
 async def test_a_signal_lets_requests_in_flight_be_answered_whole(
     number: signal.Signals, validator: Validator, running: Running
 ) -> None:
-    child = running(MAX_JOBS="100", SHUTDOWN_GRACE_SECONDS="240", BODY_TIMEOUT_SECONDS="240")
+    child = running(MAX_JOBS="100", SHUTDOWN_GRACE_SECONDS="240", **PATIENT)
     port = validator.stack.public_port
     offers = [validator.offer(validator.task()) for _ in range(20)]
     connections = [await begun(port, one) for one in offers]
@@ -85,7 +86,7 @@ async def test_a_signal_lets_requests_in_flight_be_answered_whole(
 
 
 async def test_idle_connections_do_not_hold_up_the_stop(validator: Validator, running: Running) -> None:
-    child = running(SHUTDOWN_GRACE_SECONDS="240", HEADER_TIMEOUT_SECONDS="240")
+    child = running(SHUTDOWN_GRACE_SECONDS="240", **PATIENT)
     idle = [await raw.connect(validator.stack.public_port) for _ in range(5)]
     spoken = await raw.connect(validator.stack.public_port)
     spoken.send(request("/healthz"))
@@ -101,7 +102,7 @@ async def test_idle_connections_do_not_hold_up_the_stop(validator: Validator, ru
 async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(
     second: signal.Signals, validator: Validator, running: Running
 ) -> None:
-    child = running(SHUTDOWN_GRACE_SECONDS="240", BODY_TIMEOUT_SECONDS="240")
+    child = running(SHUTDOWN_GRACE_SECONDS="240", **PATIENT)
     kept = validator.offer(validator.task())
     kept.answer = (await say_all(validator.stack.public_port, [kept.request]))[0]
     hanging = await begun(validator.stack.public_port, validator.offer(validator.task()))
@@ -123,7 +124,7 @@ async def test_a_second_signal_ends_it_at_once_with_a_code_of_its_own(
 async def test_what_does_not_end_within_the_grace_is_not_accepted(
     padding: int, validator: Validator, running: Running
 ) -> None:
-    child = running(SHUTDOWN_GRACE_SECONDS="1", BODY_TIMEOUT_SECONDS="60")
+    child = running(SHUTDOWN_GRACE_SECONDS="1", **PATIENT)
     one = validator.offer(validator.task(), padding=padding)
     hanging = await begun(validator.stack.public_port, one)
     assert await raw.ask(validator.stack.public_port, request("/healthz")) is not None

@@ -25,10 +25,8 @@ from tests.integration.raw import Connection, Cut
 #: Nobody is to be refused for asking much: what is tried here is something else.
 GENEROUS = {
     "MAX_JOBS": "10000",
-    "REQUEST_RATE_PER_HOTKEY": "1000000",
-    "REQUEST_BURST_PER_HOTKEY": "1000000",
-    "FAILURE_RATE_PER_ADDRESS": "1000000",
-    "FAILURE_BURST_PER_ADDRESS": "1000000",
+    "miner.chain.auth.REQUEST_BURST": "1e6",
+    "miner.chain.auth.FAILURE_BURST": "1e6",
 }
 
 

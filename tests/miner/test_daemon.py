@@ -34,15 +34,17 @@ def keys(tmp_path: Path) -> ThrowawayKeys:
 
 
 @pytest.fixture
-async def daemon(keys: ThrowawayKeys, tmp_path: Path) -> AsyncIterator[Daemon]:
+async def daemon(
+    keys: ThrowawayKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Daemon]:
     env = {
         "BACKEND": "none",
         "GPUS": "8xH100",
-        "GPU_SAMPLE_SECONDS": "0",  # it would start a process
         "POLICY": "everything-feasible",
         "DATA_DIR": str(tmp_path / "data"),
     }
     settings = load_settings(env={**keys.settings(), **env}, env_file=None)
+    monkeypatch.setattr("miner.backends.build_fleet.SAMPLE_SECONDS", 0)  # it would start a process
     made = Daemon(settings, keys.miner.ss58_address)
     await made.start()
     yield made

@@ -78,7 +78,7 @@ def check_cluster(context: CheckContext) -> Iterator[Finding]:
         *partition_findings(settings, cluster.partitions, _groups()),
         *node_findings(settings, cluster),
         *_reservation(settings, commands),
-        *configuration_findings(cluster.config, settings.slurm_poll_seconds),
+        *configuration_findings(cluster.config),
     ]
     yield from site
     if not is_healthy(site):
@@ -298,7 +298,7 @@ def _reservation(settings: Settings, commands: SlurmCommands) -> Iterator[Findin
             )
 
 
-def configuration_findings(config: Fields, poll_s: float) -> Iterator[Finding]:
+def configuration_findings(config: Fields) -> Iterator[Finding]:
     """What of the site's configuration matters to a training."""
     select = config.get("SelectType", "")
     if "cons_tres" not in select:
@@ -323,7 +323,7 @@ def configuration_findings(config: Fields, poll_s: float) -> Iterator[Finding]:
     forgotten = f"Slurm forgets an ended job after {age} s (MinJobAge)"
     if accounted:
         yield ok("slurm accounting", f"on; {forgotten}, sacct does not")
-    elif age < max(60, 4 * poll_s):
+    elif age < 60:
         yield warn(
             "slurm accounting",
             f"off, and {forgotten}: one that left no exit file then counts as lost",

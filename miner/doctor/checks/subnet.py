@@ -93,8 +93,9 @@ def _coldkey_elsewhere(coldkey: Path) -> Iterator[Finding]:
 WALLET_CHECK = DoctorCheck("wallet", check_wallet, WALLET_LIMIT_SECONDS)
 
 
-#: The source itself ends what takes longer than CHAIN_TIMEOUT_SECONDS allows; this ends what that does not.
+#: The source limits each call to the node itself; this ends what that does not.
 CHAIN_LIMIT_SECONDS = 120.0
+READ_SECONDS = 60.0
 
 
 def check_chain(context: CheckContext) -> Iterator[Finding]:
@@ -119,7 +120,7 @@ async def _read_metagraph(settings: Settings) -> Metagraph:
     from miner.chain.metagraph_refresh import build_source
 
     source = build_source(settings, None)
-    return await asyncio.wait_for(source.metagraph(), settings.chain_timeout_seconds * 2)
+    return await asyncio.wait_for(source.metagraph(), READ_SECONDS)
 
 
 def callers(metagraph: Metagraph, settings: Settings) -> Finding:

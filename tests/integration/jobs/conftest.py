@@ -16,6 +16,7 @@ from miner.settings import Settings
 from tests.doubles import base_image
 from tests.doubles.base_image import PYTHON
 from tests.doubles.dockerd import Dockerd
+from tests.doubles.engine_bench import quick
 from tests.doubles.slurm import OwnSlurm
 from tests.integration.jobs.field import DAEMON, Field, Files, field_of, field_settings, process_field
 
@@ -25,15 +26,11 @@ DAEMON_SETTINGS = {
     "TRAINER_PYTHON": str(PYTHON),
     "TRAINER_SANDBOX": "off",
     "TRAINER_ULIMITS": "core=0",
-    "TRAINER_PROCESSES": "256",
     "GPUS": "4xH100",
     "PROFILE": "steady",
     "HF_USER": "tester",
     "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",
     "MIN_FREE_DISK_BYTES": "0",
-    "JOB_POLL_SECONDS": "0.05",
-    "RETRY_PAUSE_SECONDS": "0.1",
-    "STALL_MIN_SECONDS": "60",
 }
 
 
@@ -58,7 +55,7 @@ def settings(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Setti
 
 @pytest_asyncio.fixture
 async def engine(kind: str, settings: Settings) -> AsyncIterator[ExecutionEngine]:
-    engine: ExecutionEngine = docker_engine(settings) if kind == "docker" else process_engine(settings)
+    engine: ExecutionEngine = quick(docker_engine if kind == "docker" else process_engine)(settings)
     yield engine
     await engine.close()
 
@@ -89,7 +86,6 @@ def child(stack: DevStack, request: pytest.FixtureRequest) -> Iterator[ChildProc
     if getattr(request, "param", "") == "slurm":
         slurm: OwnSlurm = request.getfixturevalue("slurm")
         settings |= {"BACKEND": "slurm", "GPUS": "auto", "SLURM_BIN_DIR": str(slurm.bin)}
-        settings |= {"SLURM_POLL_SECONDS": "0.2"}
     child = ChildProcess(
         [sys.executable, str(DAEMON), "run"],
         stack.public_port,

@@ -36,6 +36,7 @@ from miner.store.jobs import JobRow, get_job
 from miner.store.store import Store
 from tests.core.submission import folders
 from tests.doubles.base_image import PYTHON
+from tests.doubles.engine_bench import quick
 from tests.doubles.flaky import FlakyServer, Reply, Request
 from tests.miner.jobs.harness import MemoryHub, MemoryInputs, TrustedEngine, fleet_of
 
@@ -307,7 +308,7 @@ async def process_field(
 ) -> AsyncIterator[Field]:
     """With everything real, on local processes; `more`: settings."""
     settings = field_settings(data_dir, trainer_python=python, trainer_sandbox="off", **more)
-    engine = process_engine(settings)
+    engine = quick(process_engine)(settings)
     async with field_of(engine, settings, files, light=False, timings=timings) as field:
         yield field
     await engine.close()
@@ -321,7 +322,6 @@ def field_settings(data_dir: Path, **more: Any) -> Settings:
         "allow_private_networks": "127.0.0.0/8",
         "min_free_disk_bytes": 0,
         "trainer_ulimits": "core=0",
-        "trainer_processes": 256,
         **more,
     }
     return load_settings(env={}, env_file=None, **given)

@@ -15,6 +15,7 @@ from miner.backends.base import EXIT_FILE
 from miner.backends.registry import slurm_engine
 from miner.jobs.recovery import sweep_orphans
 from tests.doubles.base_image import PYTHON
+from tests.doubles.engine_bench import quick
 from tests.doubles.slurm import CONTROLLER, OwnSlurm, own_slurm
 from tests.integration.jobs.field import INSTANTS, LIMIT_S, SEED, Field, Files, field_of, field_settings
 
@@ -33,9 +34,8 @@ async def field(mortal: OwnSlurm, files: Files, tmp_path: Path) -> AsyncIterator
         trainer_python=PYTHON,
         trainer_sandbox="off",
         slurm_bin_dir=mortal.bin,
-        slurm_poll_seconds=0.2,
     )
-    engine = slurm_engine(settings)
+    engine = quick(slurm_engine)(settings)
     async with field_of(engine, settings, files, light=True) as field:
         yield field
         mortal.start(until_nodes_answer=False)

@@ -37,7 +37,6 @@ class Cli:
             "DATA_DIR": str(folder / "data"),
             "NODES_FILE": str(folder / "nodes.json"),
             "WALLET_PATH": str(folder / "wallets"),
-            "CHAIN_TIMEOUT_SECONDS": "120",
         }
 
     def __call__(self, *args: str, **env: str) -> Result:
@@ -196,7 +195,7 @@ def test_a_chain_that_is_down_has_an_exit_code_of_its_own(
 ) -> None:
     node.stop()
 
-    code, shown = cli.json("status", CHAIN_TIMEOUT_SECONDS="5", **on_chain)
+    code, shown = cli.json("status", **on_chain)
 
     assert code == os.EX_UNAVAILABLE
     assert "ws://127.0.0.1" in shown["error"]

@@ -6,7 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -92,7 +92,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
     monkeypatch.setenv("GPUS", "4xH100")
-    monkeypatch.setenv("GPU_SAMPLE_SECONDS", "0")  # it would start a process
+    monkeypatch.setattr("miner.fleet.nvml.NvmlSource.sample", AsyncMock(return_value=[]))
     return tmp_path
 
 

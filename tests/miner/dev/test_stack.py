@@ -4,6 +4,7 @@ import socket
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from miner.dev import stack
@@ -111,3 +112,12 @@ def test_the_daemon_gets_the_stacks_settings_and_the_callers_on_top(tmp_path: Pa
     assert server.port == prepared.public_port
     assert server.environment["DATA_DIR"] == str(tmp_path / "data")
     assert (server.environment["MAX_JOBS"], server.environment["LOG_FORMAT"]) == ("2", "console")
+
+
+def test_a_daemon_with_other_constants_runs_with_them(tmp_path: Path) -> None:
+    prepared = stack.prepare_stack(tmp_path)
+    with stack.daemon_process(prepared, {"miner.server.MAX_BODY_BYTES": "2"}) as server:
+        assert not any("." in name for name in server.environment)
+        assert httpx.post(f"{prepared.url}/task_offer/", content=b"{...}").status_code == 413
+    with pytest.raises(StackError, match="NO_SUCH"):
+        stack.daemon_process(prepared, {"miner.server.NO_SUCH": "2"}).start()

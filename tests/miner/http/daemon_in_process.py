@@ -19,6 +19,7 @@ from miner.chain.identity import Identity
 from miner.daemon import Daemon
 from miner.daemon_client import ensure_operator_token
 from miner.dev.samples import SampleTask, sample_task
+from miner.dev.stack import split_constants, with_constants
 from miner.http.apps import operator_app, public_app
 from miner.settings import load_settings
 from tests.miner.http.stored import stored_counts, stored_rows
@@ -27,7 +28,7 @@ MINER, VALIDATOR, SECOND, STRANGER = (
     Identity(Keypair.create_from_seed(bytes([byte]) * 32)) for byte in (0x22, 0x11, 0x44, 0x33)
 )
 #: Three failures of one address, and none more however slow the machine is.
-FEW_FAILURES = {"FAILURE_BURST_PER_ADDRESS": "3", "FAILURE_RATE_PER_ADDRESS": "0.001"}
+FEW_FAILURES = {"miner.chain.auth.FAILURE_BURST": "3", "miner.chain.auth.FAILURES_PER_SECOND": "0.00002"}
 COMPACT, DEFAULT = (",", ":"), (", ", ": ")
 
 
@@ -91,7 +92,7 @@ def write_nodes(path: Path, *nodes: tuple[Identity, float]) -> None:
 
 @asynccontextmanager
 async def open_daemon(folder: Path, **settings: str) -> AsyncIterator[DaemonInProcess]:
-    """A running daemon in `folder`, with two validators on its metagraph."""
+    """A running daemon in `folder`, with two validators on its metagraph. A name with dots is a constant."""
     data_dir, nodes_file = folder / "data", folder / "nodes.json"
     data_dir.mkdir(exist_ok=True)
     if not nodes_file.exists():
@@ -102,26 +103,28 @@ async def open_daemon(folder: Path, **settings: str) -> AsyncIterator[DaemonInPr
         "MAX_JOBS": "100",
         "BACKEND": "none",
         "GPUS": "64xH100",
-        "GPU_SAMPLE_SECONDS": "0",  # it would start a process
+        "miner.backends.build_fleet.SAMPLE_SECONDS": "0",  # it would start a process
         "POLICY": "everything-feasible",
         "PROFILE": "base",
         **settings,
     }
-    daemon = Daemon(load_settings(env=env, env_file=None), MINER.ss58_address)
-    await daemon.start()
-    public = httpx.ASGITransport(public_app(daemon))
-    operator = httpx.ASGITransport(operator_app(daemon))
-    try:
-        async with (
-            httpx.AsyncClient(transport=public, base_url="http://miner") as outside,
-            httpx.AsyncClient(
-                transport=operator,
-                base_url="http://127.0.0.1:7998",
-                headers={
-                    "authorization": f"Bearer {ensure_operator_token(daemon.settings).get_secret_value()}"
-                },
-            ) as inside,
-        ):
-            yield DaemonInProcess(daemon, outside, inside)
-    finally:
-        await daemon.stop()
+    env, constants = split_constants(env)
+    with with_constants(constants):
+        daemon = Daemon(load_settings(env=env, env_file=None), MINER.ss58_address)
+        await daemon.start()
+        public = httpx.ASGITransport(public_app(daemon))
+        operator = httpx.ASGITransport(operator_app(daemon))
+        try:
+            async with (
+                httpx.AsyncClient(transport=public, base_url="http://miner") as outside,
+                httpx.AsyncClient(
+                    transport=operator,
+                    base_url="http://127.0.0.1:7998",
+                    headers={
+                        "authorization": f"Bearer {ensure_operator_token(daemon.settings).get_secret_value()}"
+                    },
+                ) as inside,
+            ):
+                yield DaemonInProcess(daemon, outside, inside)
+        finally:
+            await daemon.stop()

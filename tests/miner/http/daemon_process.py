@@ -19,18 +19,18 @@ from tests.doubles.http_bytes import Reply, request
 from tests.miner.http.raw_connection import RawConnection
 from tests.miner.http.stored import stored_counts, stored_rows
 
+MANY_FAILURES = {"miner.chain.auth.FAILURES_PER_SECOND": "1e9", "miner.chain.auth.FAILURE_BURST": "1e9"}
 #: Time enough for a busy machine, and no limit on how much one address may get wrong: all tests come from the
 #: same one.
 PATIENT = {
-    "HEADER_TIMEOUT_SECONDS": "300",
-    "BODY_TIMEOUT_SECONDS": "300",
+    **MANY_FAILURES,
+    "miner.server.HEADER_SECONDS": "300",
+    "miner.server.BODY_SECONDS": "300",
+    "miner.http.apps.MAX_CONCURRENT_REQUESTS": "8",
     "MAX_CONNECTIONS": "40",
-    "MAX_CONCURRENT_REQUESTS": "8",
     "MAX_JOBS": "10000",
-    "FAILURE_RATE_PER_ADDRESS": "1e9",
-    "FAILURE_BURST_PER_ADDRESS": "1000000000",
 }
-HASTY = {**PATIENT, "HEADER_TIMEOUT_SECONDS": "2.0", "BODY_TIMEOUT_SECONDS": "2.0"}
+HASTY = {**PATIENT, "miner.server.HEADER_SECONDS": "2.0", "miner.server.BODY_SECONDS": "2.0"}
 
 
 @dataclass

@@ -31,7 +31,7 @@ from tests.miner.http.daemon_in_process import (
 
 @pytest.fixture
 async def narrow(tmp_path: Path) -> AsyncIterator[DaemonInProcess]:
-    async with open_daemon(tmp_path, MAX_CONCURRENT_REQUESTS="3") as running:
+    async with open_daemon(tmp_path, **{"miner.http.apps.MAX_CONCURRENT_REQUESTS": "3"}) as running:
         yield running
 
 
@@ -176,7 +176,7 @@ async def test_a_flood_of_garbage_wakes_nobody_and_stores_nothing(
     """Requests of every wrong kind, half of them with the rate limit open, half with it closed."""
     random = Random(4)
     strangers = [Identity(Keypair.create_from_seed(random.randbytes(32))) for _ in range(5)]
-    async with open_daemon(tmp_path, **FEW_FAILURES | {"FAILURE_BURST_PER_ADDRESS": "200"}) as running:
+    async with open_daemon(tmp_path, **FEW_FAILURES | {"miner.chain.auth.FAILURE_BURST": "200"}) as running:
         empty, size = running.counts(), running.daemon.store.path.stat().st_size
         statuses = set()
         for number in range(400):

@@ -21,7 +21,7 @@ from tests.miner.http.raw_connection import RawConnection
 
 pytestmark = pytest.mark.process
 
-OPEN = {"MAX_JOBS": "10000", "FAILURE_BURST_PER_ADDRESS": "100000"}
+OPEN = {"MAX_JOBS": "10000", "miner.chain.auth.FAILURE_BURST": "100000"}
 
 
 @pytest.fixture(scope="module")

@@ -264,10 +264,11 @@ async def test_no_room_is_reported_before_anything_comes(
 
 
 async def test_too_long_a_download_is_ended_and_goes_on_later(
-    hub: Hub, job_task: JobTask, store: FileStore, tmp_path: Path
+    hub: Hub, job_task: JobTask, store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.fail(rate=40_000.0, times=None)
-    failed = await failure(made(hub, tmp_path, DATASET_TIMEOUT_SECONDS="0.5"), job_task)
+    monkeypatch.setattr("miner.inputs.fetch.DATASET_SECONDS", 0.5)
+    failed = await failure(made(hub, tmp_path), job_task)
     assert (failed.reason, "too slow" in str(failed)) == (EndReason.NETWORK, True)
     store.faults.clear()
     check(await made(hub, tmp_path).fetch(job_task, silent))

@@ -273,7 +273,7 @@ async def test_a_report_is_sent_once_when_its_period_is_over_and_the_hour_has_co
     midnight = NOW - NOW % DAY
 
     async def titles(at: float) -> list[str]:
-        await send_due_reports(bench.store, bench.notifier, Policy(), ("daily", "weekly"), 6, at, str)
+        await send_due_reports(bench.store, bench.notifier, Policy(), ("daily", "weekly"), at, str)
         return [title for title, _ in await bench.deliver()]
 
     assert await titles(midnight + 5 * HOUR) == []

@@ -110,7 +110,11 @@ async def test_a_target_that_hangs_is_left_when_its_time_is_over(sink: HttpSink)
 async def test_an_alert_of_each_kind_and_of_each_rule_arrives(sink: HttpSink, tmp_path: Path) -> None:
     reported = tmp_path / "alerts.yaml"  # of two kinds nobody is told unless somebody wants it
     reported.write_text("kinds: {policy_not_in_force: {notify: true}, profile_not_in_force: {notify: true}}")
-    settings = {"NOTIFY_URLS": sink.url(SECRET), "NOTIFY_PERIOD_SECONDS": "0.1", "ALERTS_FILE": str(reported)}
+    settings = {
+        "NOTIFY_URLS": sink.url(SECRET),
+        "miner.daemon.PERIOD_SECONDS": "0.1",
+        "ALERTS_FILE": str(reported),
+    }
     async with open_daemon(tmp_path, **settings) as running:
         daemon = running.daemon
         rules = list(load_alert_rules().rules)

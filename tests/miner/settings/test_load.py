@@ -38,7 +38,7 @@ def test_without_anything_set_the_defaults_hold() -> None:
     assert settings.nodes_file == settings.data_dir / "nodes.json"
     assert settings.data_dir == Path.cwd() / ".god-miner"
     assert settings.wallet_path == Path.home() / ".bittensor/wallets"
-    assert settings.max_body_bytes == 4 * 1024 * 1024
+    assert settings.min_free_disk_bytes == 20 * 1000**3
     assert settings.task_types is None
     assert settings.policy_dir == settings.data_dir / "policies"
 
@@ -79,7 +79,6 @@ def test_all_problems_are_reported_at_once_with_variable_value_and_rule() -> Non
         PUBLIC_PORT="99999",
         TASK_TYPES="chat,poetry",
         OPERATOR_HOST="0.0.0.0",
-        MAX_CONNECTIONS="8",
         TRAINING_REPO_TEXT_COMMIT="main",
         TRAINING_REPO_IMAGE_URL=URL,
         WALLET_PASSWORD="abc",
@@ -91,7 +90,6 @@ def test_all_problems_are_reported_at_once_with_variable_value_and_rule() -> Non
         "TRAINING_REPO_TEXT_COMMIT": "'main'",
         "WALLET_PASSWORD": "***",
         "OPERATOR_TOKEN": "",
-        "MAX_CONCURRENT_REQUESTS": "",
         "TRAINING_REPO_IMAGE_COMMIT": "",
     }
     assert "40 hexadecimal digits" in found["TRAINING_REPO_TEXT_COMMIT"].rule
@@ -100,8 +98,8 @@ def test_all_problems_are_reported_at_once_with_variable_value_and_rule() -> Non
 
 
 def test_a_rule_between_settings_is_not_checked_if_one_of_them_is_wrong_itself() -> None:
-    assert set(problems(MAX_CONNECTIONS="8")) == {"MAX_CONCURRENT_REQUESTS"}
-    assert set(problems(MAX_CONNECTIONS="many", MAX_CONCURRENT_REQUESTS="5000")) == {"MAX_CONNECTIONS"}
+    assert set(problems(OPERATOR_PORT="7999")) == {"OPERATOR_PORT"}
+    assert set(problems(PUBLIC_PORT="many", OPERATOR_PORT="7999")) == {"PUBLIC_PORT"}
 
 
 WRONG_VALUES = {
@@ -109,7 +107,7 @@ WRONG_VALUES = {
     "DATA_DIR": ("~nobody-of-that-name/x",),
     "HOTKEY_NAME": ("a/b",),
     "LOG_LEVEL": ("LOUD",),
-    "MAX_BODY_BYTES": ("4 parsecs",),
+    "MIN_FREE_DISK_BYTES": ("4 parsecs",),
     "MAX_HOURS": ("nan", "inf"),
     "MIN_STAKE_THRESHOLD": ("-1",),
     "OPERATOR_TOKEN": ("short",),
@@ -146,7 +144,6 @@ WRONG_VALUES = {
         ({"CHAIN": "bittensor", "PUBLIC_IP": "192.168.1.5"}, "PUBLIC_IP"),
         ({"CHAIN": "bittensor", "PUBLIC_PORT": "0"}, "PUBLIC_PORT"),
         ({"ALLOW_HOTKEYS": ALICE, "DENY_HOTKEYS": f"{BOB} {ALICE}"}, "ALLOW_HOTKEYS"),
-        ({"METAGRAPH_REFRESH_SECONDS": "9000"}, "METAGRAPH_STALE_SECONDS"),
         ({"HF_ENDPOINT": "http://hub.example.org", "HF_TOKEN": "hf_something"}, "HF_ENDPOINT"),
         ({"TRAINING_REPO_TEXT_COMMIT": COMMIT}, "TRAINING_REPO_TEXT_URL"),
         ({"TRAINING_REPO_TEXT_TOKEN": "ghp_something"}, "TRAINING_REPO_TEXT_TOKEN"),
@@ -162,8 +159,8 @@ def test_a_wrong_value_is_refused_and_named(env: dict[str, str], wrong: str) -> 
 @each(
     ("env", "name", "value"),
     [
-        ({"MAX_BODY_BYTES": "4MB"}, "max_body_bytes", 4_000_000),
-        ({"MAX_BODY_BYTES": "2 MiB"}, "max_body_bytes", 2 * 1024**2),
+        ({"MIN_FREE_DISK_BYTES": "4MB"}, "min_free_disk_bytes", 4_000_000),
+        ({"MIN_FREE_DISK_BYTES": "2 MiB"}, "min_free_disk_bytes", 2 * 1024**2),
         (
             {"TASK_TYPES": "chat, DPOTask\timage,,"},
             "task_types",
@@ -251,6 +248,14 @@ def test_the_old_name_of_a_setting_is_refused_with_the_new_one(tmp_path: Path) -
     with pytest.raises(ConfigError, match="ENGINE: is BACKEND now"):
         load_settings(env={"ENGINE": "docker,slurm"}, env_file=None)
     assert load_settings(env={"ENGINE": "of another program"}, env_file=None).backend == ("auto",)
+
+
+def test_a_setting_that_is_gone_is_warned_of_once_wherever_it_is_set(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("REPORT_HOUR=7\n")
+    gone_from_file, gone_from_environment = sorted(load(file, STALL_FACTOR="9").warnings)
+    assert gone_from_file == "REPORT_HOUR is no longer a setting: its value is fixed since 0.2; remove it"
+    assert gone_from_environment.startswith("STALL_FACTOR is no longer")
 
 
 def test_an_unknown_override_is_refused_with_the_nearest_name() -> None:

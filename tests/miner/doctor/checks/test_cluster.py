@@ -141,7 +141,7 @@ def test_a_drained_node_is_shown_with_its_reason_and_who_gave_it() -> None:
 def test_the_site_s_configuration_is_judged_for_trainings(
     config: dict[str, str], status: FindingStatus, said: str
 ) -> None:
-    found = worst(cluster.configuration_findings({**CONFIG, **config}, 5))
+    found = worst(cluster.configuration_findings({**CONFIG, **config}))
     assert (found.status, said in found.detail) == (status, True), found
 
 

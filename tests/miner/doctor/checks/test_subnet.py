@@ -136,7 +136,8 @@ def test_a_chain_that_does_not_answer_is_not_waited_for(
 
     monkeypatch.setattr(source, "metagraph", silent)
     monkeypatch.setattr("miner.chain.metagraph_refresh.build_source", lambda _settings, _identity: source)
-    (finding,) = subnet.check_chain(CheckContext(settings(tmp_path, chain_timeout_seconds=0.01)))
+    monkeypatch.setattr(subnet, "READ_SECONDS", 0.02)
+    (finding,) = subnet.check_chain(CheckContext(settings(tmp_path)))
     assert finding.status is FindingStatus.FAIL
 
 
