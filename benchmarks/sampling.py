@@ -19,7 +19,7 @@ from benchmarks import machine, subjects
 from benchmarks.report import Report
 from core.domain.keys import TaskKey
 from miner.dev import stack
-from miner.fleet.rollups import OpenMinutes
+from miner.fleet.sampler import OpenMinutes
 from miner.fleet.samples import GpuSample
 from miner.store import database
 from miner.store.samples import MINUTE, add_minutes, prune_rollups

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -112,3 +113,33 @@ Seconds = Annotated[
 Params = Annotated[
     int, BeforeValidator(parse_params), Field(ge=0), _schema(r"^\d+(\.\d+)?\s*[kKmMbBtT]$", "13B")
 ]
+
+
+class MetricUnit(StrEnum):
+    """Units of what is measured, and how a value is shown."""
+
+    SHARE = "share"
+    SECONDS = "seconds"
+    BYTES = "bytes"
+    CELSIUS = "°C"
+    WATTS = "W"
+    COUNT = "count"
+    PER_SECOND = "per second"
+    BYTES_PER_SECOND = "bytes per second"
+    MEGAHERTZ = "MHz"
+
+    def show(self, value: float) -> str:
+        match self:
+            case MetricUnit.SHARE:
+                return f"{100 * value:.3g} %"
+            case MetricUnit.SECONDS:
+                return show_seconds(value)
+            case MetricUnit.BYTES:
+                return show_bytes(value)
+            case MetricUnit.COUNT:
+                return f"{value:g}"
+            case MetricUnit.PER_SECOND:
+                return f"{value:.4g}/s"
+            case MetricUnit.BYTES_PER_SECOND:
+                return f"{show_bytes(value)}/s"
+        return f"{value:.4g} {self.value}"

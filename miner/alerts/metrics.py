@@ -10,13 +10,12 @@ import sqlite3
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from core.domain.units import show_bytes, show_seconds
+from core.domain.units import MetricUnit
 from miner.alerts.requests import RequestWatch
 from miner.chain.clock_offsets import ClockOffset
-from miner.fleet.samples import GpuSample, HostSample, SampleHistory
+from miner.fleet.samples import GPU_NUMBERS, HOST_NUMBERS, GpuSample, HostSample, SampledNumber, SampleHistory
 from miner.jobs.control import RunningTraining
 from miner.jobs.figures import AttemptFigures
 from miner.observe.alerts import (
@@ -29,38 +28,10 @@ from miner.observe.alerts import (
     validator_subject,
 )
 
-_S = TypeVar("_S", GpuSample, HostSample)
-
 #: How much of the trainings' numbers is kept: the longest window of a rule.
 KEPT_SECONDS = 3600.0
-#: Throttling that says that something is wrong; a power limit is normal at full load.
-_BAD_THROTTLE = frozenset({"heat", "hardware"})
 #: Ends of a step that say that the hub, or the way to it, does not work.
 _HUB_FAILURES = ("network", "hub_refused", "rate_limited")
-
-
-class MetricUnit(StrEnum):
-    SHARE = "share"
-    SECONDS = "seconds"
-    BYTES = "bytes"
-    CELSIUS = "°C"
-    WATTS = "W"
-    COUNT = "count"
-    PER_SECOND = "per second"
-
-    def show(self, value: float) -> str:
-        match self:
-            case MetricUnit.SHARE:
-                return f"{100 * value:.3g} %"
-            case MetricUnit.SECONDS:
-                return show_seconds(value)
-            case MetricUnit.BYTES:
-                return show_bytes(value)
-            case MetricUnit.COUNT:
-                return f"{value:g}"
-            case MetricUnit.PER_SECOND:
-                return f"{value:.4g}/s"
-        return f"{value:.4g} {self.value}"
 
 
 class Point(NamedTuple):
@@ -117,9 +88,9 @@ class LiveMeasurements:
             del self._recorded[gone]
         for subject, training in subjects.items():
             numbers = self._recorded.setdefault(subject, {})
-            for name, read in _TRAINING_NUMBERS.items():
-                value = read(training, now)
-                points = numbers.setdefault(name, deque())
+            for number in _TRAINING_NUMBERS:
+                value = number.read(training, now)
+                points = numbers.setdefault(number.name, deque())
                 if value is not None:
                     points.append(Point(now, value))
                 while points and points[0].at < now - KEPT_SECONDS:
@@ -135,43 +106,26 @@ class LiveMeasurements:
 # GPUs and the host
 
 
-def _of_gpus(
-    read: Callable[[GpuSample], float | None],
-) -> Callable[[LiveMeasurements, float], SeriesBySubject]:
-    def series(live: LiveMeasurements, since: float) -> SeriesBySubject:
+def _gpu_metric(number: SampledNumber) -> Metric:
+    def read(live: LiveMeasurements, since: float) -> SeriesBySubject:
         return {
-            gpu_subject(gpu): MetricSeries(_points(live.samples.since(gpu, since), read))
+            gpu_subject(gpu): MetricSeries(_points(live.samples.since(gpu, since), number))
             for gpu in live.samples.gpus
         }
 
-    return series
+    return Metric(number.metric, SubjectKind.GPU, number.unit, f"{number.text}.", read)
 
 
-def _of_host(
-    read: Callable[[HostSample], float | None],
-) -> Callable[[LiveMeasurements, float], SeriesBySubject]:
-    def series(live: LiveMeasurements, since: float) -> SeriesBySubject:
-        return {HOST: MetricSeries(_points(live.samples.host_since(since), read))}
+def _host_metric(number: SampledNumber) -> Metric:
+    def read(live: LiveMeasurements, since: float) -> SeriesBySubject:
+        return {HOST: MetricSeries(_points(live.samples.host_since(since), number))}
 
-    return series
+    return Metric(number.metric, SubjectKind.HOST, number.unit, f"{number.text}.", read)
 
 
-def _points(samples: Iterable[_S], read: Callable[[_S], float | None]) -> tuple[Point, ...]:
-    values = ((sample.at, read(sample)) for sample in samples)
+def _points(samples: Iterable[GpuSample | HostSample], number: SampledNumber) -> tuple[Point, ...]:
+    values = ((sample.at, getattr(sample, number.name)) for sample in samples)
     return tuple(Point(at, value) for at, value in values if value is not None)
-
-
-def _throttled(sample: GpuSample) -> float | None:
-    """None where the GPU does not report it, so that its silence is not taken for health."""
-    if sample.throttle is None:
-        return None
-    return float(not _BAD_THROTTLE.isdisjoint(sample.throttle))
-
-
-def _clock_share(sample: GpuSample) -> float | None:
-    if sample.sm_clock_mhz is None or not sample.max_sm_clock_mhz:
-        return None
-    return sample.sm_clock_mhz / sample.max_sm_clock_mhz
 
 
 def _xids(live: LiveMeasurements, since: float) -> SeriesBySubject:
@@ -189,18 +143,21 @@ def _xids(live: LiveMeasurements, since: float) -> SeriesBySubject:
 # Trainings
 
 
-def _recorded(name: str) -> Callable[[LiveMeasurements, float], SeriesBySubject]:
-    return lambda live, since: live.recorded(name, since)
+@dataclass(frozen=True, slots=True)
+class _TrainingNumber:
+    """A number of a running training, of which the last hour is kept."""
 
+    name: str
+    unit: MetricUnit
+    description: str
+    #: Of the training, at a moment.
+    read: Callable[[RunningTraining, float], float | None]
 
-def _memory_over_plan(training: RunningTraining) -> float | None:
-    measured, estimate = training.live.memory_bytes, training.plan.memory.total_bytes
-    return measured / estimate if measured and estimate else None
+    def metric(self) -> Metric:
+        def read(live: LiveMeasurements, since: float) -> SeriesBySubject:
+            return live.recorded(self.name, since)
 
-
-def _deadline_slack(training: RunningTraining) -> float | None:
-    live = training.live
-    return None if live.ends_at is None or live.deadline_at is None else live.deadline_at - live.ends_at
+        return Metric(self.name, SubjectKind.JOB, self.unit, self.description, read)
 
 
 def _figure(name: str) -> Callable[[RunningTraining, float], float | None]:
@@ -211,17 +168,48 @@ def _figure(name: str) -> Callable[[RunningTraining, float], float | None]:
     return read
 
 
-_TRAINING_NUMBERS: Mapping[str, Callable[[RunningTraining, float], float | None]] = {
-    "job.efficiency": _figure("efficiency"),
-    "job.mfu": _figure("mfu"),
-    "job.wait": _figure("wait"),
-    "job.tokens_s": _figure("tokens_s"),
-    "job.loss": _figure("loss"),
-    "job.memory": _figure("memory_bytes"),
-    "job.memory_over_plan": lambda training, _: _memory_over_plan(training),
-    "job.training_time": lambda training, now: now - training.began_at,
-    "job.deadline_slack": lambda training, _: _deadline_slack(training),
-}
+def _memory_over_plan(training: RunningTraining, _now: float) -> float | None:
+    measured, estimate = training.live.memory_bytes, training.plan.memory.total_bytes
+    return measured / estimate if measured and estimate else None
+
+
+def _training_time(training: RunningTraining, now: float) -> float:
+    return now - training.began_at
+
+
+def _deadline_slack(training: RunningTraining, _now: float) -> float | None:
+    live = training.live
+    return None if live.ends_at is None or live.deadline_at is None else live.deadline_at - live.ends_at
+
+
+_TRAINING_NUMBERS = (
+    _TrainingNumber(
+        "job.efficiency",
+        MetricUnit.SHARE,
+        "Tokens per second, of what the plan expected for this model and GPU.",
+        _figure("efficiency"),
+    ),
+    _TrainingNumber("job.mfu", MetricUnit.SHARE, "Model FLOPS utilisation.", _figure("mfu")),
+    _TrainingNumber("job.wait", MetricUnit.SHARE, "Time in which the GPU waits for data.", _figure("wait")),
+    _TrainingNumber("job.tokens_s", MetricUnit.PER_SECOND, "Tokens trained per second.", _figure("tokens_s")),
+    _TrainingNumber("job.loss", MetricUnit.COUNT, "Training loss.", _figure("loss")),
+    _TrainingNumber(
+        "job.memory",
+        MetricUnit.BYTES,
+        "Highest memory of a GPU, as the training reports it.",
+        _figure("memory_bytes"),
+    ),
+    _TrainingNumber(
+        "job.memory_over_plan", MetricUnit.SHARE, "The same, of the plan's estimate.", _memory_over_plan
+    ),
+    _TrainingNumber("job.training_time", MetricUnit.SECONDS, "Time since the attempt began.", _training_time),
+    _TrainingNumber(
+        "job.deadline_slack",
+        MetricUnit.SECONDS,
+        "Time between the expected end and the deadline; below 0 it will be late.",
+        _deadline_slack,
+    ),
+)
 
 
 # Validators
@@ -312,172 +300,66 @@ def _hub_failures(connection: sqlite3.Connection, since: float, now: float) -> S
     return {MINER: MetricSeries((Point(now, float(row["failures"])),), detail=row["detail"] or "")}
 
 
-_G, _J, _H, _M, _V = (
-    SubjectKind.GPU,
-    SubjectKind.JOB,
-    SubjectKind.HOST,
-    SubjectKind.MINER,
-    SubjectKind.VALIDATOR,
-)
-_SHARE, _COUNT = MetricUnit.SHARE, MetricUnit.COUNT
-
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
+        *(_gpu_metric(number) for number in GPU_NUMBERS if number.metric),
         Metric(
-            "gpu.utilization",
-            _G,
-            _SHARE,
-            "Time in which a kernel ran.",
-            _of_gpus(lambda sample: sample.utilization),
+            "gpu.xids",
+            SubjectKind.GPU,
+            MetricUnit.COUNT,
+            "Xid errors of the driver, since the last sample.",
+            _xids,
         ),
-        Metric("gpu.memory", _G, _SHARE, "Memory in use.", _of_gpus(lambda sample: sample.memory_share)),
-        Metric(
-            "gpu.temperature",
-            _G,
-            MetricUnit.CELSIUS,
-            "Temperature of the chip.",
-            _of_gpus(lambda sample: sample.temperature),
-        ),
-        Metric(
-            "gpu.power",
-            _G,
-            MetricUnit.WATTS,
-            "Power drawn.",
-            _of_gpus(lambda sample: sample.power_watts),
-        ),
-        Metric("gpu.clock", _G, _SHARE, "SM clock, of the highest one.", _of_gpus(_clock_share)),
-        Metric(
-            "gpu.throttled",
-            _G,
-            _SHARE,
-            "1 while heat or the hardware holds the clocks down, else 0: the mean is a share of the time.",
-            _of_gpus(_throttled),
-        ),
-        Metric("gpu.xids", _G, _COUNT, "Xid errors of the driver, since the last sample.", _xids),
-        Metric(
-            "gpu.ecc_errors",
-            _G,
-            _COUNT,
-            "Uncorrected memory errors since the driver was loaded.",
-            _of_gpus(lambda sample: sample.ecc_errors),
-        ),
-        Metric(
-            "gpu.tensor",
-            _G,
-            _SHARE,
-            "Time in which tensor cores worked (Hopper and newer).",
-            _of_gpus(lambda sample: sample.tensor),
-        ),
-        Metric(
-            "gpu.dram",
-            _G,
-            _SHARE,
-            "Memory bandwidth in use (Hopper and newer).",
-            _of_gpus(lambda sample: sample.dram),
-        ),
-        Metric(
-            "job.efficiency",
-            _J,
-            _SHARE,
-            "Tokens per second, of what the plan expected for this model and GPU.",
-            _recorded("job.efficiency"),
-        ),
-        Metric("job.mfu", _J, _SHARE, "Model FLOPS utilisation.", _recorded("job.mfu")),
-        Metric("job.wait", _J, _SHARE, "Time in which the GPU waits for data.", _recorded("job.wait")),
-        Metric(
-            "job.tokens_s",
-            _J,
-            MetricUnit.PER_SECOND,
-            "Tokens trained per second.",
-            _recorded("job.tokens_s"),
-        ),
-        Metric("job.loss", _J, _COUNT, "Training loss.", _recorded("job.loss")),
-        Metric(
-            "job.memory",
-            _J,
-            MetricUnit.BYTES,
-            "Highest memory of a GPU, as the training reports it.",
-            _recorded("job.memory"),
-        ),
-        Metric(
-            "job.memory_over_plan",
-            _J,
-            _SHARE,
-            "The same, of the plan's estimate.",
-            _recorded("job.memory_over_plan"),
-        ),
-        Metric(
-            "job.training_time",
-            _J,
-            MetricUnit.SECONDS,
-            "Time since the attempt began.",
-            _recorded("job.training_time"),
-        ),
-        Metric(
-            "job.deadline_slack",
-            _J,
-            MetricUnit.SECONDS,
-            "Time between the expected end and the deadline; below 0 it will be late.",
-            _recorded("job.deadline_slack"),
-        ),
-        Metric("host.cpu", _H, _SHARE, "All cores, busy.", _of_host(lambda sample: sample.cpu)),
-        Metric("host.memory", _H, _SHARE, "Memory in use.", _of_host(lambda sample: sample.memory_share)),
-        Metric(
-            "host.disk_free",
-            _H,
-            MetricUnit.BYTES,
-            "Free space where DATA_DIR lies.",
-            _of_host(lambda sample: sample.disk_free_bytes),
-        ),
-        Metric(
-            "host.disk_free_share",
-            _H,
-            _SHARE,
-            "The same, of the whole disk.",
-            _of_host(lambda sample: sample.disk_free_share),
-        ),
+        *(number.metric() for number in _TRAINING_NUMBERS),
+        *(_host_metric(number) for number in HOST_NUMBERS if number.metric),
         Metric(
             "requests.invalid",
-            _V,
-            _SHARE,
+            SubjectKind.VALIDATOR,
+            MetricUnit.SHARE,
             "1 for a signed request that could not be read, 0 for one that could: the mean is their share.",
             _invalid_requests,
         ),
         Metric(
             "requests.new_fields",
-            _V,
-            _COUNT,
+            SubjectKind.VALIDATOR,
+            MetricUnit.COUNT,
             "Fields in a validator's requests that this version does not know.",
             _new_fields,
         ),
         Metric(
             "miner.clock_offset",
-            _M,
+            SubjectKind.MINER,
             MetricUnit.SECONDS,
             "Between this clock and the times that validators sign, either way: the median of at least two.",
             _clock_offset,
         ),
         Metric(
             "jobs.failed",
-            _M,
-            _SHARE,
+            SubjectKind.MINER,
+            MetricUnit.SHARE,
             "Failed jobs, of those that have ended in the window.",
             query=_failed_share,
         ),
         Metric(
             "job.target_missed",
-            _J,
-            _COUNT,
+            SubjectKind.JOB,
+            MetricUnit.COUNT,
             "1 for a published model that misses its profile's target_loss or target_gain, 0 for one that "
             "reaches them; for jobs that ended in the window.",
             query=_missed_targets,
         ),
-        Metric("rank.place", _M, _COUNT, "The miner's place in the subnet, 1 is best.", query=_rank),
+        Metric(
+            "rank.place",
+            SubjectKind.MINER,
+            MetricUnit.COUNT,
+            "The miner's place in the subnet, 1 is best.",
+            query=_rank,
+        ),
         Metric(
             "hub.failures",
-            _M,
-            _COUNT,
+            SubjectKind.MINER,
+            MetricUnit.COUNT,
             "Downloads and uploads that failed in the window: network, refused, rate limited.",
             query=_hub_failures,
         ),

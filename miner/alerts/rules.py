@@ -27,8 +27,8 @@ from core.config.live import LastGoodLayers, LiveConfig
 from core.config.yaml_lines import KeyPath, LocatedYaml, dotted_path
 from core.domain.errors import ConfigError, Problem, nearest_name
 from core.domain.records import Record
-from core.domain.units import Seconds, parse_bytes, parse_seconds
-from miner.alerts.metrics import METRICS, Metric, MetricUnit
+from core.domain.units import MetricUnit, Seconds, parse_bytes, parse_seconds
+from miner.alerts.metrics import METRICS, Metric
 from miner.observe.alerts import AlertKind, SendAlert
 from miner.store.alerts import Severity
 

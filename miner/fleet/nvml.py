@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -50,26 +49,9 @@ class _NvmlGpu(BaseModel):
 
 
 class _NvmlSample(BaseModel):
-    """Fields of `GpuSample`, as the worker writes them."""
-
     slot: int
-    uuid: str
-    slice: bool = False
-    utilization: float | None = None
-    memory_used: int | None = None
-    memory_total: int | None = None
-    temperature: float | None = None
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    sm_clock_mhz: int | None = None
-    max_sm_clock_mhz: int | None = None
-    throttle: tuple[str, ...] | None = None
-    pcie_bytes_s: float | None = None
-    nvlink_bytes_s: float | None = None
-    ecc_errors: int | None = None
-    xids: tuple[int, ...] = ()
-    tensor: float | None = None
-    dram: float | None = None
+    slice: bool
+    sample: GpuSample
 
 
 class _NvmlAnswer(BaseModel):
@@ -130,7 +112,7 @@ class NvmlSource:
             if self._process is None and self._dying:
                 raise ScanFailed("nothing is measured while a process hangs in the driver: scans come first")
             answer = await self._ask("sample", _SampleAnswer, self._sample_timeout)
-        return _samples_of(answer, time.time())
+        return _samples_of(answer)
 
     async def close(self) -> None:
         self._drop()
@@ -226,12 +208,9 @@ def _scanned_gpu(gpu: _NvmlGpu, index: int, linked: frozenset[str]) -> ScannedGp
     return ScannedGpu(gpu.uuid, index, kind, linked, gpu.total, gpu.used, gpu.processes, cores=gpu.cores)
 
 
-def _samples_of(answer: _SampleAnswer, at: float) -> list[NumberedSample]:
-    renumbered = any(one.slice for one in answer.samples)  # as in `_scan_of`
+def _samples_of(answer: _SampleAnswer) -> list[NumberedSample]:
+    renumbered = any(gpu.slice for gpu in answer.samples)  # as in `_scan_of`
     return [
-        NumberedSample(
-            position if renumbered else one.slot,
-            GpuSample(at, one.uuid, **one.model_dump(exclude={"slot", "uuid", "slice"})),
-        )
-        for position, one in enumerate(answer.samples)
+        NumberedSample(position if renumbered else gpu.slot, gpu.sample)
+        for position, gpu in enumerate(answer.samples)
     ]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from core.domain.keys import TaskKey
 from miner.fleet.base import Gpu
 from miner.fleet.fleet import Fleet
 from miner.fleet.host import HostMeter
 from miner.fleet.nvml import NumberedSample
-from miner.fleet.rollups import OpenMinutes
-from miner.fleet.samples import GpuSample, SampleHistory
+from miner.fleet.samples import GPU_NUMBERS, GpuSample, SampleHistory
 from miner.fleet.sources import NoNvidiaDriver, ScanFailed
 from miner.store.database import StoreUnavailable
-from miner.store.samples import GpuRollup, add_minutes
+from miner.store.samples import HIGHEST, MINUTE, GpuRollup, add_minutes
 from miner.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,75 @@ MAX_PAUSE_SECONDS = 300.0
 MAX_GAP_SECONDS = 120.0
 #: Minutes of GPUs that wait for a disk which is full: of eight GPUs, four hours.
 MAX_UNSTORED = 2000
+
+
+@dataclass
+class _MinuteTotals:
+    """One GPU in one minute."""
+
+    watched_s: float = 0.0
+    held_s: defaultdict[TaskKey, float] = field(default_factory=lambda: defaultdict(float))
+    samples: int = 0
+    #: Name → the sum of its values, and how many samples have it.
+    sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+    highest: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, sample: GpuSample) -> None:
+        self.samples += 1
+        for number in GPU_NUMBERS:
+            name, value = number.column, getattr(sample, number.name)
+            if not name or value is None:
+                continue
+            if name in HIGHEST:
+                self.highest[name] = max(value, self.highest.get(name, value))
+            else:
+                total, count = self.sums.get(name, (0.0, 0))
+                self.sums[name] = total + value, count + 1
+
+    def rollup(self, at: int, gpu: str) -> tuple[GpuRollup, TaskKey | None]:
+        longest = max(self.held_s, key=self.held_s.__getitem__, default=None)
+        values: dict[str, Any] = {name: total / count for name, (total, count) in self.sums.items()}
+        row = GpuRollup(
+            MINUTE,
+            at,
+            gpu,
+            watched=min(self.watched_s / MINUTE, 1.0),
+            busy=min(sum(self.held_s.values()) / MINUTE, 1.0),
+            samples=self.samples,
+            **values,
+            **self.highest,
+        )
+        return row, longest
+
+
+class OpenMinutes:
+    """The minutes that are not in the store yet."""
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[int, str], _MinuteTotals] = {}
+
+    def add_time(self, gpu: str, holder: TaskKey | None, begin: float, end: float) -> None:
+        """The GPU was watched in this time, and `holder` had it."""
+        while begin < end:
+            minute = int(begin // MINUTE) * MINUTE
+            part = min(end, minute + MINUTE) - begin
+            totals = self._at(minute, gpu)
+            totals.watched_s += part
+            if holder is not None:
+                totals.held_s[holder] += part
+            begin = minute + MINUTE
+
+    def add_sample(self, sample: GpuSample) -> None:
+        self._at(int(sample.at // MINUTE) * MINUTE, sample.gpu).add(sample)
+
+    def take(self, before: float = float("inf")) -> list[tuple[GpuRollup, TaskKey | None]]:
+        """The minutes that were over by then, each with the task that had the GPU longest. They are forgotten
+        here."""
+        over = sorted(key for key in self._totals if key[0] + MINUTE <= before)
+        return [self._totals.pop(key).rollup(*key) for key in over]
+
+    def _at(self, minute: int, gpu: str) -> _MinuteTotals:
+        return self._totals.setdefault((minute, gpu), _MinuteTotals())
 
 
 class SampleSource(Protocol):

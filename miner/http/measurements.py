@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from core.domain.units import MetricUnit
 from miner.fleet.sampler import GpuSampler
-from miner.fleet.samples import KEPT_SECONDS, GpuSample, HostSample, SampleHistory, SampleT
+from miner.fleet.samples import (
+    GPU_NUMBERS,
+    HOST_NUMBERS,
+    KEPT_SECONDS,
+    GpuSample,
+    HostSample,
+    SampledNumber,
+    SampleHistory,
+    SampleT,
+)
 from miner.http.operator import operator_only
-from miner.store.samples import HOUR, MINUTE, GpuRollup, rollups
+from miner.store.samples import HIGHEST, HOUR, MINUTE, ROLLUP_COLUMNS, rollups
 from miner.store.store import Store
 
 #: Points of one series; more could not be distinguished in a chart.
@@ -25,27 +34,8 @@ MAX_HOURS_OF_MINUTES = 6.0
 #: 6,000 rows of eight GPUs; a year of them would be 30 MB, all of it in memory.
 MAX_HOURS = 31.0 * 24
 
-#: Series by name, with what they read of a sample.
-_GPU_SERIES: dict[str, Callable[[GpuSample], float | None]] = {
-    "utilization": attrgetter("utilization"),
-    "memory": lambda sample: _rounded(sample.memory_share),
-    "temperature": attrgetter("temperature"),
-    "power": attrgetter("power_watts"),
-    "sm_clock_mhz": attrgetter("sm_clock_mhz"),
-    "tensor": attrgetter("tensor"),
-    "dram": attrgetter("dram"),
-    "pcie_bytes_s": attrgetter("pcie_bytes_s"),
-    "nvlink_bytes_s": attrgetter("nvlink_bytes_s"),
-}
-_HOST_SERIES: dict[str, Callable[[HostSample], float | None]] = {
-    "cpu": lambda sample: _rounded(sample.cpu),
-    "memory": lambda sample: _rounded(sample.memory_share),
-}
-#: A row's names and values; `asdict` takes five times as long.
-_COLUMNS = tuple(field.name for field in fields(GpuRollup))
-_values = attrgetter(*_COLUMNS)
-#: Of these, the highest of several samples is shown; of others the newest.
-_PEAKS = frozenset({"memory", "temperature"})
+#: A row's values; `asdict` takes five times as long.
+_values = attrgetter(*ROLLUP_COLUMNS)
 
 
 class MeasuringDaemon(Protocol):
@@ -105,7 +95,7 @@ async def show_history(
     def query(db: sqlite3.Connection) -> Response:
         gpus: dict[str, list[dict[str, Any]]] = {}
         for row in rollups(db, period, since - period):
-            gpus.setdefault(row.gpu, []).append(dict(zip(_COLUMNS, _values(row), strict=True)))
+            gpus.setdefault(row.gpu, []).append(dict(zip(ROLLUP_COLUMNS, _values(row), strict=True)))
         return _json(_text({"period_s": period, "gpus": gpus}))
 
     return await daemon.store.read(query)
@@ -114,7 +104,7 @@ async def show_history(
 def _gpu_series(samples: Sequence[GpuSample]) -> dict[str, Any]:
     newest = samples[-1] if samples else None
     return {
-        **_thinned(samples, _GPU_SERIES),
+        **_thinned(samples, GPU_NUMBERS),
         "throttle": newest and newest.throttle,
         "ecc_errors": newest and newest.ecc_errors,
         "xids": [xid for sample in samples for xid in sample.xids],
@@ -126,32 +116,31 @@ def _gpu_series(samples: Sequence[GpuSample]) -> dict[str, Any]:
 def _host_series(samples: Sequence[HostSample]) -> dict[str, Any]:
     newest = samples[-1] if samples else None
     return {
-        **_thinned(samples, _HOST_SERIES),
+        **_thinned(samples, HOST_NUMBERS),
         "disk_free_bytes": newest and newest.disk_free_bytes,
         "disk_free_share": newest and newest.disk_free_share,
     }
 
 
-def _thinned(
-    samples: Sequence[SampleT], series: Mapping[str, Callable[[SampleT], float | None]]
-) -> dict[str, Any]:
-    """Each series with at most `MAX_POINTS` points, each of as many samples, up to the newest."""
+def _thinned(samples: Sequence[SampleT], numbers: Iterable[SampledNumber]) -> dict[str, Any]:
+    """Each series with at most `MAX_POINTS` points, each of as many samples, up to the newest: of some the
+    highest value, of others the newest."""
     size = -(-len(samples) // MAX_POINTS) or 1
     kept = samples[len(samples) % size :]
     thinned: dict[str, Any] = {"at": [round(sample.at, 1) for sample in kept[size - 1 :: size]]}
-    for name, read in series.items():
-        values = list(map(read, kept))
-        parts = [values[place::size] for place in range(size)]
-        thinned[name] = list(map(_highest, *parts)) if name in _PEAKS and size > 1 else parts[-1]
+    for number in numbers:
+        if number.series:
+            values = [getattr(sample, number.name) for sample in kept]
+            if number.unit is MetricUnit.SHARE:
+                values = [None if share is None else round(share, 4) for share in values]
+            parts = [values[place::size] for place in range(size)]
+            has_peaks = number.column in HIGHEST and size > 1
+            thinned[number.series] = list(map(_highest, *parts)) if has_peaks else parts[-1]
     return thinned
 
 
 def _highest(*values: float | None) -> float | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _rounded(share: float | None) -> float | None:
-    return None if share is None else round(share, 4)
 
 
 def _text(value: Any) -> str:

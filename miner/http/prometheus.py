@@ -20,12 +20,21 @@ from prometheus_client.registry import Collector
 
 from core.domain.errors import GodMinerError
 from core.domain.job_states import FINAL_STATES, JobState
+from core.domain.units import MetricUnit
 from miner import __version__
 from miner.chain.auth import Authenticator
 from miner.chain.metagraph_refresh import MetagraphRefresher
 from miner.chain.nonces import NonceLedger
 from miner.fleet.fleet import Fleet
-from miner.fleet.samples import FRESH_SECONDS, GpuSample, HostSample, SampleHistory
+from miner.fleet.samples import (
+    FRESH_SECONDS,
+    GPU_NUMBERS,
+    HOST_NUMBERS,
+    GpuSample,
+    HostSample,
+    SampledNumber,
+    SampleHistory,
+)
 from miner.fleet.schedule import ClaimStage
 from miner.jobs.control import RunningTraining
 from miner.offers.service import OfferService
@@ -43,34 +52,8 @@ WEEK_SECONDS = 7 * 86_400.0
 GPU_STATES = ("training", "busy", "reserved", "others", "idle", "out")
 THROTTLE_REASONS = ("heat", "power", "hardware")
 
-GpuNumber = Callable[[GpuSample], float | None]
 TrainingNumber = Callable[[RunningTraining], float | None]
 Family = GaugeMetricFamily | CounterMetricFamily
-
-_GPU_NUMBERS: Mapping[str, tuple[str, GpuNumber]] = {
-    "gpu_utilization_ratio": ("Time in which a kernel ran", attrgetter("utilization")),
-    "gpu_memory_used_bytes": ("Memory in use", attrgetter("memory_used")),
-    "gpu_memory_total_bytes": ("Memory of the GPU", attrgetter("memory_total")),
-    "gpu_temperature_celsius": ("Temperature of the chip", attrgetter("temperature")),
-    "gpu_power_watts": ("Power drawn", attrgetter("power_watts")),
-    "gpu_power_limit_watts": ("Power that it may draw", attrgetter("power_limit_watts")),
-    "gpu_sm_clock_hertz": ("SM clock", lambda sample: _times(sample.sm_clock_mhz, 1e6)),
-    "gpu_sm_clock_max_hertz": ("Highest SM clock", lambda sample: _times(sample.max_sm_clock_mhz, 1e6)),
-    "gpu_pcie_bytes_per_second": ("PCIe traffic, both directions", attrgetter("pcie_bytes_s")),
-    "gpu_nvlink_bytes_per_second": ("NVLink traffic, both directions", attrgetter("nvlink_bytes_s")),
-    "gpu_tensor_active_ratio": (
-        "Time in which tensor cores worked (Hopper and newer)",
-        attrgetter("tensor"),
-    ),
-    "gpu_dram_active_ratio": ("Memory bandwidth in use (Hopper and newer)", attrgetter("dram")),
-}
-
-_HOST_NUMBERS: Mapping[str, tuple[str, Callable[[HostSample], float | None]]] = {
-    "host_cpu_ratio": ("All cores, busy", attrgetter("cpu")),
-    "host_memory_ratio": ("Memory in use", attrgetter("memory_share")),
-    "host_disk_free_bytes": ("Free space where DATA_DIR lies", attrgetter("disk_free_bytes")),
-    "host_disk_free_ratio": ("The same, of the whole disk", attrgetter("disk_free_share")),
-}
 
 _TRAINING_NUMBERS: Mapping[str, tuple[str, TrainingNumber]] = {
     "training_attempt": ("Which attempt runs", attrgetter("attempt")),
@@ -172,8 +155,8 @@ class DaemonCollector(Collector):
         yield from self._gpus(now, trainings)
         host = self._daemon.samples.host
         if host is not None and host.at >= now - FRESH_SECONDS:
-            for name, (text, read) in _HOST_NUMBERS.items():
-                yield _gauge(name, text, read(host))
+            for number in HOST_NUMBERS:
+                yield _gauge(number.gauge, number.text, _value(host, number))
         yield from _training_families(trainings or [])
 
     def _process(self) -> Iterator[Family]:
@@ -210,8 +193,10 @@ class DaemonCollector(Collector):
             yield _labelled("gpu_state", "1 for the state that the GPU is in", labels, values)
         found = [(name, self._daemon.samples.latest(name[0], now - FRESH_SECONDS)) for name in names]
         samples = [(name, sample) for name, sample in found if sample is not None]
-        for name, (text, read) in _GPU_NUMBERS.items():
-            yield _labelled(name, text, ["gpu", "index"], ((gpu, read(sample)) for gpu, sample in samples))
+        for number in GPU_NUMBERS:
+            if number.gauge:
+                measured = [(gpu, _value(sample, number)) for gpu, sample in samples]
+                yield _labelled(number.gauge, number.text, ["gpu", "index"], measured)
         ecc = CounterMetricFamily(
             "god_miner_gpu_ecc_errors",
             "Uncorrected memory errors since the driver was loaded",
@@ -291,5 +276,7 @@ def _labelled(
     return family
 
 
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+def _value(sample: GpuSample | HostSample, number: SampledNumber) -> float | None:
+    """The number in a base unit."""
+    value: float | None = getattr(sample, number.name)
+    return value * 1e6 if value is not None and number.unit is MetricUnit.MEGAHERTZ else value

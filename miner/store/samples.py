@@ -41,22 +41,28 @@ class GpuRollup:
     nvlink: float | None = None
 
 
-#: Of which the highest of a period is kept; of all others the mean.
-_HIGHEST = ("memory", "temperature")
-_MEANS = ("utilization", "power", "clock", "throttled", "tensor", "dram", "pcie", "nvlink")
-_COLUMNS = tuple(field.name for field in fields(GpuRollup))
-_INSERT = (
-    f"INSERT OR REPLACE INTO gpu_rollups ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - ours
-)
+#: Numbers of which a period has the highest value; of all others it has the mean.
+HIGHEST = frozenset({"memory", "temperature"})
+ROLLUP_COLUMNS = tuple(field.name for field in fields(GpuRollup))
+_MEASURED = ROLLUP_COLUMNS[ROLLUP_COLUMNS.index("samples") + 1 :]
 
-#: A mean is weighted by the samples that have the value. `max(share)` picks the row of `job_id` with it.
+
+def _over_minutes(name: str) -> str:
+    """The SQL of an hour's number. A mean is weighted by the samples that have the value."""
+    if name in HIGHEST:
+        return f"max({name})"
+    return f"sum({name} * samples) / sum(iif({name} IS NULL, NULL, samples))"
+
+
+_NAMES = ", ".join(ROLLUP_COLUMNS)
+_INSERT = f"INSERT OR REPLACE INTO gpu_rollups ({_NAMES}) VALUES ({', '.join('?' * len(ROLLUP_COLUMNS))})"  # noqa: S608 - ours
+
+#: `max(share)` picks the row of `job_id` with it.
 _BUILD_HOUR = f"""
-INSERT OR REPLACE INTO gpu_rollups ({", ".join(_COLUMNS)})
+INSERT OR REPLACE INTO gpu_rollups ({_NAMES})
 SELECT {HOUR}, :hour, minutes.gpu, longest.job_id,
     sum(watched) / {HOUR // MINUTE}, sum(busy) / {HOUR // MINUTE}, sum(samples),
-    sum(utilization * samples) / sum(iif(utilization IS NULL, NULL, samples)),
-    max(memory), max(temperature),
-    {", ".join(f"sum({name} * samples) / sum(iif({name} IS NULL, NULL, samples))" for name in _MEANS[1:])}
+    {", ".join(map(_over_minutes, _MEASURED))}
 FROM gpu_rollups AS minutes
 LEFT JOIN (
     SELECT gpu, job_id, max(share) FROM (
@@ -100,8 +106,9 @@ def prune_rollups(connection: sqlite3.Connection, now: float, history_seconds: f
 
 def _completed(before: GpuRollup, more: GpuRollup) -> GpuRollup:
     """One minute in two parts, as one."""
-    merged: dict[str, Any] = {name: _highest(before, more, name) for name in _HIGHEST}
-    merged |= {name: _mean(before, more, name) for name in _MEANS}
+    merged: dict[str, Any] = {
+        name: (_highest if name in HIGHEST else _mean)(before, more, name) for name in _MEASURED
+    }
     return replace(
         before,
         job_id=more.job_id if more.busy > before.busy else before.job_id,
@@ -131,7 +138,7 @@ def rollups(
 ) -> list[GpuRollup]:
     """The rows of the periods that began in this time, oldest first. The last one is still being measured."""
     found = connection.execute(
-        f"SELECT {', '.join(_COLUMNS)} FROM gpu_rollups "  # noqa: S608 - ours
+        f"SELECT {_NAMES} FROM gpu_rollups "  # noqa: S608 - ours
         "WHERE period = ? AND at >= ? AND at < ? ORDER BY at, gpu",
         (period, since, until),
     )
@@ -150,7 +157,7 @@ def job_ids(connection: sqlite3.Connection, keys: Iterable[TaskKey]) -> dict[Tas
 
 def _minute(connection: sqlite3.Connection, at: int, gpu: str) -> GpuRollup | None:
     row = connection.execute(
-        f"SELECT {', '.join(_COLUMNS)} FROM gpu_rollups WHERE period = ? AND at = ? AND gpu = ?",  # noqa: S608
+        f"SELECT {_NAMES} FROM gpu_rollups WHERE period = ? AND at = ? AND gpu = ?",  # noqa: S608
         (MINUTE, at, gpu),
     ).fetchone()
     return GpuRollup(*row) if row else None
