@@ -6,7 +6,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -69,10 +69,17 @@ def shown_value(value: Any) -> str:
 
 
 class SchemaKeys:
-    """The keys of a kind of file, what others call them, and the parts that a stray one may belong to."""
+    """The keys of a kind of file and of its earlier versions, what others call them, and the parts that a
+    stray one may belong to."""
 
-    def __init__(self, root: type[BaseModel], synonyms: Mapping[str, str], parts: Sequence[KeyPath]) -> None:
-        self._root = root
+    def __init__(
+        self,
+        root: type[BaseModel],
+        synonyms: Mapping[str, str],
+        parts: Sequence[KeyPath],
+        removed: Collection[str] = (),
+    ) -> None:
+        self._root, self._removed = root, removed
         self._synonyms = synonyms
         self._parts = tuple(parts)
 
@@ -100,6 +107,8 @@ class SchemaKeys:
         """For a key that does not exist: `no such key; nearest is lora_r`, or the part it belongs to."""
         *parent, key = path
         valid, name = self.keys_at(tuple(parent)), str(key)
+        if name in self._removed:
+            return "this key was removed: it was off in every shipped profile, and measurements found no gain"
         meant = self._synonyms.get(name, name)
         if meant in valid:
             return f"no such key; here it is called {meant}"

@@ -15,7 +15,6 @@ from core.domain.units import show_bytes
 from core.models.shapes import linear_shapes, matches, module_names
 from core.planning.budget import Concession, PlanVerdict, TimeBreakdown, conceded
 from core.planning.candidate import RunCandidate
-from core.planning.finishing import last_stretch_plan, soup_plan
 from core.planning.memory.peak import memory_of
 from core.planning.optimizer import (
     ema_plan,
@@ -170,8 +169,6 @@ def assemble_plan(
         ema=ema_plan(needs, candidate),
         plateau=plateau_plan(needs),
         lr_search=search_plan(needs, timed, rate),
-        soup=soup_plan(needs),
-        last_stretch=last_stretch_plan(needs, timed.schedule.eval_rows),
         dpo=_dpo(needs, candidate),
         grpo=_grpo(needs, candidate),
         image=_image(needs, timed),

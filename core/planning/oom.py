@@ -23,7 +23,6 @@ from core.domain.units import show_seconds
 from core.planning.assemble import batch_plan, grpo_changes
 from core.planning.budget import PlanVerdict, TimelinePhase, conceded
 from core.planning.candidate import RunCandidate, candidate_of, vary
-from core.planning.finishing import finishing_of
 from core.planning.memory.peak import generation_bytes, memory_of, peak_bytes
 from core.planning.plan import FsdpPlan, SequencePlan, TrainingPlan
 from core.planning.search.gpu_count import node_counts
@@ -166,7 +165,7 @@ def _timed(
     opening = [phase for phase in time.phases[:at] if phase.name not in ("download", "so far")]
     opening = opening or [TimelinePhase(name="start", seconds=RESTART_S, why="starting and loading again")]
     choosing = tuple(phase for phase in time.phases[:-1] if phase.name == "choose")
-    tail = (*choosing, *finishing_of(time), *time.phases[-1:])
+    tail = (*choosing, *time.phases[-1:])
     spent = failure.elapsed_s + sum(phase.seconds for phase in (*opening, *tail))
     slower = step_s / time.step_s if time.step_s else 1.0
     rate = times_at(plan, step_s)

@@ -239,24 +239,6 @@ class LrSearchPlan(Record):
     first: float | None = Field(default=None, gt=0)
 
 
-class SoupPlan(Record):
-    """At the end of the training, the mean of some of its best states, if that scores better."""
-
-    #: States kept while it trains, at most.
-    members: int = Field(ge=2)
-    #: Part of the training time that scoring means may take.
-    share: float = Field(gt=0, le=0.2)
-
-
-class LastStretchPlan(Record):
-    """Training on most of the held-out rows at the very end; the others decide whether it is submitted."""
-
-    #: Share of the peak rate that it begins at; it ends at nothing.
-    rate: float = Field(gt=0, le=1)
-    #: Part of the training time that it may take, scoring included.
-    share: float = Field(gt=0, le=0.2)
-
-
 class DpoPlan(Record):
     beta: float = Field(default=0.1, gt=0)
     #: Reference log-probs computed once before the training instead of in each step.
@@ -416,8 +398,6 @@ class TrainingPlan(Record):
     ema: EmaPlan | None = None
     plateau: PlateauPlan | None = None
     lr_search: LrSearchPlan | None = None
-    soup: SoupPlan | None = None
-    last_stretch: LastStretchPlan | None = None
     dpo: DpoPlan | None = None
     grpo: GrpoPlan | None = None
     image: ImagePlan | None = None

@@ -89,11 +89,6 @@ def _on_images(_targets: Targets, case: EngineCase) -> bool:
     return not case.is_text
 
 
-def _averages_rows(case: EngineCase) -> bool:
-    """Whether a score is a mean over held-out rows."""
-    return case.is_text and not case.task_type.generates
-
-
 def _with_axolotl(_targets: Targets, case: EngineCase) -> bool:
     return case.engine is Engine.AXOLOTL
 
@@ -309,26 +304,6 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
         "targets.ema_decay",
         lambda t, c: c.engine is Engine.AI_TOOLKIT and t.ema_decay is not None,
         "written as ema_config; updated every step whatever ema_every says",
-    ),
-    _ours(
-        "targets.soup_members",
-        lambda t, c: _averages_rows(c) and t.soup_members >= 2,
-        "our session keeps the best states in host memory or on disk, and scores means of them at the end",
-    ),
-    _ignored(
-        "targets.soup_members",
-        lambda t, c: not _averages_rows(c) and t.soup_members >= 2,
-        "scores of sampled completions differ by chance by more than a mean gains; pictures have none",
-    ),
-    _ours(
-        "targets.last_stretch_rate",
-        lambda t, c: _averages_rows(c) and t.last_stretch_rate > 0,
-        "our session trains on held-out rows at the end; needs 64 of them, as some stay out to judge it",
-    ),
-    _ignored(
-        "targets.last_stretch_rate",
-        lambda t, c: not _averages_rows(c) and t.last_stretch_rate > 0,
-        "prompts have no answer to learn, and pictures are not held out",
     ),
     _ours(
         "targets.plateau_factor",

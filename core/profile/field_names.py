@@ -57,8 +57,6 @@ max_grad_norm               plan=optimizer.max_grad_norm axolotl kohya ai_toolki
 max_grad_norm               guides=clip_grad_norm
 ema_decay                   ai_toolkit=train.ema_config
 ema_every                   guides=ema_update_every
-soup_members                plan=soup.members guides=model_soup,swa
-last_stretch_rate           plan=last_stretch.rate
 sequence_len                plan=sequence.length axolotl guides=max_seq_length
 sample_packing              plan=sequence.packing axolotl
 group_by_length             axolotl
@@ -127,3 +125,6 @@ def _names(rows: str) -> dict[NameSystem, dict[str, str]]:
 
 #: By system: its name for a field → the field.
 FIELD_NAMES = _names(_TABLE)
+
+#: Targets of earlier versions: their measurements are in docs/training.md.
+REMOVED_FIELDS = frozenset({"soup_members", "last_stretch_rate"})

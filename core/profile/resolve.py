@@ -23,7 +23,7 @@ from core.domain.errors import ConfigError, Problem
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.facts import ModelFacts
 from core.models.image_families import IMAGE_FAMILIES
-from core.profile.field_names import FIELD_NAMES, NameSystem
+from core.profile.field_names import FIELD_NAMES, REMOVED_FIELDS, NameSystem
 from core.profile.schema import EngineConfigs, Profile, ProfileSection, ResolvedProfile, SectionSelector
 from core.profile.targets import ContainerTargets, ProfileLimits, SlurmTargets, Targets
 
@@ -47,6 +47,7 @@ PROFILE_KIND = ConfigKind(
     Profile,
     PROFILE_SYNONYMS,
     [(), ("targets",), ("limits",), ("container",), ("slurm",)],
+    removed=REMOVED_FIELDS,
 )
 
 

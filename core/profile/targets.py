@@ -235,20 +235,6 @@ class Targets(Record):
         default=None, gt=0, lt=1, description="Moving average of the weights. Unset: none."
     )
     ema_every: int = Field(default=1, ge=1, description="Steps between its updates.")
-    soup_members: int = Field(
-        default=0,
-        ge=0,
-        le=16,
-        description="Text except GRPO: at the end, average up to so many of the best states if that scores "
-        "better. Below 2: off.",
-    )
-    last_stretch_rate: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Text except GRPO: at the end, train once on most held-out rows, at this share of the "
-        "peak rate. 0: off.",
-    )
     # — sequences
     sequence_len: int | None = Field(
         default=None,

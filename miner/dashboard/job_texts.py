@@ -28,8 +28,6 @@ _STAGES = {
     "load": "loads the model",
     "search": "tries learning rates",
     "eval": "evaluates",
-    "soup": "averages its best states",
-    "last-stretch": "trains on held-out rows",
     "save": "saves",
 }
 _SEVERITIES: dict[str, Tone] = {"critical": "bad", "warning": "warn", "info": "live"}

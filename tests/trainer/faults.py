@@ -212,40 +212,6 @@ def dumps_arguments() -> None:
     Trainer.train = train
 
 
-def waits_in(what: str) -> None:
-    """For ever, in the middle of scoring means of states ("soup") or of training on held-out rows
-    ("stretch"); a file beside the sheet says so."""
-    from trainer.session.last_stretch import LastStretch
-    from trainer.session.snapshots import Snapshots
-
-    def wait() -> None:
-        Path(os.environ["GOD_MINER_LAUNCH_SPEC"]).with_name("waiting").touch()
-        time.sleep(3600)
-
-    load, run = Snapshots.load, LastStretch.run
-
-    def load_and_wait(self: Snapshots, numbers: Any) -> None:
-        load(self, numbers)
-        if len(numbers) > 1:
-            wait()
-
-    def run_and_wait(self: LastStretch) -> Any:
-        step = self.stretcher.step
-
-        def step_and_wait(factor: float, place: int) -> float:
-            loss = step(factor, place)
-            wait()
-            return loss
-
-        self.stretcher.step = step_and_wait  # type: ignore[method-assign]
-        return run(self)
-
-    if what == "soup":
-        Snapshots.load = load_and_wait  # type: ignore[method-assign]
-    else:
-        LastStretch.run = run_and_wait  # type: ignore[method-assign]
-
-
 def asks_after(step: str, micro: str, duty: str) -> None:
     """The control file comes after this step; it is looked at after every one."""
     from core.runs.control import RunControl, write_control

@@ -22,12 +22,10 @@ from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
 from trainer.session.clock import STOP_GRACE_S
 from trainer.session.control import MicroChange, release_memory, wait_for_gpu
 from trainer.session.ema import MovingAverage, drop_gathered
-from trainer.session.last_stretch import Stretcher
 from trainer.session.progress_log import SpeedMeter
 from trainer.session.rate_search import Prober
 from trainer.session.session import Scorer, Session
 from trainer.session.snapshots import Snapshots
-from trainer.session.soup import StateStore
 from trainer.session.undo import StepUndo
 
 #: Beside the engine's own files in a checkpoint folder: what the session needs to resume.
@@ -41,8 +39,6 @@ class HfHost:
         self.trainer, self.scorer, self._splitter = trainer, scorer, splitter
         self.average: MovingAverage | None = None
         self.prober: Prober | None = None
-        self.snapshots: StateStore | None = None
-        self.stretcher: Stretcher | None = None
 
     @property
     def model(self) -> Any:
@@ -107,7 +103,7 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
         drop = partial(drop_gathered, host.trainer.model)
         folder, per_machine = Path(self.spec.run.work_dir) / "snapshots", launch.processes // launch.machines
         states = Snapshots(self._trained(), folder, self.session.ranks, per_machine, drop)
-        host.snapshots, host.prober = states, HfProber(host.trainer, states)
+        host.prober = HfProber(host.trainer, states)
 
     def _begin_average(self) -> None:
         plan, model = self.session.plan.ema, self.host.trainer.model
@@ -272,7 +268,7 @@ class HfProber:
     none of its counters moves.
     """
 
-    def __init__(self, trainer: Any, states: StateStore) -> None:
+    def __init__(self, trainer: Any, states: Snapshots) -> None:
         self._trainer, self._states = trainer, states
         self._loader: Any = None
         self._rows: Iterator[Any] = iter(())

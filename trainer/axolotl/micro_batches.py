@@ -278,7 +278,6 @@ def order_steps(trainer: Any, plan: TrainingPlan) -> None:
         return
 
     def sampler(dataset: Any = None) -> StepOrder:
-        """Of the rows that are trained on now: in the last stretch they are others."""
         lengths = _pair_lengths(trainer.train_dataset)
         return StepOrder(
             lengths, micro, passes, args.world_size, plan.seed, lambda: int(trainer.state.epoch or 0)

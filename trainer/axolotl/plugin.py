@@ -26,14 +26,12 @@ from trainer.axolotl.patches import add_kl, count_tokens
 from trainer.axolotl.prompt_kl import add_prompt_kl
 from trainer.axolotl.prompt_loss import PromptLoss
 from trainer.axolotl.scorers import EngineScorer, HeldOutScorer, frozen_base, has_adapter
-from trainer.axolotl.stretch import HfStretcher
 from trainer.axolotl.trainers import PairTrainer
 from trainer.handoff import LaunchSpec
 from trainer.rewards.watch import RewardWatch
 from trainer.scoring.generation import PROMPTS
 from trainer.scoring.held_out import MAX_PROMPTS
 from trainer.session.failures import record_uncaught
-from trainer.session.last_stretch import Stretcher
 from trainer.session.progress_log import ProgressLog, SpeedMeter
 from trainer.session.ranks import communicator
 from trainer.session.session import Scorer, Session, session_of
@@ -129,7 +127,6 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
             order_steps(trainer, self.plan)
         splitter = MicroBatchSplitter(trainer, self.plan)
         host = HfHost(trainer, self._scorer(trainer, base), splitter)
-        host.stretcher = self._stretcher(trainer, host.scorer)
         session = self.session = self._session(trainer, host)
         splitter.on_undone = lambda micro: session.controls.undo_growth(
             micro, session.step, f"memory ran out: back to {micro} sequences in a pass"
@@ -183,11 +180,6 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
             return None
         ranks = communicator(trainer.args.device)
         return HeldOutScorer(self.spec, trainer, ranks, base, together=_prompts(self.plan))
-
-    def _stretcher(self, trainer: Any, scorer: Scorer | None) -> Stretcher | None:
-        if self.plan.last_stretch is None or not isinstance(scorer, HeldOutScorer):
-            return None
-        return HfStretcher(self.spec, self.plan, trainer, scorer, communicator(trainer.args.device))
 
     def create_lr_scheduler(self, cfg: Any, trainer: Any, optimizer: Any, num_training_steps: int) -> Any:
         """The engine's own schedules do not know the clock."""

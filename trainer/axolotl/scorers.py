@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from core.domain.evaluation import RewardScore
 from trainer.handoff import LaunchSpec
 from trainer.scoring.generation import PROMPTS
-from trainer.scoring.held_out import HeldOut, HeldOutSums, LogProbs
-from trainer.session.last_stretch import divided
+from trainer.scoring.held_out import HeldOut, HeldOutSums
 from trainer.session.ranks import Communicator
 
 #: Rows that each rank reads at least: fewer are no sample. They also show how long a row takes.
@@ -94,25 +93,6 @@ class HeldOutScorer:
         measured = self._together(self._held.score(self._model(), reference=self._reference(), **rank))
         self.rewarded = self._held.rewarded(measured)
         return measured.value
-
-    def keep_out(self, clusters: Sequence[int], base: Mapping[int, LogProbs]) -> list[int]:
-        """From now on read only rows that stay out of a training on the others; return the places of these,
-        none where too few could stay out. `clusters` of near-duplicates, by row; `base`: `base_log_probs`."""
-        scored = [place for place in range(self._rows) if place % self._world < self._ranks.world]
-        parts = divided(scored, clusters or range(self._rows))
-        if parts is None:
-            return []
-        self._held, self._stride = self._held.part(parts.judges, base), 1
-        self._rows = len(parts.judges)
-        return parts.trained
-
-    def base_log_probs(self) -> dict[int, LogProbs]:
-        """DPO: what the base gives to the pairs that an evaluation reads, by their places. All ranks call
-        it."""
-        own = self._held.base_log_probs
-        numbers = self._ranks.gather([number for place, pair in own.items() for number in (place, *pair)])
-        triples = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
-        return {int(place): LogProbs(chosen, rejected) for place, chosen, rejected in triples}
 
     @property
     def _world(self) -> int:

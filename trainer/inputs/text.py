@@ -331,8 +331,7 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedRows
     split = hold_out(clusters, [_answer(row) for row in task.rows], plan.steps.eval_rows, plan.seed)
     kept = thinned(split.train, clusters, task.fingerprints, rows.duplicate_weight, plan.seed)
     train = list(_fitted(task, [task.rows[place] for place in kept], plan))
-    pieces = [(row, place) for place in split.held for row in _fitted(task, [task.rows[place]], None)]
-    held = [row for row, _ in pieces]
+    held = list(_fitted(task, [task.rows[place] for place in split.held], None))
     other = _by_the_other_rules(task, held, split.held)
     dropped = Counter(task.dropped)
     dropped[TOO_LONG] += max(len(kept) - len(train), 0)
@@ -351,7 +350,6 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedRows
         eval_path=place / "eval" if held else None,
         train_rows=len(train),
         eval_rows=len(held),
-        eval_clusters=tuple(clusters[place] for _, place in pieces),
         mixed_rows=len(mixed),
         dropped=dict(+dropped),
         notes=(*task.notes, *notes),

@@ -239,14 +239,6 @@ class TokenRows:
     def batches(self, micros: Sequence[MicroBatch]) -> list[TokenBatch]:
         return [collate(self.tokens, micro, self.layout, self.reference) for micro in micros]
 
-    def part(self, places: NDArray[np.int64]) -> TokenRows:
-        """Some of the rows, or pairs, in this order."""
-        if not self.layout.pairs:
-            return replace(self, tokens=self.tokens.part(places))
-        both = np.stack([2 * places, 2 * places + 1], axis=1).reshape(-1)
-        reference = None if self.reference is None else self.reference[torch.from_numpy(places)]
-        return replace(self, tokens=self.tokens.part(both), reference=reference)
-
 
 def collate(
     rows: TokenFile, micro: MicroBatch, layout: BatchLayout, reference: Tensor | None = None

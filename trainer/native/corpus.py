@@ -200,8 +200,6 @@ def prepare_corpus(spec: PrepareSpec) -> PreparedRows:
         eval_path=folder if len(held) else None,
         train_rows=len(train),
         eval_rows=len(held),
-        # Documents next to each other are never both held out.
-        eval_clusters=tuple(held.sources().tolist()),
         digest=hashlib.sha256(repr(train.fingerprint()).encode()).hexdigest(),
         pad_token=pad_token_for_engine(tokenizer),
     )

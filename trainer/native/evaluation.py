@@ -26,7 +26,7 @@ class HeldOutLoss(Scorer):
     rewarded = None
 
     def __init__(self, net: LossModel, rows: TokenRows, ranks: NativeCommunicator, micro: int) -> None:
-        self._net, self._rows, self._ranks, self.micro = net, rows, ranks, micro
+        self._net, self._rows, self._ranks, self._micro = net, rows, ranks, micro
         self._share, self.pass_seconds = 1.0, 0.0
         self.metric = "eval_loss+kl" if net.kl else "eval_loss"
 
@@ -47,34 +47,23 @@ class HeldOutLoss(Scorer):
         self.pass_seconds = time.monotonic() - began
         return value
 
-    @property
-    def places(self) -> NDArray[np.int64]:
-        """The rows, or pairs, that an evaluation reads."""
-        return even_sample(len(self._rows.lengths), self._share)
-
+    @torch.no_grad()
     def score(self) -> float:
-        return held_out_loss(self._net, self._rows, self._ranks, self.micro, self._share)
+        """The mean loss of rows or pairs, each rank's part added up, of an even sample if there are many."""
+        net, ranks = self._net, self._ranks
+        sums, count, learned = torch.zeros(2, dtype=torch.float64), 0.0, 0.0
+        with _evaluating(net):
+            for _, batch in _eval_batches(self._rows, ranks, self._micro, self._share):
+                losses = net(batch.to(ranks.device)).double().cpu()
+                sums[: len(losses)] += losses * bool(batch.count)
+                count, learned = count + batch.count, learned + batch.learned
+                ranks.heartbeat()
+        *totals, count, learned = ranks.sum(*sums.tolist(), count, learned)
+        shares = net.shares(count, learned, torch.device("cpu"))
+        return sum(total * float(share) for total, share in zip(totals, shares, strict=False))
 
     def _least(self) -> float:
-        return min(8 * self._ranks.world * self.micro / max(len(self._rows.tokens), 1), 1.0)
-
-
-@torch.no_grad()
-def held_out_loss(
-    net: LossModel, rows: TokenRows, ranks: NativeCommunicator, micro: int, share: float = 1.0
-) -> float:
-    """The mean loss of rows or pairs, each rank's part added up; of an even sample of them if `share` is less
-    than all."""
-    sums, count, learned = torch.zeros(2, dtype=torch.float64), 0.0, 0.0
-    with _evaluating(net):
-        for _, batch in _eval_batches(rows, ranks, micro, share):
-            losses = net(batch.to(ranks.device)).double().cpu()
-            sums[: len(losses)] += losses * bool(batch.count)
-            count, learned = count + batch.count, learned + batch.learned
-            ranks.heartbeat()
-    *totals, count, learned = ranks.sum(*sums.tolist(), count, learned)
-    shares = net.shares(count, learned, torch.device("cpu"))
-    return sum(total * float(share) for total, share in zip(totals, shares, strict=False))
+        return min(8 * self._ranks.world * self._micro / max(len(self._rows.tokens), 1), 1.0)
 
 
 @torch.no_grad()

@@ -134,16 +134,12 @@ class MasterWeights:
         _let_go(part)
 
     @torch.no_grad()
-    def reread(self) -> None:
-        """Copy the weights to the masters, after a change from outside."""
+    def restart(self) -> None:
+        """Return to the state before the first step, after all steps were undone: copy the weights again."""
+        self._random = None
         for block in self._blocks:
             if self._kept and block.parts:
                 torch._foreach_copy_(_values(block.parts), [part.of(part.weight) for part in block.parts])
-
-    def restart(self) -> None:
-        """Return to the state before the first step, after all steps were undone."""
-        self._random = None
-        self.reread()
 
     def zero_grad(self) -> None:
         for block in self._blocks:

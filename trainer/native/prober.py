@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trainer.native.batches import MicroBatch, SampleOrder, TokenRows
 from trainer.native.distributed import NativeCommunicator
 from trainer.native.optimizer import Stepper
-from trainer.session.soup import StateStore
+from trainer.session.snapshots import Snapshots
 from trainer.session.undo import StepUndo
 
 
@@ -21,7 +21,7 @@ class NativeProber:
         rows: TokenRows,
         order: SampleOrder,
         ranks: NativeCommunicator,
-        states: StateStore,
+        states: Snapshots,
     ) -> None:
         self._stepper, self._rows, self._order, self._ranks = stepper, rows, order, ranks
         self._states = states

@@ -174,11 +174,6 @@ class TokenFile:
         """Some of the rows, in this order."""
         return type(self)(self._ids, self._trained, self._ends[rows], self.lengths[rows])
 
-    def sources(self) -> NDArray[np.int64]:
-        """Of each row a number that those share which directly follow one another in the file."""
-        follows = (self._ends - self.lengths)[1:] == self._ends[:-1]
-        return np.concatenate([[0], np.cumsum(~follows)]).astype(np.int64)[: len(self)]
-
     def fingerprint(self) -> tuple[int, ...]:
         """Equal for equal rows, almost certainly: from their lengths and a sample of their tokens."""
         sample = np.ascontiguousarray(self._ids[:: max(len(self._ids) // _SAMPLED, 1)])

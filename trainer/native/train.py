@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,17 +47,14 @@ from trainer.native.model import (
 )
 from trainer.native.optimizer import Stepper
 from trainer.native.prober import NativeProber
-from trainer.native.stretch import NativeStretcher
 from trainer.session.clock import STOP_GRACE_S
 from trainer.session.control import MicroChange, release_memory
 from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.failures import exit_with_failure, record_uncaught
-from trainer.session.last_stretch import Stretcher
 from trainer.session.progress_log import ProgressLog, SpeedMeter, with_tensorboard
 from trainer.session.rate_search import Prober
 from trainer.session.session import Scorer, Session, session_of
 from trainer.session.snapshots import Snapshots
-from trainer.session.soup import StateStore
 from trainer.session.watchdog import (
     HangWatchdog,
     dump_stacks_on_request,
@@ -137,7 +134,7 @@ def train(
         position=TrainingPosition(0, setup.shape),
     )
     host.average = moving_average(net, plan)
-    prepare_states(trainer, Path(spec.run.work_dir) / "snapshots", spec.prepared.eval_clusters)
+    prepare_states(trainer, Path(spec.run.work_dir) / "snapshots")
 
     # Resume
     if spec.resume_from and not resume(trainer, Path(spec.resume_from)):  # all ranks
@@ -345,8 +342,7 @@ class NativeHost:
         #: As long as steps are made.
         self.loader: BatchLoader | None = None
         self.prober: Prober | None = None
-        self.snapshots: StateStore | None = None
-        self.stretcher: Stretcher | None = None
+        self.snapshots: Snapshots | None = None
 
     def write(self, folder: Path | None) -> None:
         checkpoints.export_model(self._net, folder, self._ranks)
@@ -389,15 +385,12 @@ def moving_average(net: LossModel, plan: TrainingPlan) -> MovingAverage | None:
     return MovingAverage(trained_parameters(net), plan.ema.decay, plan.ema.every, drop)
 
 
-def prepare_states(trainer: Trainer, folder: Path, clusters: Sequence[int] = ()) -> None:
-    """Where states of the weights are put aside, and what trains on held-out rows if the plan has it.
-    `clusters` are these rows'."""
+def prepare_states(trainer: Trainer, folder: Path) -> None:
+    """Prepare to put the weights aside while learning rates are tried out."""
     setup, host, plan = trainer.setup, trainer.host, trainer.setup.plan
     per_machine = plan.launch.processes // plan.launch.machines
     drop = partial(drop_gathered, setup.net)
     host.snapshots = Snapshots(trained_parameters(setup.net), folder, trainer.ranks, per_machine, drop)
-    if plan.last_stretch is not None and setup.held_out is not None and isinstance(host.scorer, HeldOutLoss):
-        host.stretcher = NativeStretcher(trainer, setup.held_out, host.scorer, clusters)
 
 
 def resume(trainer: Trainer, folder: Path) -> Path | None:

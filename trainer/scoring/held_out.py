@@ -155,18 +155,6 @@ class HeldOut:
         )
         return self._losses(losses.rows, losses.kl_total, losses.kl_tokens)
 
-    def part(self, places: Sequence[int], base: Mapping[int, LogProbs]) -> HeldOut:
-        """Some of the rows; pairs by this era's rules alone. `base`: its log probabilities, by place."""
-        part = HeldOut(self._spec, [self.rows[place] for place in places], self._tokenizer)
-        part._log_probs = {at: base[place] for at, place in enumerate(places) if place in base}
-        part.base = self.base
-        return part
-
-    @property
-    def base_log_probs(self) -> Mapping[int, LogProbs]:
-        """Of the base, by the places of the pairs that this rank has scored."""
-        return self._log_probs
-
     def _labelled(self) -> list[LabelledRow]:
         return [row for row in self.rows if isinstance(row, LabelledRow)]
 

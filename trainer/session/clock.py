@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
-from core.planning.finishing import stretch_steps_of
 from core.planning.plan import TrainingPlan
 from core.planning.time.calibration import MeasuredRun, recalibrate
 from core.planning.time.schedule import EVALUATIONS, repeat_count
@@ -62,19 +61,11 @@ class RunClock:
     duty: float = 1.0
     eval_every: int = 1
     save_every: int = 1
-    #: States that the soup may have at most; below 2 there is none.
-    soup_members: int = 0
-    #: Whether the held-out rows can be trained on at the end.
-    stretches: bool = False
-    began: float = 0.0
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _unusual: int = 0
     _evaluations: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _submissions: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _saves: deque[float] = field(default_factory=lambda: deque(maxlen=4))
-    _keeps: deque[float] = field(default_factory=lambda: deque(maxlen=4))
-    #: For each state.
-    _loads: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     _probed: bool = False
     _evaluated: int = -1
     _saved: int = -1
@@ -89,9 +80,6 @@ class RunClock:
         # decay.
         self.total, self.eval_every, self.save_every = self.wanted, steps.eval_every, steps.save_every
         self._evaluated = self._saved = self.done
-        self.began = self.now()
-        self.soup_members = self.plan.soup.members if self.plan.soup else 0
-        self.stretches = self.plan.last_stretch is not None
 
     @property
     def wanted(self) -> int:
@@ -123,14 +111,6 @@ class RunClock:
 
     def submitted(self, seconds: float) -> None:
         self._submissions.append(seconds)
-
-    def kept(self, seconds: float) -> None:
-        """A copy of the weights was put aside."""
-        self._keeps.append(seconds)
-
-    def loaded(self, seconds: float, states: int) -> None:
-        """The weights were given the mean of so many copies."""
-        self._loads.append(seconds / states)
 
     def saved(self, seconds: float) -> None:
         self._saves.append(seconds)
@@ -167,61 +147,21 @@ class RunClock:
 
     @property
     def submission_s(self) -> float:
-        """With the copy that is put aside."""
-        return _latest(self._submissions, self.save_s) + _latest(self._keeps, 0.0)
+        return _latest(self._submissions, self.save_s)
 
     @property
     def save_s(self) -> float:
         saves = repeat_count(self.plan.steps.total, self.plan.steps.save_every)
         return _latest(self._saves, self.plan.time["save"] / max(saves, 1))
 
-    def load_s(self, states: int) -> float:
-        """Reading back so many copies and averaging them. Until that was done, each as long as to put it
-        aside."""
-        return states * _latest(self._loads, _latest(self._keeps, 0.0))
-
-    @property
-    def soup_s(self) -> float:
-        """The longest that averaging the best states may take: of the best alone the score is known. The best
-        mean may have to be loaded again."""
-        most = self.soup_members
-        if self.plan.soup is None or most < 2:
-            return 0.0
-        loads = sum(map(self.load_s, range(2, most + 1))) + self.load_s(most)
-        longest = (most - 1) * self.eval_s + loads + self.submission_s
-        return min(longest, self.plan.soup.share * self.whole)
-
-    @property
-    def stretch_s(self) -> float:
-        """The longest that training on held-out rows may take: those that stay out are scored twice, and are
-        half of them at most."""
-        steps = stretch_steps_of(self.plan)
-        if self.plan.last_stretch is None or not self.stretches or not steps:
-            return 0.0
-        loading = self.load_s(max(self.soup_members, 1))
-        longest = loading + steps * self.step_s + self.eval_s + self.submission_s
-        return min(longest, self.plan.last_stretch.share * self.whole)
-
-    @property
-    def whole(self) -> float:
-        """All the time of this process's training."""
-        return max(self.end_by - self.began, 0.0)
-
     @property
     def finish_s(self) -> float:
         """From the decision to stop to the last save's end."""
-        return _with_slack(self.eval_s + self.submission_s + self.soup_s + self.stretch_s)
+        return _with_slack(self.eval_s + self.submission_s)
 
     def room_for(self, seconds: float) -> bool:
         """Whether something that takes so long fits before the finish must begin."""
         return self.left >= seconds + self.finish_s
-
-    def spare(self, seconds: float) -> float:
-        """What is left beside something that takes so long and is the last that is done."""
-        return self.left - _with_slack(seconds)
-
-    def fits(self, seconds: float) -> bool:
-        return self.spare(seconds) >= 0
 
     def after_step(self) -> StepOrders:
         """Decide what happens after a step; called on rank 0."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -22,17 +21,14 @@ from core.planning.time.schedule import EVALUATIONS
 from core.runs.control import RunControl
 from core.runs.progress import CheckpointEvent, EvalEvent, StepEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd
-from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
+from trainer.handoff import LaunchSpec, TrainingOutcome
 from trainer.session.clock import EVAL_SHARE, STOP_GRACE_S, BestScore, RunClock, StepOrders
 from trainer.session.control import ControlFile, Controls, MicroChange
 from trainer.session.failures import NotANumber
-from trainer.session.finishing import Finishing
-from trainer.session.last_stretch import Stretcher
 from trainer.session.learning_rate import PlateauFactor, ScheduleProgress, rate_factor
 from trainer.session.progress_log import ProgressLog, SpeedReading
 from trainer.session.ranks import Communicator
 from trainer.session.rate_search import SAMPLED_NOISE, LrSearch, Probe, Prober, is_tuned
-from trainer.session.soup import StateStore
 from trainer.session.submission import Submission
 from trainer.session.watchdog import StopFile
 
@@ -71,10 +67,6 @@ class TrainingHost(Protocol):
     scorer: Scorer | None
     #: What tries learning rates out; None where the engine cannot undo a step.
     prober: Prober | None
-    #: Where states of the weights are put aside, once they are what will be trained; None: nowhere.
-    snapshots: StateStore | None
-    #: What trains on held-out rows at the end; None where that cannot be done.
-    stretcher: Stretcher | None
 
     def write(self, folder: Path | None) -> None:
         """Write the weights as a submission; all ranks call it, those without a folder only send their
@@ -103,7 +95,6 @@ def session_of(
         host=host,
         stop_requested=lambda: stop.requested,
         take_control=control.take,
-        record=partial(write_record, spec.outcome_path) if ranks.rank == 0 else lambda outcome: None,
     )
 
 
@@ -128,8 +119,6 @@ class Session:
     stop_requested: Callable[[], bool] = lambda: False
     #: The control file's request, once; called on rank 0 only.
     take_control: Callable[[], RunControl | None] = lambda: None
-    #: Takes an outcome that holds if nothing follows.
-    record: Callable[[TrainingOutcome], None] = lambda outcome: None
     sleep: Callable[[float], None] = time.sleep
     #: "load", "train", "evaluation", "generation": where a failure happened.
     phase: str = "load"
@@ -146,7 +135,6 @@ class Session:
     schedule: ScheduleProgress = field(init=False)
     best: BestScore = field(init=False)
     plateau: PlateauFactor | None = field(init=False)
-    finishing: Finishing | None = None
 
     def __post_init__(self) -> None:
         self.controls = Controls(self.host.regroup, self.clock, self.progress, self.plan.batch.micro)
@@ -192,7 +180,6 @@ class Session:
             )
         self.best.score = self._agree_on_score(self._submitted_score())
         self._last_scored = self.step
-        self.finishing = Finishing.of(self)
         if self.plan.lr_search is not None and self.step == 0:
             self._search(self.plan.lr_search)
         self.phase = "train"
@@ -331,8 +318,6 @@ class Session:
             self.progress.write(EvalEvent(t=self.clock.now(), score=score, best=better, seconds=seconds))
             if better:
                 self._submit(score)
-            if self.finishing is not None:
-                self.finishing.offer(score, better)
         if self.plateau and (change := self.plateau.update(better)):
             self.progress.note("learning-rate", change)
 
@@ -361,12 +346,6 @@ class Session:
         if shown:
             self.progress.stage(before)
         return value, seconds
-
-    def scored_now(self) -> HeldOutScore | None:
-        """The score of the weights as they are; None where it is no number."""
-        assert self.host.scorer is not None
-        value, _ = self._timed(self.host.scorer.score)
-        return self._score(value, self.step) if math.isfinite(value) else None
 
     def _score(self, value: float, step: int, rewarded: RewardScore | None = None) -> HeldOutScore:
         """From the scorer's last evaluation, or with what was `rewarded` earlier."""
@@ -423,11 +402,6 @@ class Session:
         self.phase = "evaluation"
         if stop.end is not RunEnd.NAN and self.step > self._last_scored:
             self._final_evaluation(stop)
-        if self.finishing is not None:
-            self.finishing.run(self._outcome(stop))
-        return self._outcome(stop)
-
-    def _outcome(self, stop: StopReason) -> TrainingOutcome:
         return TrainingOutcome(
             end=stop.end, detail=stop.detail, steps=self.step, best=self.best.score, base=self.best.base
         )

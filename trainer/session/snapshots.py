@@ -1,14 +1,13 @@
-"""States of the trained weights, put aside while it trains: in host memory, or in files where that is short.
+"""The trained weights, put aside while steps are tried out: in host memory, or in a file where that is short.
 
 Each rank keeps its own part: of weights that are split over GPUs what it has of them, and some of those that
-all ranks have. So a state is held once, and nothing is gathered.
+all ranks have. So the weights are held once, and nothing is gathered.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ from core.system.memory import free_memory, is_in_memory
 from trainer.session.ema import own_part
 from trainer.session.ranks import Communicator
 
-#: Left free beside a new state: so many bytes, and as much as so many times the trained weights. A submission
-#: needs memory and disk too.
+#: Left free beside the copy: these bytes, and this multiple of the trained weights' own. A submission needs
+#: memory and disk too.
 MARGIN_BYTES, MARGIN_STATES = 2_000_000_000, 3
-#: Numbers of a weight that are averaged at a time: in fp32 they take 64 MB.
-_AT_ONCE = 1 << 24
 
 
 class Snapshots:
@@ -42,57 +39,49 @@ class Snapshots:
         size = sum(_bytes(own_part(self._weights[name])) for name in self._own)
         self._size = per_machine * size
         self._margin = max(MARGIN_BYTES, MARGIN_STATES * sum(map(_bytes, self._weights.values())))
-        self._states: dict[int, dict[str, Any] | Path] = {}
-        for left in folder.glob(f"*-rank{ranks.rank}.safetensors"):  # by an earlier process
-            left.unlink(missing_ok=True)
+        self._state: dict[str, Any] | None = None
+        self._file = folder / f"rank{ranks.rank}.safetensors"
+        self._file.unlink(missing_ok=True)  # an earlier process's
 
-    def keep(self, number: int) -> bool:
+    def keep(self) -> bool:
         """Put the weights aside as they are now; False where a rank has no room, and nothing is kept."""
         needed = self._size + self._margin
         parts = {name: own_part(self._weights[name]) for name in self._own}
         kept = False
         if free_memory() >= needed:
-            kept = self._copy(number, parts)
+            kept = self._copy(parts)
         elif self._disk_free() >= needed:
-            kept = self._write(number, parts)
+            kept = self._write(parts)
         if self._ranks.any(not kept):
-            self.drop(number)
+            self.drop()
             return False
         return True
 
-    def drop(self, number: int) -> None:
-        state = self._states.pop(number, None)
-        if isinstance(state, Path):
-            state.unlink(missing_ok=True)
+    def drop(self) -> None:
+        self._state = None
+        self._file.unlink(missing_ok=True)
 
-    def clear(self) -> None:
-        for number in list(self._states):
-            self.drop(number)
-        with suppress(OSError):  # another rank's files are still in it
-            self._folder.rmdir()
-
-    def load(self, numbers: Sequence[int]) -> None:
-        """Give the weights the mean of these states."""
+    def load(self) -> None:
+        """Give the weights back what was put aside."""
         import torch
 
         self._drop_gathered()
-        states = [self._reader(number) for number in numbers]
+        read = self._reader()
         with torch.no_grad():
             for name, owner in self._owners.items():
                 own = own_part(self._weights[name])
                 if owner in (None, self._ranks.rank):
-                    _set_mean(own, [read(name) for read in states])
+                    own.copy_(read(name))
                 if owner is not None and self._ranks.world > 1:
                     torch.distributed.broadcast(own, src=owner)
         self._drop_gathered()
 
-    def _reader(self, number: int) -> Callable[[str], Any]:
-        state = self._states[number]
-        if isinstance(state, dict):
-            return state.__getitem__
+    def _reader(self) -> Callable[[str], Any]:
+        if self._state is not None:
+            return self._state.__getitem__
         from safetensors import safe_open
 
-        get: Callable[[str], Any] = safe_open(str(state), framework="pt").get_tensor
+        get: Callable[[str], Any] = safe_open(str(self._file), framework="pt").get_tensor
         return get
 
     def _disk_free(self) -> int:
@@ -102,23 +91,21 @@ class Snapshots:
         except OSError:
             return 0
 
-    def _copy(self, number: int, parts: Mapping[str, Any]) -> bool:
+    def _copy(self, parts: Mapping[str, Any]) -> bool:
         """Memory that others took meanwhile costs the state, and not the training."""
         try:
-            self._states[number] = {name: part.to("cpu", copy=True) for name, part in parts.items()}
+            self._state = {name: part.to("cpu", copy=True) for name, part in parts.items()}
         except (MemoryError, RuntimeError):
             return False
         return True
 
-    def _write(self, number: int, parts: Mapping[str, Any]) -> bool:
+    def _write(self, parts: Mapping[str, Any]) -> bool:
         """A disk that is full after all costs the state, and not the training."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
-        path = self._folder / f"{number}-rank{self._ranks.rank}.safetensors"
-        self._states[number] = path
         try:
-            save_file({name: part.contiguous() for name, part in parts.items()}, path)
+            save_file({name: part.contiguous() for name, part in parts.items()}, self._file)
         except (OSError, SafetensorError):
             return False
         return True
@@ -139,21 +126,3 @@ def _owners(weights: Mapping[str, Any], world: int) -> dict[str, int | None]:
 
 def _bytes(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
-
-
-def _set_mean(weight: Any, values: Sequence[Any]) -> None:
-    """In fp32: summed in bf16, the small differences between states would be rounded away."""
-    import torch
-
-    if len(values) == 1:
-        weight.copy_(values[0])
-        return
-    if not weight.ndim:
-        weight, values = weight.view(1), [value.view(1) for value in values]
-    rows = max(_AT_ONCE // max(weight[:1].numel(), 1), 1)
-    for start in range(0, len(weight), rows):
-        part = weight[start : start + rows]
-        total = torch.zeros_like(part, dtype=torch.float32)
-        for value in values:
-            total += value[start : start + rows].to(total.device)
-        part.copy_(total / len(values))

@@ -6,16 +6,13 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from trainer.session.soup import StateStore
-
-#: The state of the weights before the first step, among those that are put aside.
-NUMBER = 0
+from trainer.session.snapshots import Snapshots
 
 
 class StepUndo:
     """What steps change, as it was when this was made: before the optimizer's first step."""
 
-    def __init__(self, states: StateStore, optimizers: Iterable[Any]) -> None:
+    def __init__(self, states: Snapshots, optimizers: Iterable[Any]) -> None:
         """`states` has the weights; see `of`."""
         self._states, self._optimizers = states, list(optimizers)
         self.groups = [
@@ -26,15 +23,15 @@ class StepUndo:
         self._random = _randomness()
 
     @classmethod
-    def of(cls, states: StateStore, optimizers: Iterable[Any]) -> StepUndo | None:
+    def of(cls, states: Snapshots, optimizers: Iterable[Any]) -> StepUndo | None:
         """None where there is no room to put the weights aside. All ranks call it, and what follows."""
-        return cls(states, optimizers) if states.keep(NUMBER) else None
+        return cls(states, optimizers) if states.keep() else None
 
     def end(self) -> None:
-        self._states.drop(NUMBER)
+        self._states.drop()
 
     def restore(self) -> None:
-        self._states.load([NUMBER])
+        self._states.load()
         for optimizer in self._optimizers:
             _forget_steps(optimizer)
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from core.domain.choices import Engine
 from core.planning.candidate import RunCandidate, vary
-from core.planning.finishing import STRETCH_PHASE, finishing_phases, last_stretch_plan
 from core.planning.memory.peak import evaluation_fits, peak_bytes
 from core.planning.plan import CheckpointChoice
 from core.planning.search.requirements import Requirements, lr_search
@@ -20,7 +19,7 @@ from core.planning.time.overheads import (
     opening_phases,
     publish_phase,
 )
-from core.planning.time.schedule import RepeatTimes, StepSchedule, fit_schedule, repeat_times, steps_per_epoch
+from core.planning.time.schedule import RepeatTimes, StepSchedule, fit_schedule, repeat_times
 from core.planning.time.sequences import Sequences
 from core.planning.time.speed import StepTime
 from core.profile.targets import ProfileLimits
@@ -47,8 +46,6 @@ class TimedCandidate(NamedTuple):
     reserve_s: float
     #: Images: files compared at the end.
     choice: CheckpointChoice | None = None
-    #: Text: between the last step and `after`.
-    finishing: tuple[PhaseEstimate, ...] = ()
 
     @property
     def total_s(self) -> float:
@@ -76,7 +73,6 @@ class TimedCandidate(NamedTuple):
         yield PhaseEstimate("save", schedule.save_s, lambda: f"every {schedule.save_every} steps")
         if (choice := self.choice) is not None:
             yield PhaseEstimate("choose", choice.seconds, lambda: f"the best of {choice.files} files")
-        yield from self.finishing
         yield self.after
 
 
@@ -128,8 +124,6 @@ def _timed(
     if search := _lr_search_phase(needs, seconds):
         before, seconds = (*before, search), seconds - search.seconds
     rate, step = repeat_times(candidate, seq, needs.eval_rows, conditions.slowness)
-    finishing = tuple(finishing_phases(needs, rate, steps_per_epoch(seq, candidate.effective), seconds))
-    seconds -= sum(phase.seconds for phase in finishing)
     disk = checkpoint_space(candidate, needs.model, conditions)
 
     def fitted(seconds: float) -> StepSchedule:
@@ -138,9 +132,6 @@ def _timed(
     schedule, choice = fitted(seconds), None
     if (asked := needs.targets.checkpoint_choice) is not None and can_score(candidate):
         schedule, choice = with_choice(candidate, asked, before, rate, fitted, seconds)
-    if (dropped := _dropped(needs, finishing, schedule.eval_rows)) is not None:
-        finishing = tuple(phase for phase in finishing if phase is not dropped)
-        schedule = fitted(seconds + dropped.seconds)
     return TimedCandidate(
         required=required,
         candidate=candidate,
@@ -154,17 +145,7 @@ def _timed(
         deadline_s=deadline,
         reserve_s=reserve,
         choice=choice,
-        finishing=finishing,
     )
-
-
-def _dropped(
-    needs: Requirements, finishing: tuple[PhaseEstimate, ...], eval_rows: int
-) -> PhaseEstimate | None:
-    """The last stretch, where a short training holds out too few rows for it: the steps get its seconds."""
-    if last_stretch_plan(needs, eval_rows) is not None:
-        return None
-    return next((phase for phase in finishing if phase.name == STRETCH_PHASE), None)
 
 
 def _lr_search_phase(needs: Requirements, seconds: float) -> PhaseEstimate | None:

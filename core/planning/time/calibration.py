@@ -14,7 +14,6 @@ from pydantic import Field
 from core.domain.records import Record
 from core.domain.units import show_seconds
 from core.planning.budget import TimeBreakdown, TimelinePhase
-from core.planning.finishing import finishing_of
 from core.planning.plan import PlanReason, TrainingPlan
 from core.planning.time.schedule import Cadence, RepeatTimes, most_steps, repeat_count, save_interval
 from core.profile.schema import ResolvedProfile
@@ -73,7 +72,7 @@ def _tail(plan: TrainingPlan, measured: MeasuredRun) -> tuple[TimelinePhase, ...
     """What follows the training; measured, it is all in one."""
     last = plan.time.phases[-1] if plan.time.phases else TimelinePhase(name="publish", seconds=0)
     if measured.publish_s is None:
-        return (*finishing_of(plan.time), last)
+        return (last,)
     return (TimelinePhase(name=last.name, seconds=measured.publish_s, why="as measured"),)
 
 

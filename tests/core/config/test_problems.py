@@ -18,7 +18,7 @@ class Tree(Record):
     listed: list[Leaf] | None = None
 
 
-KEYS = SchemaKeys(Tree, {"color": "colour", "mass": "weight"}, [(), ("leaf",)])
+KEYS = SchemaKeys(Tree, {"color": "colour", "mass": "weight"}, [(), ("leaf",)], {"grown"})
 
 
 @each(
@@ -30,6 +30,10 @@ KEYS = SchemaKeys(Tree, {"color": "colour", "mass": "weight"}, [(), ("leaf",)])
         (("mass",), "no such key; here it is called weight, and it belongs under leaf"),
         (("named", "x", "colur"), "no such key; nearest is colour"),
         (("listed", 0, "colur"), "no such key; nearest is colour"),
+        (
+            ("leaf", "grown"),
+            "this key was removed: it was off in every shipped profile, and measurements found no gain",
+        ),
         (("leaf", "leaf"), "no such key; it belongs under the top level"),
         (("leaf", "colour", "deep"), "no such key"),
     ],

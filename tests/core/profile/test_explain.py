@@ -68,7 +68,7 @@ def test_every_rule_applies_to_some_profile(tmp_path: Path) -> None:
     example = from_text(
         tmp_path,
         "targets: {attention: flash_attention_2, dataloader_persistent_workers: true, fp16: true,\n"
-        "  ema_decay: 0.9, soup_members: 4, last_stretch_rate: 0.2,\n"
+        "  ema_decay: 0.9,\n"
         "  image_loss: huber, text_encoder_lr: 1e-5, group_by_length: true,\n"
         "  dataloader_drop_last: true, optimizer: adamw_bnb_8bit, lr_scheduler: cosine,\n"
         "  learning_rate: 0.5, lora_rank_pattern: {q_proj: 8}, prompt_loss_share: 0.2}\n",

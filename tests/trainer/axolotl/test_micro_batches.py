@@ -412,16 +412,6 @@ def test_the_order_is_the_engines_where_it_says_so_or_nothing_is_gained(
     assert not isinstance(trainer._get_train_sampler(), StepOrder)
 
 
-def test_the_last_stretch_has_an_order_of_its_own_rows(tmp_path: Path) -> None:
-    """It trains on others, with the same loader."""
-    trainer, plan = paired(tmp_path)
-    order_steps(trainer, plan)
-    trainer.train_dataset = trainer.train_dataset.select(range(14))
-    seen = sum(len(inputs["input_ids"]) // 2 for inputs in trainer.get_train_dataloader())
-    assert seen == 14
-    assert sorted(trainer._get_train_sampler()) == list(range(14))
-
-
 def test_a_resumed_epoch_goes_on_in_its_own_order(tmp_path: Path) -> None:
     """A loader that skips rows tells the sampler of several processes no epoch."""
     trainer, plan = paired(tmp_path)

@@ -16,8 +16,7 @@ from tests.trainer.forks import ForkServer
 from tests.trainer.sharding import together
 from trainer.axolotl import scorers as module
 from trainer.axolotl.scorers import MIN_ROWS, HeldOutScorer, frozen_base
-from trainer.inputs.tokens import PairRow
-from trainer.scoring.held_out import HeldOut, HeldOutSums
+from trainer.scoring.held_out import HeldOutSums
 from trainer.session.ranks import Communicator
 
 
@@ -103,23 +102,6 @@ def test_several_ranks_read_different_rows_and_merge_what_they_found(monkeypatch
     value = scorer.score_base(10.0, untouched=True)
     assert held.read[-1] == held.rows[1::2]
     assert value == sum(held.rows[1::2]) / 50
-
-
-def test_rows_that_stay_out_are_judged_by_what_the_base_gave_and_not_by_the_other_eras_rules(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The other era's rows are of pairs that are trained on."""
-    rows = [PairRow([5 + place], [60 + place, 7], [160 + place]) for place in range(70)]
-    spec: Any = SimpleNamespace(task_type=TaskType.DPO, model_path="", era=None)
-    held = HeldOut(spec, rows, tiny.tokenizer(), other=rows)
-    scorer = scorer_of(monkeypatch, held, Communicator(), model=tiny.model())  # type: ignore[arg-type]
-    held.remember_base(tiny.model(seed=1))
-    whole = held.score(tiny.model())
-    assert scorer.keep_out([place // 2 for place in range(70)], scorer.base_log_probs()) == [
-        place for place in range(70) if place // 2 % 2
-    ]
-    out = [place for place in range(70) if place // 2 % 2 == 0]
-    assert scorer.score() == pytest.approx(sum(whole.rows[place] for place in out) / len(out), rel=1e-4)
 
 
 def whole_base(rank: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from core.domain.choices import Parallelism
-from core.planning.plan import EmaPlan, FsdpPlan, LastStretchPlan, SoupPlan
+from core.planning.plan import EmaPlan, FsdpPlan
 from core.runs.control import CONTROL_FILE, RunControl, write_control
 from core.runs.run_files import EXIT_OF, TrainerExitCode
 from tests.trainer.native import tiny
@@ -24,17 +24,10 @@ from trainer.native import checkpoints, distributed
 from trainer.native.train import Trainer, resume, run_loop
 from trainer.runner.processes import free_port
 from trainer.session import session
-from trainer.session.clock import RunClock
 from trainer.session.control import ControlFile
 from trainer.session.failures import failure_of
 from trainer.session.watchdog import HangWatchdog
 
-#: Moving averages, means of the best of them, and held-out rows at the end.
-FINISH = {
-    "ema": EmaPlan(decay=0.5),
-    "soup": SoupPlan(members=4, share=0.05),
-    "last_stretch": LastStretchPlan(rate=0.5, share=0.1),
-}
 #: What a rank that stands still is given, and what a healthy one never needs.
 SOON_S, LONG_S = 3.0, 300.0
 
@@ -56,12 +49,11 @@ def one(folder: Path, case: str) -> None:
         plan = tiny.plan(full=method == "full", steps=8, **shape)
         if how == "fsdp":
             plan = plan.model_copy(update={"parallelism": Parallelism.FSDP, "fsdp": FsdpPlan()})
-        if trouble == "finish":
-            plan = plan.model_copy(update=FINISH)
-            judge_every_other_step()
-        kl, held = 20.0 if trouble == "kl" else 0.0, 72 if trouble == "finish" else 8
+        if trouble == "ema":
+            plan = plan.model_copy(update={"ema": EmaPlan(decay=0.5)})
+        kl = 20.0 if trouble == "kl" else 0.0
         pairs = trouble == "dpo"
-        trainer = tiny.training(folder, plan, group, name=name, kl=kl, held_rows=held, pairs=pairs)
+        trainer = tiny.training(folder, plan, group, name=name, kl=kl, pairs=pairs)
         group.require_same("rows", *trainer.setup.train.tokens.fingerprint())
         if trouble == "other-rows":
             rows = tiny.rows(folder / f"own-{group.rank}", seed=group.rank)
@@ -81,12 +73,6 @@ def one(folder: Path, case: str) -> None:
             if stands_still:
                 time.sleep(600)
             run_loop(trainer)
-
-
-def judge_every_other_step() -> None:
-    """However fast they are: all runs are to have the same states to choose from."""
-    session.MAX_STEPS_BETWEEN_AGREEMENTS = 1
-    RunClock._evaluation_due = lambda self: self.done % 2 == 0  # type: ignore[method-assign]
 
 
 def ask_on_the_way(trainer: Trainer, path: Path) -> None:

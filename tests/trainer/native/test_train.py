@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from core.domain.choices import LrSchedule
-from core.planning.plan import EmaPlan, LastStretchPlan, SoupPlan
+from core.planning.plan import EmaPlan
 from core.runs.run_files import RunEnd
 from tests.trainer.native import tiny
 from trainer.inputs.tokens import LabelledRow
 from trainer.native import checkpoints, evaluation
 from trainer.native.batches import BatchLayout, TokenRows
-from trainer.native.stretch import NativeStretcher
 from trainer.native.train import Trainer, resume, run_loop
 from trainer.scoring.held_out import row_losses
 from trainer.session import session
@@ -165,77 +161,10 @@ def test_the_divergence_from_the_base_is_part_of_loss_and_score_as_validators_ha
 
     (_, far), (loss, near) = apart(free), apart(tied)
     assert near < far
-    whole = evaluation.held_out_loss(tied.setup.net, TokenRows(held, BatchLayout(by_row=True)), tiny.ALONE, 4)
+    whole = evaluation.HeldOutLoss(
+        tied.setup.net, TokenRows(held, BatchLayout(by_row=True)), tiny.ALONE, 4
+    ).score()
     assert whole == pytest.approx(loss + 50 * near, rel=1e-4)
-
-
-STRETCH = LastStretchPlan(rate=0.25, share=0.1)
-
-
-@pytest.mark.parametrize(
-    ("full", "given"),
-    [(False, {"packing": True}), (True, {"pairs": True}), (True, {"kl": 0.5})],
-    ids=["packed rows", "pairs", "rows tied to the base"],
-)
-def test_from_the_best_state_on_held_out_rows_are_learned_and_what_is_submitted_has_learned_them(
-    tmp_path: Path, full: bool, given: dict[str, Any]
-) -> None:
-    plan = tiny.plan(full=full, steps=8, last_stretch=STRETCH)
-    trainer = tiny.training(tmp_path, plan, held_rows=64, **given)
-    outcome = run_loop(trainer)
-    [said] = tiny.notes(tmp_path / "run", "last-stretch")
-    assert said.endswith("submitted with the score from before")
-    assert outcome.best == trainer.session.submission.score
-    assert outcome.best is not None
-    assert trainer.host.scorer is not None
-    assert trainer.host.scorer.score() < outcome.best.value
-    own = dict(trainer.setup.net.model.state_dict())
-    handed_in = load_file(next((tmp_path / "run/submission").glob("*model.safetensors")))
-    for key, value in handed_in.items():
-        assert torch.equal(value, own[key if full else key.replace(".weight", ".default.weight")]), key
-
-
-def test_every_held_out_row_is_trained_on_once_or_stays_out(tmp_path: Path) -> None:
-    plan = tiny.plan(steps=16, accumulation=4, last_stretch=STRETCH)
-    stretcher = tiny.training(tmp_path, plan, held_rows=100).host.stretcher
-    assert isinstance(stretcher, NativeStretcher)
-    # 66 of 100 rows, where a step takes 16: five steps of 12, and less than another one is left over.
-    assert stretcher.begin() == 5
-    assert len(stretcher._out.tokens) == 34
-    seen = [row for step in stretcher._steps for micro in step for (row,) in micro]
-    assert len(seen) == len(set(seen)) == 60
-
-
-def test_packed_with_others_no_double_of_a_row_that_stays_out_is_trained_on(tmp_path: Path) -> None:
-    plan = tiny.plan(steps=16, accumulation=4, last_stretch=STRETCH)
-    trainer = tiny.training(tmp_path, plan, held_rows=100, packing=True)
-    clusters, held = [place // 4 for place in range(100)], trainer.setup.held_out
-    assert held is not None
-    assert isinstance(trainer.host.scorer, evaluation.HeldOutLoss)
-    stretcher = NativeStretcher(trainer, held, trainer.host.scorer, clusters)
-    assert stretcher.begin() > 0
-    cluster_of = dict(zip(held.tokens._ends.tolist(), clusters, strict=True))
-    seen = [row for step in stretcher._steps for micro in step for window in micro for row in window]
-    assert any(len(window) > 1 for step in stretcher._steps for micro in step for window in micro)
-    trained = {cluster_of[end] for end in stretcher._rows.tokens._ends[seen].tolist()}
-    judged = [cluster_of[end] for end in stretcher._out.tokens._ends.tolist()]
-    assert len(judged) == 36
-    assert not trained & set(judged)
-
-
-def test_a_mean_of_states_is_submitted_where_it_scores_better(tmp_path: Path) -> None:
-    """At a rate that jumps about the bottom, the mean of two states lies nearer to it."""
-    plan = tiny.plan(full=True, steps=24, soup=SoupPlan(members=4, share=0.05))
-    rate = plan.optimizer.model_copy(update={"learning_rate": 3e-2, "schedule": LrSchedule.CONSTANT})
-    trainer = tiny.training(tmp_path, plan.model_copy(update={"optimizer": rate}), held_rows=16)
-    outcome = run_loop(trainer)
-    assert outcome.best == trainer.session.submission.score
-    assert outcome.best is not None
-    assert any(said.endswith(", better") for said in tiny.notes(tmp_path / "run", "soup"))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/submission")
-    trainer.setup.net.model.load_state_dict(model.state_dict())
-    assert trainer.host.scorer is not None
-    assert trainer.host.scorer.score() == pytest.approx(outcome.best.value, rel=1e-5)
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:

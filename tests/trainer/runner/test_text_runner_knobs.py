@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from safetensors.torch import load_file
 from core.domain.choices import Method
 from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
-from core.planning.plan import LastStretchPlan, SoupPlan
-from core.runs.progress import EvalEvent, NoteEvent, StepEvent
+from core.runs.progress import NoteEvent, StepEvent
 from core.runs.run_files import RunEnd, RunSpec
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
@@ -172,39 +170,3 @@ def test_preferences_are_trained_at_a_rate_that_was_found(forks: ForkServer, tmp
     assert execute(again, forks).end is RunEnd.FINISHED
     last = [event.text for event in events(again) if isinstance(event, NoteEvent)][-1]
     assert "as was found before" in last
-
-
-@pytest.mark.parametrize(
-    ("task_type", "method", "more"),
-    [
-        (TaskType.INSTRUCT, Method.LORA, {}),
-        (TaskType.DPO, Method.FULL, {"dpo_precompute_reference": True}),
-    ],
-)
-def test_means_of_states_and_held_out_rows_come_last(
-    forks: ForkServer, tmp_path: Path, task_type: TaskType, method: Method, more: dict[str, Any]
-) -> None:
-    said = {"learning_rate": 5e-3, "lr_scheduler": "constant", **more}
-    run = planned(task(tmp_path, task_type, rows=400), shaped(tmp_path, **said), method=method)
-    # So few steps would afford fewer held-out rows.
-    plan = plan_of(run)
-    update = {
-        "steps": plan.steps.model_copy(update={"eval_rows": 80}),
-        "soup": SoupPlan(members=4, share=0.05),
-        "last_stretch": LastStretchPlan(rate=0.5, share=0.1),
-    }
-    Path(run.plan_path or "").write_text(plan.model_copy(update=update).to_json(), encoding="utf-8")
-    result = execute(run, forks, patch="judged_every:4")
-    assert (result.end, result.steps) == (RunEnd.FINISHED, 20), result.detail
-    best = [event.score for event in events(run) if isinstance(event, EvalEvent) and event.best]
-    assert result.best == best[-1]
-    soup, (stretch,) = (
-        [event.text for event in events(run) if isinstance(event, NoteEvent) and event.kind == kind]
-        for kind in ("soup", "last-stretch")
-    )
-    assert len(soup) == 3
-    assert re.match(r"\d+ steps on held-out rows; the rows that stayed out ", stretch)
-    assert stretch.endswith("submitted with the score from before")
-    # What was submitted has learned them: the recorded score is the one from before.
-    _, after = rescored(run)
-    assert after < result.best.value - 1e-3

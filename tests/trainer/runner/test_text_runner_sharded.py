@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from core.domain.choices import Method
 from core.domain.tasks import TaskType
-from core.planning.plan import LastStretchPlan, SoupPlan, TrainingPlan
-from core.runs.progress import EvalEvent, NoteEvent, StepEvent
+from core.runs.progress import EvalEvent, StepEvent
 from core.runs.run_files import RunEnd, RunResult, RunSpec
 from tests.trainer import odd_models
 from tests.trainer.runner.test_text_runner import events, held_out, rescored, submitted_model
@@ -80,36 +79,6 @@ def test_a_sharded_training_submits_its_average_stops_and_is_resumed(tmp_path: P
 
 def _steps(run: RunSpec, seen: int) -> list[StepEvent]:
     return [event for event in list(events(run))[seen:] if isinstance(event, StepEvent)]
-
-
-def test_of_sharded_averages_means_are_scored_and_held_out_rows_are_trained_on(tmp_path: Path) -> None:
-    profile = write_profile(
-        tmp_path / "profile.yaml",
-        targets={"ema_decay": 0.5, "learning_rate": 3e-3, "max_steps": 24, "num_epochs": 10},
-    )
-    run = task(tmp_path, TaskType.INSTRUCT, 900, rows=400)
-    run = sharded(planned(run, profile, processes=2, method=Method.FULL))
-    assert run.plan_path is not None
-    plan = TrainingPlan.from_json(Path(run.plan_path).read_bytes())
-    update = {
-        "steps": plan.steps.model_copy(update={"eval_rows": 80, "eval_every": 6}),
-        "soup": SoupPlan(members=4, share=0.1),
-        "last_stretch": LastStretchPlan(rate=0.5, share=0.1),
-    }
-    Path(run.plan_path).write_text(plan.model_copy(update=update).to_json(), encoding="utf-8")
-    child = started(run, VARIABLES)
-    assert child.wait(timeout=PATIENCE) == 0, log_of(run)
-    assert really_sharded(run)
-    result = result_of(run)
-    assert (result.end, result.steps) == (RunEnd.FINISHED, 24), log_of(run)
-    assert result.best == [e.score for e in events(run) if isinstance(e, EvalEvent) and e.best][-1]
-    notes = [event for event in events(run) if isinstance(event, NoteEvent)]
-    assert any(note.kind == "soup" for note in notes)
-    [stretch] = [note.text for note in notes if note.kind == "last-stretch"]
-    assert stretch.endswith("submitted with the score from before"), stretch
-    held = held_out(run)
-    held.remember_base(AutoModelForCausalLM.from_pretrained(run.model_path).eval())
-    assert held.score(submitted_model(run)).value < result.best.value - 1e-3
 
 
 def test_a_sharded_grpo_training_is_scored_as_the_whole_model_is(tmp_path: Path) -> None:

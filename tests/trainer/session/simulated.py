@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,6 @@ from trainer.session.progress_log import ProgressLog
 from trainer.session.ranks import Communicator
 from trainer.session.rate_search import Prober
 from trainer.session.session import Session
-from trainer.session.soup import StateStore
 from trainer.session.submission import Submission
 
 START = 1_000_000.0
@@ -90,68 +88,7 @@ class FakeScorer:
         run = self.run
         run.time.pass_by(run.eval_s)
         run.scored.append(run.session.step)
-        if run.store is not None and run.store.loaded:
-            return run.mean_score(run.store.loaded)
         return self.curve(run.session.step)
-
-
-@dataclass
-class FakeStore:
-    """States of the weights, by the step that they are of."""
-
-    run: Simulation
-    #: States that there is room for.
-    room: int = 100
-    keep_s: float = 0.2
-    #: For each state.
-    load_s: float = 0.1
-    cleared: bool = False
-    kept: dict[int, int] = field(default_factory=dict)
-    #: The steps whose mean the weights are; empty: those of the training itself.
-    loaded: tuple[int, ...] = ()
-
-    def keep(self, number: int) -> bool:
-        if len(self.kept) >= self.room:
-            return False
-        self.run.time.pass_by(self.keep_s)
-        self.kept[number] = self.run.session.step
-        return True
-
-    def drop(self, number: int) -> None:
-        del self.kept[number]
-
-    def load(self, numbers: Sequence[int]) -> None:
-        self.run.time.pass_by(self.load_s * len(numbers))
-        self.loaded = tuple(self.kept[number] for number in numbers)
-
-    def clear(self) -> None:
-        self.cleared = True
-
-
-@dataclass
-class FakeStretcher:
-    """Held-out rows that lower the loss of those that stay out by `gain` in a whole pass."""
-
-    run: Simulation
-    pass_steps: int = 5
-    gain: float = 0.01
-    factors: list[float] = field(default_factory=list)
-    #: The weights that it began with.
-    began: tuple[int, ...] | None = None
-
-    def begin(self) -> int:
-        assert self.run.store is not None
-        self.began = self.run.store.loaded
-        return self.pass_steps
-
-    def score(self) -> float:
-        self.run.time.pass_by(self.run.eval_s / 2)
-        return 1.0 - self.gain * len(self.factors) / self.pass_steps
-
-    def step(self, factor: float, place: int) -> float:
-        self.run.time.pass_by(self.run.step_s(0))
-        self.factors.append(factor)
-        return 1.0
 
 
 @dataclass
@@ -174,20 +111,12 @@ class Simulation:
     asked: dict[int, RunControl] = field(default_factory=dict)
     #: The largest micro-batch that the engine takes.
     largest: int = 64
-    #: What the mean of the states of these steps scores.
-    mean_score: Callable[[tuple[int, ...]], float] = lambda steps: math.inf
-    stretcher: FakeStretcher | None = None
-    store: FakeStore | None = None
     time: Time = field(default_factory=Time)
     scored: list[int] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     #: When each submission was complete.
     submitted: list[float] = field(default_factory=list)
-    #: Outcomes that would hold if nothing followed.
-    recorded: list[TrainingOutcome] = field(default_factory=list)
-    #: The steps whose mean was submitted last; empty: the training's own weights.
-    written: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -201,17 +130,11 @@ class Simulation:
             host=self,
             stop_requested=lambda: self.stop_at is not None and self.session.step >= self.stop_at,
             take_control=lambda: self.asked.pop(self.session.step, None),
-            record=self.recorded.append,
             sleep=self.time.pass_by,
         )
 
-    @property
-    def snapshots(self) -> StateStore | None:
-        return self.store
-
     def write(self, folder: Path | None) -> None:
         assert folder is not None
-        self.written = self.store.loaded if self.store else ()
         self.time.pass_by(self.submit_s)
         write_adapter(folder)
         self.submitted.append(self.time.now)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from core.domain.evaluation import RewardScore
 from core.planning.budget import TimelinePhase
-from core.planning.plan import LastStretchPlan, PlateauPlan, SoupPlan, StepsPlan
+from core.planning.plan import PlateauPlan, StepsPlan
 from core.runs.progress import EvalEvent, NoteEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd
-from tests.trainer.session.simulated import START, FakeStore, FakeStretcher, Simulation, plan_of
+from tests.trainer.session.simulated import START, Simulation, plan_of
 from trainer.session.failures import NotANumber
 from trainer.session.ranks import Communicator
 from trainer.session.submission import submission_kind
@@ -60,28 +60,21 @@ def test_a_fast_machine_does_more_than_the_plan_dared_up_to_the_wish(tmp_path: P
     assert run.rates[-1] < 0.02
 
 
-@given(st.integers(0, 2**32), st.floats(20, 3000), st.floats(0.01, 20), st.booleans())
+@given(st.integers(0, 2**32), st.floats(20, 3000), st.floats(0.01, 20))
 def test_the_last_save_is_over_in_time_however_unsteady_the_steps_are(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, seconds: float, step_s: float, finishes: bool
+    tmp_path_factory: pytest.TempPathFactory, seed: int, seconds: float, step_s: float
 ) -> None:
-    """Also with means of states and held-out rows at the end."""
     chance = random.Random(seed)
     plan = plan_of(chance.randint(1, 2000), 3000, step_s * chance.uniform(0.1, 10))
-    soup, stretch = SoupPlan(members=4, share=0.05), LastStretchPlan(rate=0.25, share=0.1)
     run = simulation(
         tmp_path_factory.mktemp("run"),
-        plan=plan.model_copy(update={"soup": soup, "last_stretch": stretch}) if finishes else plan,
+        plan=plan,
         seconds=seconds,
         step_s=lambda step: step_s * chance.uniform(0.7, 1.3),
         eval_s=chance.uniform(0.01, 0.02 * seconds),
         submit_s=chance.uniform(0.01, 0.01 * seconds),
         curve=lambda step: chance.random(),
-        mean_score=lambda steps: chance.random(),
     )
-    if finishes:
-        aside = chance.uniform(0, 0.003 * seconds)
-        run.store = FakeStore(run, keep_s=aside, load_s=aside)
-        run.stretcher = FakeStretcher(run, pass_steps=chance.randint(1, 200))
     outcome = run.run(most=20_000)
     # A step that is longer than what is left cannot be cut in two.
     assert outcome.steps > 0

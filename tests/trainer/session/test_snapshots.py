@@ -1,4 +1,4 @@
-"""States of the weights that are put aside: their mean, where they lie, and what lack of room does."""
+"""Weights that are put aside: where they lie, and what lack of room does."""
 
 from __future__ import annotations
 
@@ -43,32 +43,25 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return name
 
 
-def test_the_mean_of_states_is_taken_in_fp32_and_changes_none_of_them(
-    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshots, "_AT_ONCE", 6)  # two rows of the matrix at a time
+def test_the_weights_come_back_as_they_were_put_aside(tmp_path: Path, place: str) -> None:
     both = weights(torch.bfloat16)
     store = Snapshots(both, tmp_path, Communicator())
-    for number, value in enumerate((1.0, 1.0078125, 1.015625, 5.0), start=1):
-        filled(both, value)
-        assert store.keep(number)
+    filled(both, 1.0078125)
+    assert store.keep()
     for _ in range(2):
-        store.load((1, 2, 3))
+        filled(both, 5.0)
+        store.load()
         assert all(bool((weight == 1.0078125).all()) for weight in both.values())
-        store.load((4,))
-        assert all(bool((weight == 5).all()) for weight in both.values())
-    assert len(list(tmp_path.glob("*"))) == (0 if place == "memory" else 4)
+    assert len(list(tmp_path.glob("*"))) == (0 if place == "memory" else 1)
 
 
-def test_a_dropped_state_leaves_no_file_and_those_of_an_earlier_process_go(
-    tmp_path: Path, place: str
-) -> None:
+def test_dropped_they_leave_no_file_and_those_of_an_earlier_process_go(tmp_path: Path, place: str) -> None:
     store = Snapshots(weights(), tmp_path, Communicator())
-    assert store.keep(1)
+    assert store.keep()
     Snapshots(weights(), tmp_path, Communicator())
     assert list(tmp_path.iterdir()) == []
-    assert store.keep(2)
-    store.drop(2)
+    assert store.keep()
+    store.drop()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -79,12 +72,12 @@ def test_without_room_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     free = {"memory": 4 * 4 * GB - 1, "disk": 4 * 4 * GB - 1}
     monkeypatch.setattr(snapshots, "free_memory", lambda: free["memory"])
     monkeypatch.setattr(Snapshots, "_disk_free", lambda self: free["disk"])
-    assert not store.keep(1)
+    assert not store.keep()
     small = Snapshots(weights(), tmp_path, Communicator())
     free |= {"memory": 2 * GB, "disk": 2 * GB}
-    assert not small.keep(1)
+    assert not small.keep()
     free["disk"] += 1000
-    assert small.keep(1)
+    assert small.keep()
 
 
 def test_a_disk_that_is_full_after_all_costs_the_state_and_not_the_training(
@@ -93,7 +86,7 @@ def test_a_disk_that_is_full_after_all_costs_the_state_and_not_the_training(
     monkeypatch.setattr(snapshots, "free_memory", lambda: 0)
     monkeypatch.setattr(Snapshots, "_disk_free", lambda self: 100 * GB)
     store = Snapshots(weights(), tmp_path / "full", Communicator())  # there is no such folder
-    assert not store.keep(1)
+    assert not store.keep()
 
 
 def test_memory_that_is_taken_after_all_costs_the_state_and_not_the_training(
@@ -107,8 +100,8 @@ def test_memory_that_is_taken_after_all_costs_the_state_and_not_the_training(
     store = Snapshots(weights(), tmp_path, Communicator())
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "to", to)
-        assert not store.keep(1)
-    assert store.keep(2)
+        assert not store.keep()
+    assert store.keep()
 
 
 def test_files_in_memory_are_no_place_for_what_memory_has_no_room_for(
@@ -123,17 +116,7 @@ def test_files_in_memory_are_no_place_for_what_memory_has_no_room_for(
         assert bool(Snapshots(weights(), tmp_path, Communicator())._disk_free()) is room
 
 
-def test_at_the_end_neither_states_nor_their_folder_are_left(tmp_path: Path, place: str) -> None:
-    folder = tmp_path / "snapshots"
-    store = Snapshots(weights(), folder, Communicator())
-    assert store.keep(1)
-    assert store.keep(2)
-    store.clear()
-    assert store._states == {}
-    assert not folder.exists()
-
-
-def two_ranks_keep_each_state_once(rank: int) -> None:
+def two_ranks_keep_the_weights_once(rank: int) -> None:
     """Averaged weights of a sharded model, and weights that both ranks have: both come back as they were."""
     ranks, folder = communicator(torch.device("cpu")), Path.cwd()
     whole, parts = tiny.model(), split(tiny.model(), registered=False)
@@ -143,24 +126,21 @@ def two_ranks_keep_each_state_once(rank: int) -> None:
         store = Snapshots(
             dict(model.named_parameters()), folder, ranks, 2, drop_gathered=average._drop_gathered
         )
-        seen = []
-        for number in (1, 2):
-            trained(model, average, 2)
-            with average.applied():
-                seen.append(logits(model))
-                assert store.keep(number)
-        kept = sum(tensor.numel() for tensor in store._states[1].values())  # type: ignore[union-attr]
+        trained(model, average, 2)
+        with average.applied():
+            seen = logits(model)
+            assert store.keep()
+        assert store._state is not None
+        kept = sum(tensor.numel() for tensor in store._state.values())
         assert kept < 0.7 * sum(weight.numel() for weight in whole.parameters())
-        for number in (1, 2):
-            store.load((number,))
-            assert torch.equal(logits(model), seen[number - 1])
-        store.load((1, 2))
-        mean = logits(model)
-        assert not torch.allclose(mean, seen[0], atol=1e-4)
-        everywhere = [torch.empty_like(mean) for _ in range(2)]
-        torch.distributed.all_gather(everywhere, mean)
+        trained(model, average, 2)
+        assert not torch.allclose(logits(model), seen, atol=1e-4)
+        store.load()
+        assert torch.equal(logits(model), seen)
+        everywhere = [torch.empty_like(seen) for _ in range(2)]
+        torch.distributed.all_gather(everywhere, seen)
         assert torch.equal(*everywhere)
 
 
-def test_two_ranks_keep_each_state_once(forks: ForkServer, tmp_path: Path) -> None:
-    assert together(forks, tmp_path, two_ranks_keep_each_state_once)
+def test_two_ranks_keep_the_weights_once(forks: ForkServer, tmp_path: Path) -> None:
+    assert together(forks, tmp_path, two_ranks_keep_the_weights_once)

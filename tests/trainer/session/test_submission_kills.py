@@ -13,8 +13,6 @@ import math
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL
@@ -23,13 +21,12 @@ import pytest
 
 from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
-from core.planning.plan import LastStretchPlan, SoupPlan
-from core.runs.progress import EvalEvent, ProgressEvent, StageEvent, parse_events
-from core.runs.run_files import EvalTask, RunEnd, RunResult, RunSpec
+from core.runs.progress import ProgressEvent, StageEvent, parse_events
+from core.runs.run_files import EvalTask, RunResult, RunSpec
 from miner.tournament.rehearsal.kills import Kill, KillKind, run_kills
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
 from tests.trainer import tiny
-from tests.trainer.forks import RUN_LIMIT_S, Fork, ForkServer
+from tests.trainer.forks import Fork, ForkServer
 from tests.trainer.tasks import plan_of, planned, task, write_profile
 from trainer.runner.processes import StopRequest
 from trainer.runner.text_runner import TextRunner
@@ -43,9 +40,6 @@ SPAN_S = 4.0
 #: No test of so many trainings would be over in its time.
 PARTS = 10
 ENGINES = ("native", "axolotl")
-#: From the last step on: seconds in which kills come, and what is done then.
-FINISH_SPAN_S = 2.0
-FINISH = {"soup": SoupPlan(members=2, share=0.2), "last_stretch": LastStretchPlan(rate=0.5, share=0.2)}
 
 
 @dataclass
@@ -54,7 +48,6 @@ class Training:
 
     run: RunSpec
     server: ForkServer
-    patch: str = ""
     started: list[Fork] = field(default_factory=list)
     results: list[RunResult] = field(default_factory=list)
 
@@ -65,7 +58,7 @@ class Training:
         return self
 
     def _start(self, *program: object) -> Fork:
-        self.started.append(self.server.start(*program, patch=f"all_rows_are_judged {self.patch}"))  # type: ignore[arg-type]
+        self.started.append(self.server.start(*program, patch="all_rows_are_judged"))  # type: ignore[arg-type]
         return self.started[-1]
 
     @property
@@ -80,13 +73,6 @@ class Training:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.started[-1].pid, SIGKILL)
         self.thread.join()
-
-    def wait_for(self, happened: Callable[[], bool]) -> None:
-        until = time.monotonic() + RUN_LIMIT_S
-        while not happened():
-            assert self.is_running(), self.log
-            assert time.monotonic() < until
-            time.sleep(0.01)
 
     @property
     def events(self) -> list[ProgressEvent]:
@@ -108,17 +94,11 @@ class Training:
 class Killed:
     """Trainings on one tiny model, one after the other."""
 
-    def __init__(
-        self, folder: Path, server: ForkServer, engine: str, *, finishes: bool = False, patch: str = ""
-    ) -> None:
-        """`finishes`: after a few steps, and counts as started when the last one is done."""
+    def __init__(self, folder: Path, server: ForkServer, engine: str) -> None:
         self.folder, self.server = folder, server
-        self.finishes, self.patch = finishes, patch
         self.base = tiny.save(folder / "base")
         targets = {"engine": engine, "max_steps": 3000, "warmup_steps": 0, "num_epochs": 500}
         more: dict[str, object] = {"eval_steps": None, "save_steps": None, "val_rows_max": 4}
-        if finishes:  # states that jump about, so that their mean may be better
-            more |= {"learning_rate": 2e-2, "lr_scheduler": "constant"}
         limits = {"max_steps": None, "max_epochs": 1000}
         self.profile = write_profile(folder / "profile.yaml", targets=targets | more, limits=limits)
         rows = folder / "rows.json"
@@ -127,21 +107,14 @@ class Killed:
 
     def start(self) -> Training:
         place = self.folder / f"run-{len(self.trainings)}"
-        rows = 400 if self.finishes else 200
-        run = planned(task(place, TaskType.INSTRUCT, 3600, model=self.base, rows=rows), self.profile)
+        run = planned(task(place, TaskType.INSTRUCT, 3600, model=self.base, rows=200), self.profile)
         # Scored every few steps and better each time: many saves. The planner would find that too dear.
         plan = plan_of(run)
         update: dict[str, object] = {"steps": plan.steps.model_copy(update={"eval_every": 3})}
-        if self.finishes:
-            few = {"total": 4, "wanted": 4, "eval_every": 1, "eval_rows": 80}
-            update = {"steps": plan.steps.model_copy(update=few), **FINISH}
         assert run.plan_path is not None
         Path(run.plan_path).write_text(plan.model_copy(update=update).to_json(), encoding="utf-8")
-        patch = f"{self.patch} judged_every:1" if self.finishes else self.patch
-        training = Training(run, self.server, patch).start()
+        training = Training(run, self.server).start()
         self.trainings.append(training)
-        if self.finishes:
-            training.wait_for(lambda: training.stage in ("soup", "last-stretch"))
         return training
 
     def check(self, place: Path) -> str | None:
@@ -180,36 +153,5 @@ def test_killed_at_any_instant_it_leaves_what_scores(
     killed = Killed(tmp_path, forks, engine)
     count = max(2 * INSTANTS // PARTS, 1)
     report = run_kills(killed.start, count, SEED + part, killed.check, span_s=SPAN_S, on_kill=killed.show)
-    sys.stderr.write(f"{engine}: {report.summary()}\n")
-    assert report.problem is None, report.summary()
-
-
-@pytest.mark.parametrize(("engine", "what"), [("native", "soup"), ("axolotl", "stretch")])
-def test_killed_after_its_last_step_the_best_is_there_and_the_outcome_is_known(
-    forks: ForkServer, tmp_path: Path, engine: str, what: str
-) -> None:
-    """In the middle of scoring means of states, and of training on held-out rows."""
-    killed = Killed(tmp_path, forks, engine, finishes=True, patch=f"waits_in:{what}")
-    training = killed.start()
-    training.wait_for((Path(training.run.work_dir) / "launch-1" / "waiting").exists)
-    training.kill()
-    assert killed.check(training.place) is None
-    best = [event.score for event in training.events if isinstance(event, EvalEvent) and event.best][-1]
-    [result] = training.results
-    assert (result.end, result.submission, result.steps) == (RunEnd.FINISHED, True, 4), result.detail
-    assert result.best == best
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("engine", ENGINES)
-def test_killed_at_any_instant_after_its_last_step_it_leaves_what_scores(
-    forks: ForkServer, tmp_path: Path, engine: str, part: int
-) -> None:
-    killed = Killed(tmp_path, forks, engine, finishes=True)
-    count = max(INSTANTS // PARTS, 1)
-    report = run_kills(
-        killed.start, count, SEED + part, killed.check, span_s=FINISH_SPAN_S, on_kill=killed.show
-    )
     sys.stderr.write(f"{engine}: {report.summary()}\n")
     assert report.problem is None, report.summary()
