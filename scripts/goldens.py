@@ -39,13 +39,15 @@ Cases = dict[str, Any]
 
 # Values that differ from run to run
 
-#: Thursday, 2025-10-02, 00:00 UTC: the time of all that is read.
-NOW = 1_759_363_200.0
 VOLATILE = (
     (re.compile(re.escape(str(ROOT))), "ROOT"),
     (re.compile(r"/[^\s\"']*/goldens-[a-z0-9_]+"), "TMP"),
     (re.compile(r"(127\.0\.0\.1|localhost):\d{4,5}"), r"\1:PORT"),
     (re.compile(r"\b5[1-9A-HJ-NP-Za-km-z]{47}\b"), "HOTKEY"),
+    (re.compile(r"\b\d+-\d+-[0-9a-f]{8}\b"), "ATTEMPT"),
+    (re.compile(r"^\d+\.(\d+)$"), r"INODE.\1"),
+    (re.compile(r"(\d+ checked in) [\d.]+ s"), r"\1 SECONDS"),
+    (re.compile(r'("port": )\d{5}'), r"\1PORT"),
 )
 
 
@@ -58,7 +60,14 @@ def plain(value: Any) -> Any:
             value = pattern.sub(word, value)
         return value
     if isinstance(value, dict):
-        return {str(plain(key)): plain(one) for key, one in value.items()}
+        return {
+            str(plain(key)): "TIME"
+            if key == "at" and is_now(one)
+            else "PORT"
+            if key == "port"
+            else plain(one)
+            for key, one in value.items()
+        }
     if hasattr(value, "_asdict"):
         return plain(value._asdict())
     if hasattr(value, "model_dump"):
@@ -70,6 +79,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
     return value if value is None or isinstance(value, bool | int | float) else plain(str(value))
+
+
+def is_now(at: Any) -> bool:
+    return isinstance(at, float) and abs(time.clock_gettime(time.CLOCK_REALTIME) - at) < 86_400
 
 
 # Plans: every shipped profile, machine, task and model
@@ -201,13 +214,42 @@ def tour(_: str) -> Cases:
     } | {"end": {"held": found["held"], "exit_code": found["exit_code"]}}
 
 
+# Reads: the operator's routes and the reading commands, over one stored fixture
+
+
+def reads(_: str) -> Cases:
+    """The answers; other addresses of the network are never asked."""
+    from scripts.goldens_reads import read_all
+
+    with tempfile.TemporaryDirectory(prefix="goldens-") as folder:
+        return plain(read_all(Path(folder), {"PROFILE": profiles(), "POLICY": policies()}))
+
+
+# Losses: what seeded trainings on the CPU report
+
+
+def trainings() -> Iterable[str]:
+    """None without a training environment."""
+    methods = ("InstructTextTask full", "InstructTextTask lora", "DpoTask lora")
+    known = [f"{engine} {one}" for engine in ("native", "axolotl") for one in methods]
+    return known if os.environ.get("GOD_MINER_TRAINING_PYTHON") else []
+
+
+def losses(training: str) -> Cases:
+    words = [os.environ["GOD_MINER_TRAINING_PYTHON"], "-m", "scripts.goldens_losses", training]
+    done = subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return {training: plain(json.loads(done.stdout.splitlines()[-1]))}
+
+
 # Dumps
 
 
 SECTIONS: dict[str, tuple[Callable[[str], Cases], Callable[[], Iterable[str]]]] = {
+    "reads": (reads, lambda: ("",)),  # the longest first
     "plans": (plans, profiles),
     "offers": (offers, lambda: ("conservative", "everything-feasible", "h100x4")),
     "tour": (tour, lambda: ("",)),
+    "losses": (losses, trainings),
 }
 
 
@@ -234,7 +276,7 @@ def dump(out: Path, only: Iterable[str] = ()) -> None:
         json.dump(found, file, sort_keys=True)
     for name in wanted:
         print(f"{name}: {len(found[name])} cases, {seconds[name]:.0f} s of a process")
-    print(f"{out}: {time.perf_counter() - began:.0f} s")
+    print(f"{out}: {time.perf_counter() - began:.0f} s on two cores")
 
 
 # Comparisons
