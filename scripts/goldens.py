@@ -45,7 +45,7 @@ VOLATILE = (
     (re.compile(r"(127\.0\.0\.1|localhost):\d{4,5}"), r"\1:PORT"),
     (re.compile(r"\b5[1-9A-HJ-NP-Za-km-z]{47}\b"), "HOTKEY"),
     (re.compile(r"\b\d+-\d+-[0-9a-f]{8}\b"), "ATTEMPT"),
-    (re.compile(r"^\d+\.(\d+)$"), r"INODE.\1"),
+    (re.compile(r"^\d{5,}\.(\d+)$"), r"INODE.\1"),
     (re.compile(r"(\d+ checked in) [\d.]+ s"), r"\1 SECONDS"),
     (re.compile(r'("port": )\d{5}'), r"\1PORT"),
 )
