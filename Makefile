@@ -7,7 +7,7 @@ LOCKED := requirements
 # What `make training` made trains the demo as well; else it gets a small environment of its own.
 DEMO   := $(if $(wildcard $(TRAINING)/.installed),$(TRAINING),.venv-demo)
 
-.PHONY: help install training demo test test-fast test-changed test-all campaign lint english format type walls check bench docs engine-tables lock upgrade lock-check sbom audit clean
+.PHONY: help install training demo test test-fast test-changed test-all campaign lint english format type walls check bench goldens docs engine-tables lock upgrade lock-check sbom audit clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -79,6 +79,10 @@ check: lint type walls ## the gates, without the tests
 
 bench: $(VENV)/.bench ## every measured claim, as tables
 	$(BIN)/python -m benchmarks
+
+goldens: $(VENV)/.dev ## compare with commit BASE= what this tree answers; ONLY= sections, BUT= fields that may differ
+	@GOD_MINER_TRAINING_PYTHON=$(WITH) $(BIN)/python scripts/goldens.py against $(BASE) \
+		$(if $(ONLY),--only $(ONLY)) $(if $(BUT),--but $(patsubst %,'%',$(BUT)))
 
 docs: $(VENV)/.installed ## rewrite the generated pages and .env.example
 	$(BIN)/python -m miner config env > .env.example
