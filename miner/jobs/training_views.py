@@ -18,7 +18,7 @@ from core.planning.time.efficiency import expected_speed
 from miner.jobs.figures import AttemptFigures, FiguresSnapshot, read_figures
 from miner.jobs.folder import AttemptFolder, JobFolder
 from miner.jobs.history import read_plan, read_result
-from miner.store.alerts import ActionRow, actions_of_job
+from miner.store.actions import ActionRow, actions_of_job
 from miner.store.attempts import AttemptRow, attempts_of
 from miner.store.figures import StoredFigures, figures_of
 from miner.store.jobs import JobRow, NoSuchJob
