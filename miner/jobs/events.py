@@ -43,7 +43,7 @@ class LiveJob:
     mfu: float | None = None
     #: Share of the time that the GPU waits for data.
     wait: float | None = None
-    #: Speed of the latest steps relative to the plan's (`core/planning/time/efficiency.py`).
+    #: Speed of the latest steps relative to the plan's (`core/planning/time/calibration.py`).
     efficiency: float | None = None
     #: Of the GPU that uses the most, and what the plan expects of each.
     memory_bytes: int | None = None

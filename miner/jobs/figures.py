@@ -22,7 +22,7 @@ from pydantic import ConfigDict
 
 from core.domain.records import Record
 from core.planning.plan import GoalPlan, TrainingPlan
-from core.planning.time.efficiency import expected_speed
+from core.planning.time.calibration import expected_speed
 from core.runs.progress import EvalEvent, ProgressEvent, StepEvent
 from core.runs.run_files import HeldOutScore, RunResult
 from miner.jobs.events import LiveJob
@@ -59,7 +59,7 @@ class AttemptFigures(Record):
     mfu: float | None = None
     #: Share of the time that the GPU waited for data.
     wait: float | None = None
-    #: Measured speed relative to the plan's (`core/planning/time/efficiency.py`).
+    #: Measured speed relative to the plan's (`core/planning/time/calibration.py`).
     efficiency: float | None = None
     #: Of the GPU that used the most, and what the plan expected of each.
     memory_bytes: int | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from core.domain.records import printable
-from core.planning.time.efficiency import expected_speed
+from core.planning.time.calibration import expected_speed
 from miner.jobs.figures import AttemptFigures, FiguresSnapshot, read_figures
 from miner.jobs.folder import AttemptFolder, JobFolder
 from miner.jobs.history import read_plan, read_result
