@@ -150,7 +150,7 @@ def tokens(
 
 
 def _training_python() -> Path:
-    from miner.backends.registry import training_interpreter
+    from miner.backends.environment import training_interpreter
 
     return Path(training_interpreter(load_settings()).path)
 

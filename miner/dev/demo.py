@@ -26,7 +26,8 @@ from core.domain.tasks import TaskType
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import PLAN_FILE, RESULT_FILE, RunResult
 from core.submission.digests import model_hash
-from miner.backends.registry import SOURCE_ROOT, NoEngine, training_interpreter
+from miner.backends.environment import SOURCE_ROOT, training_interpreter
+from miner.backends.registry import NoEngine
 from miner.backends.trial import BEING_TRIED, TRIAL_FAILED
 from miner.dev import demo_inputs, stack
 from miner.dev.demo_inputs import LoopbackSite

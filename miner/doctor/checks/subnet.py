@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.domain.errors import GodMinerError
-from miner.doctor.examine import CheckContext, DoctorCheck, Finding, fail, ok, skip, warn
+from miner.doctor.examine import CheckContext, DoctorCheck
 from miner.settings import ChainKind, Settings
 from miner.support.addresses import public_key
+from miner.support.findings import Finding, fail, ok, skip, warn
 
 if TYPE_CHECKING:
     from miner.chain.metagraph import Metagraph, Node
