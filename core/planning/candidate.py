@@ -426,14 +426,10 @@ def image_tokens(facts: ImageFacts, resolution: int) -> int:
     return max(round(facts.tokens_at_1024 * (resolution / 1024) ** 2), 1)
 
 
-def loss_kind(
-    task: TaskSpec, engine: Engine, fused: bool, liger: frozenset[LigerPart], weighted: bool
-) -> LossKind:
+def loss_kind(task: TaskSpec, engine: Engine, fused: bool, liger: frozenset[LigerPart]) -> LossKind:
     """DPO and GRPO compute log-probs from logits whatever the SFT loss is set to. The KL to the base needs
-    them too, as does a loss of Axolotl's in which tokens are `weighted`. DPO's are planned for all tokens:
-    how many are the answers' differs from batch to batch."""
-    needs_logits = task.kl_coefficient or (weighted and engine is Engine.AXOLOTL)
-    if task.task_type.is_rl or needs_logits or not fused:
+    them too. DPO's are planned for all tokens: how many are the answers' differs from batch to batch."""
+    if task.task_type.is_rl or task.kl_coefficient or not fused:
         return LossKind.FULL
     chunked = engine is not Engine.NATIVE and LigerPart.LOSS not in liger
     return LossKind.CHUNKED if chunked else LossKind.FUSED
@@ -473,13 +469,7 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
         checkpointing=precision.gradient_checkpointing,
         offload=precision.activation_offload,
         attention=precision.attention,
-        loss=loss_kind(
-            plan.task,
-            plan.engine,
-            precision.fused_loss,
-            liger,
-            plan.rows is not None and plan.rows.prompt_weight > 0,
-        ),
+        loss=loss_kind(plan.task, plan.engine, precision.fused_loss, liger),
         liger=liger,
         reshard=plan.fsdp.reshard_after_forward if plan.fsdp else True,
         compile_mode=precision.compile_mode,

@@ -115,17 +115,6 @@ class SequencePlan(Record):
     tokens_per_epoch: int = Field(ge=0)
 
 
-class RowsPlan(Record):
-    """What becomes of the rows of a text task beyond being encoded. None in the plan: nothing."""
-
-    #: Of k near-duplicates k^duplicate_weight are trained on.
-    duplicate_weight: float = Field(default=1.0, ge=0, le=1)
-    #: Part of the training rows that is to come from requested datasets.
-    mixed_share: float = Field(default=0.0, ge=0, le=0.5)
-    #: What a prompt's token weighs in the loss, where an answer's is 1; 0: prompts are not learned.
-    prompt_weight: float = Field(default=0.0, ge=0, le=1)
-
-
 class LrStage(Record):
     """One of several stages of the learning rate: a share of the training and a factor on the peak."""
 
@@ -201,7 +190,6 @@ class PrecisionPlan(Record):
     liger: bool = False
     #: Triton kernels of Axolotl for LoRA layers.
     lora_kernels: bool = True
-    neftune_alpha: float | None = None
 
 
 class LoaderPlan(Record):
@@ -390,7 +378,6 @@ class TrainingPlan(Record):
     fsdp: FsdpPlan | None = None
     batch: BatchPlan
     sequence: SequencePlan
-    rows: RowsPlan | None = None
     optimizer: OptimizerPlan
     steps: StepsPlan
     precision: PrecisionPlan = PrecisionPlan()

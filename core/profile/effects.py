@@ -280,16 +280,6 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
         lambda t, c: not c.is_text and t.group_by_length,
         "pictures are bucketed by size instead",
     ),
-    _ignored(
-        "targets.prompt_loss_share",
-        lambda t, c: t.prompt_loss_share > 0 and not c.task_type.is_supervised,
-        "prompts are learned in supervised training only",
-    ),
-    _ours(
-        "targets.prompt_loss_share",
-        lambda t, c: c.engine is Engine.AXOLOTL and c.is_text and t.prompt_loss_share > 0 and not c.is_rl,
-        "Axolotl has no weights of tokens; our plugin replaces the model's loss, for which fused_loss is off",
-    ),
     _ours(
         "targets.ema_decay",
         lambda t, c: c.is_text and t.ema_decay is not None,

@@ -33,9 +33,6 @@ from core.profile.resolve import engine_for
 from core.profile.schema import ResolvedProfile
 from core.profile.targets import ProfileLimits, Targets
 
-#: Prompts are learned too only where they are so many times as long as answers.
-LONG_PROMPTS = 5.0
-
 
 class Requirements(NamedTuple):
     """The profile's targets made concrete for one task, model and kind of GPU."""
@@ -96,14 +93,6 @@ class Requirements(NamedTuple):
         if asked is not None:
             return asked
         return self.targets.micro_batch_size * self.targets.gradient_accumulation_steps * world
-
-    @property
-    def prompt_weight(self) -> float:
-        """What a prompt's token weighs in the loss, where an answer's is 1."""
-        prompt, answer = self.data.prompt.mean, self.data.answer.mean
-        if not self.task.task_type.is_supervised or prompt <= LONG_PROMPTS * answer:
-            return 0.0
-        return float(f"{self.targets.prompt_loss_share * answer / prompt:.3g}")
 
     @property
     def micro_target(self) -> int:
@@ -332,7 +321,7 @@ def first_candidate(needs: Requirements, world: int) -> RunCandidate:
         checkpointing=targets.gradient_checkpointing is True,
         offload=targets.activation_offload,
         attention=needs.attention,
-        loss=loss_kind(needs.task, needs.engine, targets.fused_loss, needs.liger, needs.prompt_weight > 0),
+        loss=loss_kind(needs.task, needs.engine, targets.fused_loss, needs.liger),
         liger=needs.liger,
         reshard=targets.fsdp_reshard_after_forward,
         compile_mode=needs.compile_mode,

@@ -281,10 +281,6 @@ def _kernels(plan: TrainingPlan, notes: list[str]) -> EngineConfig:
     keys |= {part.value: True for part in LigerPart if part in parts and part is not LigerPart.LOSS}
     if precision.fused_loss and supervised:
         keys[LigerPart.LOSS.value if LigerPart.LOSS in parts else "chunked_cross_entropy"] = True
-    if precision.neftune_alpha and supervised:
-        keys["neftune_noise_alpha"] = precision.neftune_alpha
-    elif precision.neftune_alpha:
-        notes.append(f"neftune_alpha: Axolotl ignores it in {plan.task.task_type}; the plugin sets it")
     return keys
 
 

@@ -59,7 +59,7 @@ CORNERS: tuple[dict[str, Any], ...] = (
     },
     {"method": Method.QLORA, "model": EXPERTS, "gpus": 1, "parallelism": Parallelism.SINGLE},
     {"method": Method.QLORA, "model": EXPERTS, "parallelism": FSDP, "fsdp": FsdpPlan()},
-    {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_2, neftune_alpha=5)},
+    {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_2)},
     {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_3), "method": Method.FULL, "gpus": 8},
     {"precision": PrecisionPlan(liger=True), "parallelism": FSDP, "fsdp": FsdpPlan()},
     {"precision": PrecisionPlan(liger=True), "task": TaskType.DPO},
