@@ -338,7 +338,7 @@ class Daemon:
         """Send each report of REPORTS once, when its period is over."""
         settings = self.settings
         if settings.notify_urls and settings.reports:
-            from miner.reports.sent import send_due_reports  # most daemons send none
+            from miner.reports.report import send_due_reports  # most daemons send none
 
             terms = self.policy_runtime.policy.terms
             await send_due_reports(

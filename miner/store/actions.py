@@ -128,6 +128,16 @@ def actions_of_job(connection: sqlite3.Connection, job_id: int) -> list[ActionRo
     return [_action_from(row) for row in rows]
 
 
+def count_actions(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> list[dict[str, Any]]:
+    """Count the actions of a time by rule, kind and outcome, the most frequent first."""
+    rows = connection.execute(
+        "SELECT rule, kind, outcome, count(*) AS count FROM actions WHERE asked_at >= ? AND asked_at < ? "
+        "GROUP BY rule, kind, outcome ORDER BY count DESC, rule, outcome",
+        (begins_at, ends_at),
+    )
+    return [dict(row) for row in rows]
+
+
 def micro_of_next_attempt(connection: sqlite3.Connection, job_id: int) -> int | None:
     """Return the largest micro batch that the next plan of a job may have, if a training could not be
     changed."""

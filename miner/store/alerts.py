@@ -176,6 +176,19 @@ def _alert_from(row: sqlite3.Row) -> AlertRow:
     return AlertRow(**dict(row) | typed)
 
 
+def count_alerts(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> list[dict[str, Any]]:
+    """Count the alerts of a time by rule, the most frequent first."""
+    rows = connection.execute(
+        "SELECT rule, CASE WHEN max(severity = 'critical') THEN 'critical' "
+        "WHEN max(severity = 'warning') THEN 'warning' ELSE 'info' END AS severity, "
+        "count(*) AS raised, sum(times) AS times, sum(resolved_at IS NULL) AS still_open, "
+        "max(text) AS example FROM alerts WHERE raised_at >= ? AND raised_at < ? "
+        "GROUP BY rule ORDER BY raised DESC, rule",
+        (begins_at, ends_at),
+    )
+    return [dict(row) for row in rows]
+
+
 # Silences
 
 
