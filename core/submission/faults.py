@@ -1,4 +1,4 @@
-"""What can be wrong with a submission."""
+"""Faults of a submission."""
 
 from __future__ import annotations
 

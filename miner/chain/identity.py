@@ -135,7 +135,7 @@ def hotkey_address(settings: Settings) -> str:
 
 
 def hotkey_file(wallet_path: Path, wallet_name: str, hotkey_name: str) -> Path:
-    """Where Bittensor's tools keep a hotkey."""
+    """Path at which Bittensor's tools keep a hotkey."""
     for variable, name in (("WALLET_NAME", wallet_name), ("HOTKEY_NAME", hotkey_name)):
         if name in ("", ".", "..") or Path(name).name != name:
             raise IdentityError(f"{variable} has value {name!r}: give a wallet's plain name, not a path")

@@ -110,7 +110,7 @@ class PublishResult:
 
 
 class ChainSource(Protocol):
-    """Where the nodes of a subnet come from. Every call returns or raises in bounded time."""
+    """Source of a subnet's nodes. Every call returns or raises in bounded time."""
 
     @property
     def name(self) -> str:
@@ -127,7 +127,7 @@ class ChainSource(Protocol):
 
     @property
     def poll_seconds(self) -> float | None:
-        """How often this source may be read at least; None leaves it to the operator's setting."""
+        """Shortest interval between reads of this source, or None to leave it to the operator's setting."""
         ...
 
     async def metagraph(self) -> Metagraph: ...

@@ -86,7 +86,7 @@ def load_metagraph(path: Path, source: ChainSource) -> Metagraph | None:
 
 
 def is_of_source(graph: Metagraph, source: ChainSource) -> bool:
-    """Whether a metagraph is of the subnet and the chain that `source` serves.
+    """Return True if a metagraph is of the subnet and the chain that `source` serves.
 
     Chains are distinguished by genesis hash where both are known, so that moving to another node of the same
     chain keeps the cache; by the source's name where not.

@@ -162,7 +162,7 @@ class SdkSource:
         return PublishResult(PublishOutcome.REFUSED, text)
 
     async def _check_published(self, identity: Hotkey, ip: str, port: int, doubt: str) -> PublishResult:
-        """Whether a call landed whose submission was cut off: to send it again blindly could do it twice."""
+        """Find out if an interrupted call landed: sending it again blindly could do it twice."""
         log.warning("publishing the axon was cut off (%s); checking whether it landed", doubt)
         for wait in self._read_back:
             if wait:
@@ -199,7 +199,7 @@ class SdkSource:
                 f"{self.name}: {response['wrong_chain']}: check SUBTENSOR_NETWORK and SUBTENSOR_ADDRESS"
             )
         if "unavailable" in response:
-            raise ChainUnavailable(f"{self.name} is of no help: {response['unavailable']}")
+            raise ChainUnavailable(f"{self.name} cannot answer: {response['unavailable']}")
         answer: dict[str, Any] = response["answer"]
         return answer
 

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ChainRequest:
-    """What to read or to publish, and how long each step may take."""
+    """The order to read or to publish, with the time limit of each step."""
 
     netuid: int
     node: str

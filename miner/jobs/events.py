@@ -90,7 +90,7 @@ class JobEvent:
     data: dict[str, Any]
 
     def as_text(self) -> str:
-        """As a server-sent event."""
+        """Format as a server-sent event."""
         return f"id: {self.number}\nevent: {self.kind}\ndata: {json.dumps(self.data)}\n\n"
 
 
