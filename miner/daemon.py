@@ -21,8 +21,9 @@ from miner.backends.build_fleet import build_fleet, build_inventory, build_sampl
 from miner.chain.auth import Authenticator, CallerPolicy
 from miner.chain.identity import IdentityError
 from miner.chain.metagraph import Metagraph
-from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher, build_source
+from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher
 from miner.chain.nonces import NonceLedger
+from miner.chain.sources import build_source
 from miner.fleet.base import EngineAbility
 from miner.fleet.nvml import NvmlSource
 from miner.fleet.samples import SampleHistory

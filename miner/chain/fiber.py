@@ -56,7 +56,7 @@ def nonce_time_ns(nonce: str) -> int | None:
 
 
 def signable_post_message(nonce: str, miner_hotkey: str, body: bytes) -> bytes:
-    """The message that a POST signs. The hash is over the bytes as received: clients differ in JSON spacing."""
+    """The message that a POST signs, hashed over the bytes as received: clients differ in JSON spacing."""
     return f"{nonce}:{miner_hotkey}:{hashlib.sha256(body).hexdigest()}".encode()
 
 
