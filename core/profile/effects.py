@@ -399,7 +399,7 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
         "container.cpus",
         _always,
         "the cores of this range that the host has are divided among its GPUs, if there are enough; "
-        "Slurm binds its tasks itself",
+        "a cluster binds its tasks itself",
     ),
     _ignored("env.NCCL_NTHREADS", _always, "NCCL takes 64, 128, 256 or 512 and warns at anything else"),
     _ignored("env.NCCL_NET_GDR_LEVEL", _always, "between hosts only; inside one, NVLink carries the traffic"),

@@ -64,7 +64,7 @@ class FilesSection(Section):
 
     data_dir: values.AbsolutePath = setting(
         Path(".god-miner"),
-        "The daemon's files; with Slurm on a file system that all nodes share. One daemon per directory.",
+        "The daemon's files; with a cluster on a file system that all nodes share. One daemon per directory.",
     )
     store_dir: values.AbsolutePath = Field(
         default_factory=lambda data: data["data_dir"],
