@@ -152,7 +152,6 @@ def assemble_plan(
         available=hardware.gpus,
         gpus=gpus,
         profile=needs.profile.name,
-        profile_digest=needs.profile.digest,
         engine=needs.engine,
         method=candidate.method,
         adapter=_adapter(needs, candidate),
@@ -249,8 +248,6 @@ def _fsdp(needs: Requirements, candidate: RunCandidate) -> FsdpPlan | None:
         reshard_after_forward=targets.fsdp_reshard_after_forward,
         within_nodes=candidate.hybrid,
         forward_prefetch=targets.fsdp_forward_prefetch,
-        limit_all_gathers=targets.fsdp_limit_all_gathers,
-        backward_prefetch=targets.fsdp_backward_prefetch,
     )
 
 

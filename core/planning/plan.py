@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from core.data.facts import DatasetFacts
 from core.domain.choices import (
     Attention,
-    BackwardPrefetch,
     CompileMode,
     Engine,
     EvalMetric,
@@ -70,17 +69,12 @@ class AdapterPlan(Record):
 
 
 class FsdpPlan(Record):
-    """Axolotl is given FSDP2. The last three are FSDP1's, kept so that a note can say they are ignored."""
+    """FSDP2: what is split, and for how long."""
 
     reshard_after_forward: bool = True
     #: Several nodes: shards within each, and copies between them (hybrid). False: shards over all GPUs.
     within_nodes: bool = False
-    offload_params: bool = False
-    #: The decoder layer's class; empty: found by the engine.
-    wrap_class: str = ""
     forward_prefetch: bool = True
-    limit_all_gathers: bool = True
-    backward_prefetch: BackwardPrefetch = BackwardPrefetch.PRE
 
 
 class BatchPlan(Record):
@@ -296,15 +290,6 @@ class ImagePlan(Record):
     conv_rank: int | None = None
     conv_alpha: float | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def one_resolution(cls, values: Any) -> Any:
-        """Plans written before there were several name one."""
-        if isinstance(values, dict) and "resolution" in values and "resolutions" not in values:
-            rest = {key: value for key, value in values.items() if key != "resolution"}
-            return rest | {"resolutions": [values["resolution"]]}
-        return values
-
     @property
     def resolution(self) -> int:
         """The largest."""
@@ -369,8 +354,6 @@ class TrainingPlan(Record):
     available: GpuSet
     gpus: GpuSet
     profile: str
-    #: Of the resolved profile: identifies the text behind this plan.
-    profile_digest: str = ""
     engine: Engine
     method: Method
     adapter: AdapterPlan | None = None

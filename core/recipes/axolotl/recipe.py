@@ -313,9 +313,8 @@ def _sharding(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Engine
         "fsdp_version": 2,
         "fsdp_config": {
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "transformer_layer_cls_to_wrap": fsdp.wrap_class or None,
             "reshard_after_forward": fsdp.reshard_after_forward,
-            "offload_params": fsdp.offload_params,
+            "offload_params": False,
             # If every rank read a 70B model, the host would need its memory eight times; with a 4-bit base
             # only rank 0 quantizes and the others wait forever.
             "cpu_ram_efficient_loading": plan.method is not Method.QLORA,
