@@ -35,7 +35,7 @@ from core.profile.resolve import load_profile
 from core.runs.progress import EvalEvent, StageEvent, StepEvent, encode_event
 from core.runs.run_files import HeldOutScore, RunSpec
 from miner.backends.base import START_FILE
-from miner.backends.registry import slurm_engine
+from miner.backends.registry import build_here
 from miner.backends.slurm.commands import job_prefix
 from miner.backends.slurm.runs import CLAIM, RunNote, SlurmRuns
 from miner.backends.trial import RESULTS_FILE
@@ -43,7 +43,7 @@ from miner.dev.samples import SampleTask, sample_task
 from miner.dev.stack import LOOPBACK, ChildProcess, DevStack, daemon_process
 from miner.jobs.folder import AttemptFolder, job_folder
 from miner.jobs.launch import write_attempt
-from miner.settings import load_settings
+from miner.settings import BackendKind, load_settings
 from miner.store import attempts, database, jobs, offers
 from miner.store.jobs import StartRequest
 from miner.store.offers import ReservationRow
@@ -247,7 +247,7 @@ def _progress(began: float) -> bytes:
 def _write_trial(stack: DevStack) -> None:
     """What the last trial has found: the training environment was tried out before the restart."""
     settings = load_settings(env=_settings(stack), env_file=None)
-    identity = asyncio.run(slurm_engine(settings).identity("text"))
+    identity = asyncio.run(build_here(settings, BackendKind.SLURM).identity("text"))
     (stack.data_dir / "engines" / RESULTS_FILE).write_text(json.dumps({f"slurm text {identity}": {}}))
 
 

@@ -34,6 +34,7 @@ from benchmarks.fleet_day import (
 from benchmarks.fleet_store import StoreWriter, size_of
 from benchmarks.report import Report
 from core.domain.hardware import parse_gpus
+from miner.backends.registry import ClusterContext
 from miner.backends.slurm.commands import SlurmCommands
 from miner.backends.slurm.gpu_source import ClusterScope, SlurmGpuSource
 from miner.backends.slurm.jobs import SlurmJobs, parse_sacct
@@ -112,8 +113,9 @@ async def _add_answers(report: Report, rounds: int) -> None:
         folder = Path(name)
         _write_commands(folder)
         commands = SlurmCommands(str(folder))
+        context = ClusterContext(kinds=dict, host=dict, is_in_use=lambda _gpu: False, clock=time.time)
         scan: Callable[[], object] = lambda: SlurmGpuSource(  # noqa: E731 - a new one asks each time
-            ClusterScope(), commands, own_jobs="god-miner-", is_in_use=lambda _gpu: False
+            ClusterScope(), commands, "god-miner-", context
         ).scan()
         poll: Callable[[], object] = lambda: SlurmJobs(commands, 5.0).all()  # noqa: E731
         for what, ask in (("one scan of the nodes", scan), ("one poll of all our jobs", poll)):

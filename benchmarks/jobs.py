@@ -18,9 +18,9 @@ from statistics import median
 from benchmarks.report import Report
 from core.domain.job_states import JobState
 from miner.backends.base import ExecutionEngine
-from miner.backends.registry import docker_engine, process_engine
+from miner.backends.registry import build_here
 from miner.jobs.timeline import JobTimings
-from miner.settings import Settings
+from miner.settings import BackendKind, Settings
 from miner.store import database
 from miner.store import jobs as store_jobs
 from tests.doubles import base_image, dockerd
@@ -119,14 +119,14 @@ async def _fill(field: Field) -> None:
 async def _engine(name: str, folder: Path) -> AsyncIterator[tuple[ExecutionEngine, Settings]]:
     if name == "process":
         settings = field_settings(folder / "data", trainer_python=PYTHON, trainer_sandbox="off")
-        engine: ExecutionEngine = process_engine(settings)
+        engine: ExecutionEngine = build_here(settings, BackendKind.PROCESS)
         yield engine, settings
         await engine.close()
         return
     with dockerd.Dockerd(folder / "d") as host:
         base_image.load(host.host)
         settings = field_settings(folder / "data", docker_host=host.host, trainer_text_image=base_image.NAME)
-        engine = docker_engine(settings)
+        engine = build_here(settings, BackendKind.DOCKER)
         yield engine, settings
         await engine.close()
 

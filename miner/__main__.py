@@ -33,7 +33,6 @@ from miner.cli import (
     run,
     submission,
     tournament,
-    tournament_calendar,
     tournament_field,
     train,
 )
@@ -70,7 +69,6 @@ app.add_typer(submission.app, name="submission")
 app.add_typer(images.app, name="images")
 app.add_typer(environments.app, name="environments")
 app.add_typer(tournament.app, name="tournament")
-tournament.app.command()(tournament_calendar.calendar)
 tournament.app.add_typer(tournament_field.app, name="field")
 app.add_typer(dev.app, name="dev")
 

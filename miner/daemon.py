@@ -21,8 +21,9 @@ from miner.backends.build_fleet import build_fleet, build_inventory, build_sampl
 from miner.chain.auth import Authenticator, CallerPolicy
 from miner.chain.identity import IdentityError
 from miner.chain.metagraph import Metagraph
-from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher, build_source
+from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher
 from miner.chain.nonces import NonceLedger
+from miner.chain.sources import build_source
 from miner.fleet.base import EngineAbility
 from miner.fleet.nvml import NvmlSource
 from miner.fleet.samples import SampleHistory
@@ -338,7 +339,7 @@ class Daemon:
         """Send each report of REPORTS once, when its period is over."""
         settings = self.settings
         if settings.notify_urls and settings.reports:
-            from miner.reports.sent import send_due_reports  # most daemons send none
+            from miner.reports.report import send_due_reports  # most daemons send none
 
             terms = self.policy_runtime.policy.terms
             await send_due_reports(

@@ -29,7 +29,7 @@ TIERS = ("process", "docker", "training", "campaign")
 FOLDERS = {"integration": "process", "fuzz": "process"}
 #: A row of a test of several engines.
 DOCKER = re.compile(r"\[(?:[^]]*-)?docker(?:-[^]]*)?\]$")
-SLURM = re.compile(r"\[slurm[]-]")
+OTHER_ENGINE = re.compile(r"\[(docker|slurm)[]-]")
 
 #: Importing one of these is what makes a test of the trainer's one of the training stack.
 STACK = (
@@ -68,8 +68,10 @@ def tier_of(item: pytest.Item) -> str:
 def is_thorough(item: pytest.Item) -> bool:
     """Return True for a row of a test that `make test` leaves to `make test-all`."""
     row = item.name.partition("[")[2].removesuffix("]")
-    if item.path.name.startswith("test_engines") and SLURM.search(item.name):
-        mark = item.get_closest_marker("with_slurm")
+    other = OTHER_ENGINE.search(item.name) if item.path.name.startswith("test_engines") else None
+    # What keeps hostile code and a crash from doing harm is tried on Docker too.
+    if other and (other[1] == "slurm" or item.path.name == "test_engines.py"):
+        mark = item.get_closest_marker("every_engine")
         return mark is None or (bool(mark.args) and not row.startswith(mark.args))
     kept, left_out = item.get_closest_marker("kept"), item.get_closest_marker("thorough_rows")
     return (kept is not None and row not in kept.args) or (
@@ -82,7 +84,7 @@ def check_rows(items: list[pytest.Item]) -> None:
     rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for item in items:
         for mark in item.iter_markers():
-            if mark.name in {"kept", "thorough_rows", "with_slurm"} and mark.args:
+            if mark.name in {"kept", "thorough_rows", "every_engine"} and mark.args:
                 test, _, row = item.nodeid.partition("[")
                 rows.setdefault((test, mark.args), []).append(row)
     for (test, named), found in rows.items():

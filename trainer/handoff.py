@@ -27,8 +27,6 @@ class PreparedRows(Record):
     eval_path: Path | None = None
     train_rows: int
     eval_rows: int
-    #: Those of the training rows that are from other datasets.
-    mixed_rows: int = 0
     #: Why rows are missing, and how many for each reason.
     dropped: dict[str, int] = Field(default_factory=dict)
     #: What the operator should know of them.

@@ -1,7 +1,8 @@
 """The one exception tree.
 
 Every error that a user or a validator can meet is a `GodMinerError`. Its text says what is wrong, the
-offending value and the way out; its `code` is stable and machine-readable. HTTP statuses are decided in
+offending value and the way out; its `code` is stable and machine-readable: a class has one, and an error that
+nobody catches by its class may have its own. HTTP statuses are decided in
 `miner/http/errors.py` alone.
 """
 
@@ -10,13 +11,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 
 class GodMinerError(Exception):
     """The root of everything this project raises on purpose."""
 
-    code: ClassVar[str] = "error"
+    code: str = "error"
+
+    def __init__(self, text: str = "", *, code: str | None = None) -> None:
+        super().__init__(text)
+        if code is not None:
+            self.code = code
 
     def as_dict(self) -> dict[str, Any]:
         """The error as JSON output."""

@@ -38,7 +38,6 @@ from core.planning.plan import (
     LaunchPlan,
     LoaderPlan,
     PrecisionPlan,
-    RowsPlan,
     SequencePlan,
     StepsPlan,
     TrainingPlan,
@@ -153,7 +152,6 @@ def assemble_plan(
         available=hardware.gpus,
         gpus=gpus,
         profile=needs.profile.name,
-        profile_digest=needs.profile.digest,
         engine=needs.engine,
         method=candidate.method,
         adapter=_adapter(needs, candidate),
@@ -161,7 +159,6 @@ def assemble_plan(
         fsdp=_fsdp(needs, candidate),
         batch=batch_plan(candidate),
         sequence=_sequence(needs, timed),
-        rows=rows_plan(needs),
         optimizer=optimizer_plan(needs, timed, rate, warmup_steps),
         steps=_steps(needs, timed),
         precision=_precision(needs, candidate),
@@ -251,8 +248,6 @@ def _fsdp(needs: Requirements, candidate: RunCandidate) -> FsdpPlan | None:
         reshard_after_forward=targets.fsdp_reshard_after_forward,
         within_nodes=candidate.hybrid,
         forward_prefetch=targets.fsdp_forward_prefetch,
-        limit_all_gathers=targets.fsdp_limit_all_gathers,
-        backward_prefetch=targets.fsdp_backward_prefetch,
     )
 
 
@@ -278,18 +273,6 @@ def _sequence(needs: Requirements, timed: TimedCandidate) -> SequencePlan:
         per_epoch=seq.per_epoch,
         tokens_per_epoch=round(seq.per_epoch * (seq.length if needs.model.is_image else seq.padded)),
     )
-
-
-def rows_plan(needs: Requirements) -> RowsPlan | None:
-    targets = needs.targets
-    if not needs.task.task_type.is_text:
-        return None
-    rows = RowsPlan(
-        duplicate_weight=targets.duplicate_weight,
-        mixed_share=targets.mix_datasets,
-        prompt_weight=needs.prompt_weight,
-    )
-    return rows if rows != RowsPlan() else None
 
 
 def _steps(needs: Requirements, timed: TimedCandidate) -> StepsPlan:
@@ -322,15 +305,10 @@ def _precision(needs: Requirements, candidate: RunCandidate) -> PrecisionPlan:
         compile_mode=candidate.compile_mode,
         gradient_checkpointing=candidate.checkpointing,
         activation_offload=candidate.offload,
-        # The KL to the base model is computed from the logits, which a fused loss never has; and Axolotl's
-        # fused losses weigh all tokens alike.
-        fused_loss=targets.fused_loss
-        and supervised
-        and not needs.task.kl_coefficient
-        and not (needs.prompt_weight and needs.engine is Engine.AXOLOTL),
+        # The KL to the base model is computed from the logits, which a fused loss never has.
+        fused_loss=targets.fused_loss and supervised and not needs.task.kl_coefficient,
         liger=bool(needs.liger),
         lora_kernels=needs.lora_kernels and candidate.method is not Method.FULL,
-        neftune_alpha=targets.neftune_alpha,
     )
 
 
@@ -434,11 +412,6 @@ def _notes(needs: Requirements, timed: TimedCandidate) -> Iterator[str]:
     unasked = needs.task.task_type.is_supervised and needs.targets.sample_packing is None
     if unasked and needs.model.packing_problem:
         yield f"sample_packing: off, {needs.model.packing_problem}"
-    if share := needs.targets.prompt_loss_share * needs.task.task_type.is_supervised:
-        times = f"prompts are {data.prompt.mean / max(data.answer.mean, 1):.1f} times as long as answers"
-        weight = needs.prompt_weight
-        what = f"each of their tokens weighs {weight:g}" if weight else "they are not learned"
-        yield f"prompt_loss_share {share:g}: {times}, {what}"
     if needs.model.is_image and data.rows_confidence.value == "guess":
         yield f"{data.rows} pictures are assumed: sections and laws of the profile follow their number"
     if not needs.model.is_image and data.lengths_confidence.value == "guess":

@@ -7,10 +7,10 @@ The search varies these by the dozen before a plan is written down, so this is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 from core.domain.choices import Attention, CompileMode, Engine, Method, Optimizer, Parallelism
 from core.domain.evaluation import GRPO_KL_LENGTH
@@ -25,10 +25,7 @@ from core.models.shapes import (
     linear_shapes,
     rank_factor,
 )
-
-if TYPE_CHECKING:
-    from core.planning.memory.peak import HeldMemory, TrainedMemory
-    from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.plan import TaskSpec, TrainingPlan
 
 #: NCCL_BUFFSIZE's default, bytes.
 NCCL_BUFFER = 4 * 2**20
@@ -162,19 +159,45 @@ class ImageCandidate:
         return sum(image_tokens(self.facts, side) for side in self.resolutions) / len(self.resolutions)
 
 
+#: One term of the memory, in bytes on one GPU.
+MemoryPart = Callable[["RunCandidate"], float]
+#: Bytes of each part, by the function that computes them.
+BytesByPart = dict[MemoryPart, float]
+
+
+class HeldMemory(NamedTuple):
+    """Memory allocated from the first step to the last; `total` includes fragmentation."""
+
+    parts: BytesByPart
+    total: float
+
+
+class TrainedMemory(NamedTuple):
+    """Memory that comes and goes with the trained parameters, whatever the batch."""
+
+    gathered: float
+    gradients: float
+    buckets: float
+    #: Autocast's copies.
+    cast: float
+    head: float
+    #: Of the optimizer's step.
+    work: float
+
+
+@dataclass(slots=True)
 class MemoryCache:
-    """What `memory/peak.py` computes once for all candidates that differ in their batches only."""
+    """Memory that `memory/peak.py` computes once for all candidates that differ in their batches only."""
 
-    __slots__ = ("held", "trained")
-
-    def __init__(self) -> None:
-        self.held: HeldMemory | None = None
-        self.trained: TrainedMemory | None = None
+    held: HeldMemory | None = None
+    trained: TrainedMemory | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunCandidate:
-    """One way to run a task. Frozen: a variation is `vary(candidate, micro=4)`."""
+    """One way to run a task. Nothing changes one: a variation is `vary(candidate, micro=4)`.
+
+    Not frozen, as a search makes a hundred of them, and a frozen one takes three times as long to make."""
 
     task: TaskType
     engine: Engine
@@ -230,36 +253,45 @@ class RunCandidate:
     #: An averaged copy of what is trained.
     ema: bool
     image: ImageCandidate | None
-    #: Derived from the rest once, because a search reads them hundreds of times.
-    full: bool = field(init=False, compare=False)
-    sharded: bool = field(init=False, compare=False)
-    nodes: int = field(init=False, compare=False)
-    shards: int = field(init=False, compare=False)
-    adapter_params: int = field(init=False, compare=False)
-    trained_params: int = field(init=False, compare=False)
-    #: Bytes of one trained parameter, of its gradient, and of each of Adam's two states.
-    trained_width: int = field(init=False, compare=False)
     #: Memory that no micro batch changes, once `memory/peak.py` has computed it.
-    memory_cache: MemoryCache = field(init=False, compare=False, repr=False)
+    memory_cache: MemoryCache = field(default_factory=MemoryCache, init=False, compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        full = self.method is Method.FULL
-        sharded = self.parallelism is Parallelism.FSDP and self.world > 1
+    @property
+    def full(self) -> bool:
+        return self.method is Method.FULL
+
+    @property
+    def sharded(self) -> bool:
+        return self.parallelism is Parallelism.FSDP and self.world > 1
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.world // self.node_gpus)
+
+    @property
+    def shards(self) -> int:
+        """GPUs that the weights are split over; 1: each has all of them."""
+        if not self.sharded:
+            return 1
+        return min(self.world, self.node_gpus) if self.hybrid else self.world
+
+    @property
+    def adapter_params(self) -> int:
+        if self.full:
+            return 0
         per_rank = self.shape.adapted.params_per_rank
         if self.image is not None and self.image.text_adapter:
             per_rank += self.image.facts.text_adapter_params_per_rank
-        adapter = 0 if full else self.rank * per_rank
-        width = self.width if full or not self.adapter_fp32 else 4
-        self.__dict__.update(
-            full=full,
-            sharded=sharded,
-            nodes=-(-self.world // self.node_gpus),
-            shards=(min(self.world, self.node_gpus) if self.hybrid else self.world) if sharded else 1,
-            adapter_params=adapter,
-            trained_params=self.shape.params if full else adapter,
-            trained_width=width,
-            memory_cache=MemoryCache(),
-        )
+        return self.rank * per_rank
+
+    @property
+    def trained_params(self) -> int:
+        return self.shape.params if self.full else self.adapter_params
+
+    @property
+    def trained_width(self) -> int:
+        """Bytes of one trained parameter, of its gradient, and of each of Adam's two states."""
+        return self.width if self.full or not self.adapter_fp32 else 4
 
     @property
     def adapts_experts(self) -> bool:
@@ -357,8 +389,8 @@ class CandidateChanges(TypedDict, total=False):
     image: ImageCandidate | None
 
 
-#: Changes that leave alone what `__post_init__` derives.
-_NOT_DERIVED_FROM = frozenset(
+#: Changes after which the memory that is held all the time is as before.
+_BATCH_CHANGES = frozenset(
     (
         "micro",
         "accumulation",
@@ -373,12 +405,13 @@ _NOT_DERIVED_FROM = frozenset(
 
 
 def vary(candidate: RunCandidate, **changes: Unpack[CandidateChanges]) -> RunCandidate:
-    """Copy with some numbers changed. `dataclasses.replace` was a sixth of a plan's time: it passes every
-    field through the constructor."""
-    varied = object.__new__(RunCandidate)
-    varied.__dict__.update(candidate.__dict__, **changes)
-    if not _NOT_DERIVED_FROM.issuperset(changes):
-        varied.__post_init__()
+    """Copy with some numbers changed, faster than `dataclasses.replace`. Memory computed already is kept
+    unless they change it."""
+    numbers = {**vars(candidate), **changes}
+    del numbers["memory_cache"]
+    varied = RunCandidate(**numbers)
+    if _BATCH_CHANGES.issuperset(changes):
+        varied.memory_cache = candidate.memory_cache
     return varied
 
 
@@ -393,14 +426,10 @@ def image_tokens(facts: ImageFacts, resolution: int) -> int:
     return max(round(facts.tokens_at_1024 * (resolution / 1024) ** 2), 1)
 
 
-def loss_kind(
-    task: TaskSpec, engine: Engine, fused: bool, liger: frozenset[LigerPart], weighted: bool
-) -> LossKind:
+def loss_kind(task: TaskSpec, engine: Engine, fused: bool, liger: frozenset[LigerPart]) -> LossKind:
     """DPO and GRPO compute log-probs from logits whatever the SFT loss is set to. The KL to the base needs
-    them too, as does a loss of Axolotl's in which tokens are `weighted`. DPO's are planned for all tokens:
-    how many are the answers' differs from batch to batch."""
-    needs_logits = task.kl_coefficient or (weighted and engine is Engine.AXOLOTL)
-    if task.task_type.is_rl or needs_logits or not fused:
+    them too. DPO's are planned for all tokens: how many are the answers' differs from batch to batch."""
+    if task.task_type.is_rl or task.kl_coefficient or not fused:
         return LossKind.FULL
     chunked = engine is not Engine.NATIVE and LigerPart.LOSS not in liger
     return LossKind.CHUNKED if chunked else LossKind.FUSED
@@ -440,13 +469,7 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
         checkpointing=precision.gradient_checkpointing,
         offload=precision.activation_offload,
         attention=precision.attention,
-        loss=loss_kind(
-            plan.task,
-            plan.engine,
-            precision.fused_loss,
-            liger,
-            plan.rows is not None and plan.rows.prompt_weight > 0,
-        ),
+        loss=loss_kind(plan.task, plan.engine, precision.fused_loss, liger),
         liger=liger,
         reshard=plan.fsdp.reshard_after_forward if plan.fsdp else True,
         compile_mode=precision.compile_mode,

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from core.data.facts import DatasetFacts
 from core.domain.choices import (
     Attention,
-    BackwardPrefetch,
     CompileMode,
     Engine,
     EvalMetric,
@@ -70,17 +69,12 @@ class AdapterPlan(Record):
 
 
 class FsdpPlan(Record):
-    """Axolotl is given FSDP2. The last three are FSDP1's, kept so that a note can say they are ignored."""
+    """FSDP2: what is split, and for how long."""
 
     reshard_after_forward: bool = True
     #: Several nodes: shards within each, and copies between them (hybrid). False: shards over all GPUs.
     within_nodes: bool = False
-    offload_params: bool = False
-    #: The decoder layer's class; empty: found by the engine.
-    wrap_class: str = ""
     forward_prefetch: bool = True
-    limit_all_gathers: bool = True
-    backward_prefetch: BackwardPrefetch = BackwardPrefetch.PRE
 
 
 class BatchPlan(Record):
@@ -113,17 +107,6 @@ class SequencePlan(Record):
     per_epoch: int = Field(ge=0)
     #: Tokens per epoch that the GPUs work through, padding included.
     tokens_per_epoch: int = Field(ge=0)
-
-
-class RowsPlan(Record):
-    """What becomes of the rows of a text task beyond being encoded. None in the plan: nothing."""
-
-    #: Of k near-duplicates k^duplicate_weight are trained on.
-    duplicate_weight: float = Field(default=1.0, ge=0, le=1)
-    #: Part of the training rows that is to come from requested datasets.
-    mixed_share: float = Field(default=0.0, ge=0, le=0.5)
-    #: What a prompt's token weighs in the loss, where an answer's is 1; 0: prompts are not learned.
-    prompt_weight: float = Field(default=0.0, ge=0, le=1)
 
 
 class LrStage(Record):
@@ -201,7 +184,6 @@ class PrecisionPlan(Record):
     liger: bool = False
     #: Triton kernels of Axolotl for LoRA layers.
     lora_kernels: bool = True
-    neftune_alpha: float | None = None
 
 
 class LoaderPlan(Record):
@@ -308,15 +290,6 @@ class ImagePlan(Record):
     conv_rank: int | None = None
     conv_alpha: float | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def one_resolution(cls, values: Any) -> Any:
-        """Plans written before there were several name one."""
-        if isinstance(values, dict) and "resolution" in values and "resolutions" not in values:
-            rest = {key: value for key, value in values.items() if key != "resolution"}
-            return rest | {"resolutions": [values["resolution"]]}
-        return values
-
     @property
     def resolution(self) -> int:
         """The largest."""
@@ -381,8 +354,6 @@ class TrainingPlan(Record):
     available: GpuSet
     gpus: GpuSet
     profile: str
-    #: Of the resolved profile: identifies the text behind this plan.
-    profile_digest: str = ""
     engine: Engine
     method: Method
     adapter: AdapterPlan | None = None
@@ -390,7 +361,6 @@ class TrainingPlan(Record):
     fsdp: FsdpPlan | None = None
     batch: BatchPlan
     sequence: SequencePlan
-    rows: RowsPlan | None = None
     optimizer: OptimizerPlan
     steps: StepsPlan
     precision: PrecisionPlan = PrecisionPlan()

@@ -20,11 +20,10 @@ from core.domain.units import show_params
 from core.models.facts import ModelFacts
 from core.models.image_families import is_older_sd
 from core.planning.assemble import assemble_plan
-from core.planning.budget import conceded
 from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.search.batch import with_enough_steps, with_larger_steps
 from core.planning.search.fit import SearchResult, best_fit, refused_as_required
 from core.planning.search.gpu_count import usable_gpus
-from core.planning.search.grpo_batch import with_larger_steps
 from core.planning.search.requirements import Requirements, requirements_for
 from core.planning.time.calibration import LearnedBounds, with_bounds
 from core.planning.time.overheads import JobConditions
@@ -76,43 +75,6 @@ def _model_refusal(model: ModelFacts, stated: int | None) -> RefusedTask | None:
             f"the size of {name} is unknown: no config, no parameter count, no size in its name"
         )
     return None
-
-
-#: Gradients of fewer sequences are mostly noise.
-SMALLEST_BATCH = 8
-
-
-def with_enough_steps(
-    needs: Requirements, result: SearchResult, available: int, conditions: JobConditions
-) -> tuple[Requirements, SearchResult]:
-    """Halve the effective batch until the run has the profile's `least_steps`."""
-    least = needs.targets.least_steps
-    if least is None or result.code is not None or not needs.task.task_type.is_text:
-        return needs, result
-    first, asked = result.best.schedule.total, needs.effective(result.best.candidate.world)
-    while result.best.schedule.total < least:
-        smaller = _halved(needs, result.best.candidate.world)
-        if smaller is None:
-            break
-        other = best_fit(smaller, available, conditions)
-        if other.code is not None or other.best.schedule.total <= result.best.schedule.total:
-            break
-        needs, result = smaller, other
-    if needs.asked_batch is None:
-        return needs, result
-    batch = needs.targets.effective_batch_size
-    reason = f"{first:,} steps of {asked} are too few; targets.least_steps is {least}"
-    concession = conceded("effective_batch_size", asked, batch, reason)
-    return needs._replace(concessions=(*needs.concessions, concession)), result
-
-
-def _halved(needs: Requirements, world: int) -> Requirements | None:
-    half = needs.effective(world) // 2
-    if half < SMALLEST_BATCH:
-        return None
-    targets = needs.targets.model_copy(update={"effective_batch_size": half})
-    profile = needs.profile.model_copy(update={"targets": targets})
-    return needs._replace(profile=profile, asked_batch=needs.asked_batch or 2 * half)
 
 
 class PlanSummary(NamedTuple):

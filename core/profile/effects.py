@@ -280,16 +280,6 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
         lambda t, c: not c.is_text and t.group_by_length,
         "pictures are bucketed by size instead",
     ),
-    _ignored(
-        "targets.prompt_loss_share",
-        lambda t, c: t.prompt_loss_share > 0 and not c.task_type.is_supervised,
-        "prompts are learned in supervised training only",
-    ),
-    _ours(
-        "targets.prompt_loss_share",
-        lambda t, c: c.engine is Engine.AXOLOTL and c.is_text and t.prompt_loss_share > 0 and not c.is_rl,
-        "Axolotl has no weights of tokens; our plugin replaces the model's loss, for which fused_loss is off",
-    ),
     _ours(
         "targets.ema_decay",
         lambda t, c: c.is_text and t.ema_decay is not None,
@@ -409,7 +399,7 @@ EFFECT_RULES: tuple[EffectRule, ...] = (
         "container.cpus",
         _always,
         "the cores of this range that the host has are divided among its GPUs, if there are enough; "
-        "Slurm binds its tasks itself",
+        "a cluster binds its tasks itself",
     ),
     _ignored("env.NCCL_NTHREADS", _always, "NCCL takes 64, 128, 256 or 512 and warns at anything else"),
     _ignored("env.NCCL_NET_GDR_LEVEL", _always, "between hosts only; inside one, NVLink carries the traffic"),

@@ -60,8 +60,6 @@ ema_every                   guides=ema_update_every
 sequence_len                plan=sequence.length axolotl guides=max_seq_length
 sample_packing              plan=sequence.packing axolotl
 group_by_length             axolotl
-duplicate_weight            guides=dedup,deduplicate
-prompt_loss_share           guides=prompt_loss_weight
 eval_steps                  plan=steps.eval_every axolotl
 save_steps                  plan=steps.save_every axolotl ai_toolkit=save.save_every
 save_every_epochs           kohya=save_every_n_epochs
@@ -80,7 +78,6 @@ attention                   guides=flash_attention,xformers_attention
 compile_mode                plan=precision.compile_mode axolotl=torch_compile_mode guides=torch_compile
 gradient_checkpointing      plan=precision.gradient_checkpointing axolotl kohya
 gradient_checkpointing      ai_toolkit=train.gradient_checkpointing
-neftune_alpha               axolotl=neftune_noise_alpha
 dataloader_num_workers      plan=loader.workers axolotl kohya=max_data_loader_n_workers
 dataloader_num_workers      ai_toolkit=datasets[0].num_workers
 dataloader_prefetch_factor  axolotl
@@ -127,4 +124,13 @@ def _names(rows: str) -> dict[NameSystem, dict[str, str]]:
 FIELD_NAMES = _names(_TABLE)
 
 #: Targets of earlier versions: their measurements are in docs/training.md.
-REMOVED_FIELDS = frozenset({"soup_members", "last_stretch_rate"})
+REMOVED_FIELDS = frozenset(
+    {
+        "soup_members",
+        "last_stretch_rate",
+        "duplicate_weight",
+        "mix_datasets",
+        "prompt_loss_share",
+        "neftune_alpha",
+    }
+)

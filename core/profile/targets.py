@@ -248,28 +248,6 @@ class Targets(Record):
     group_by_length: bool = Field(
         default=False, description="Batches of similar lengths; no effect with packing."
     )
-    # — the rows
-    duplicate_weight: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="Text: of k near-duplicate rows k^duplicate_weight are trained on, exact copies last. "
-        "1: all; 0.5: their root; 0: one.",
-    )
-    mix_datasets: float = Field(
-        default=0.0,
-        ge=0,
-        le=0.5,
-        description="Tournament texts: share of the training rows that are from the datasets requested with "
-        "the entry, as far as they fit the task.",
-    )
-    prompt_loss_share: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="SFT: where prompts are more than 5 times as long as answers, they are learned too, and "
-        "all their tokens together weigh this share of the answers'.",
-    )
     # — evaluation and checkpoints
     eval_steps: int | None = Field(
         default=None,
@@ -336,7 +314,6 @@ class Targets(Record):
         description="Axolotl: Liger's kernels for norms, rotation, activations and loss. null: where GPU and "
         "model allow, except for GRPO.",
     )
-    neftune_alpha: float | None = Field(default=None, ge=0, description="Noise on the embeddings (SFT).")
     # — the data loader
     dataloader_num_workers: int = Field(default=4, ge=0, le=1024, description="Loader processes per GPU.")
     dataloader_prefetch_factor: int = Field(default=2, ge=1, le=1024, description="Batches ahead per worker.")

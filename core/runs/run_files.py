@@ -42,7 +42,7 @@ class RunSpec(Record):
     model_path: str
     #: Text: one JSON array of rows (plain text: see `trainer.native.corpus`). Images: the zip.
     data_path: str
-    #: Folders of datasets that a tournament's entry requested and got; used where the profile says so.
+    #: Folders of datasets that a tournament's entry requested and got; environment tasks use them.
     requested_data: tuple[str, ...] = ()
     #: None with a text task: plain text, all tokens of which are learned (the native trainer's pretraining).
     dataset: DatasetType | None = None

@@ -45,7 +45,7 @@ _ANYWHERE = _WRAPPERS[:3]
 
 
 def shard_faults(names: Set[str], index: SubmissionItem | None) -> Iterator[Fault]:
-    """Whether a full model's files are one complete model."""
+    """Check that a full model's files are one complete model."""
     shards = sorted(name for name in names if SHARD.fullmatch(name))
     if WEIGHTS in names and shards:
         rule = "a single file beside a model in parts: loaders take the first; keep the newer one only"
@@ -67,7 +67,7 @@ def shard_faults(names: Set[str], index: SubmissionItem | None) -> Iterator[Faul
 def index_faults(
     names: Set[str], headers: Mapping[str, SafetensorsHeader], index: SubmissionItem
 ) -> Iterator[Fault]:
-    """Whether the index names every tensor with the part that contains it."""
+    """Check that the index names every tensor with the part that contains it."""
     document = json_object(INDEX, index)
     if isinstance(document, Fault):
         yield document
@@ -237,7 +237,7 @@ def _missing(items: Mapping[str, SubmissionItem], kind: SubmissionKind) -> Itera
 def _document_faults(
     items: Mapping[str, SubmissionItem], kind: SubmissionKind, base: BaseModelRef
 ) -> Iterator[Fault]:
-    """What is wrong with the small files."""
+    """Name what is wrong with the small files."""
     if kind is SubmissionKind.ADAPTER and ADAPTER_CONFIG in items:
         config = json_object(ADAPTER_CONFIG, items[ADAPTER_CONFIG])
         yield from [config] if isinstance(config, Fault) else metadata.adapter_faults(config, base.model_id)
@@ -258,7 +258,7 @@ def _weight_faults(
     weights: Mapping[str, FileDigest],
     headers: Mapping[str, SafetensorsHeader],
 ) -> Iterator[Fault]:
-    """What is wrong with the weights."""
+    """Name what is wrong with the weights."""
     rows = _vocabulary_rows(items, kind, base)
     for name, header in headers.items():
         bad = (weights[name].not_finite_count, weights[name].not_finite)

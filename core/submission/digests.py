@@ -34,7 +34,7 @@ def _table(mask: int) -> bytes:
 
 
 def _wide(width: int, mask: int) -> NotFiniteTest:
-    """For exponents with seven bits in the last byte and those of `mask` in the one before."""
+    """Test exponents with seven bits in the last byte and those of `mask` in the one before."""
     last, before = _table(0x7F), _table(mask)
 
     def test(data: bytes) -> bool:
@@ -103,7 +103,7 @@ def digest_file(path: Path, on_read: OnBytesRead | None = None, *, plain: bool =
 
 
 def check_weights(path: Path) -> FileDigest:
-    """Whether every number of a weight file is finite, without its hash: a third of the time."""
+    """Check that every number of a weight file is finite, without its hash: a third of the time."""
     with open(open_plain(path), "rb", buffering=0) as file:
         return _digest_weights(file, _NoHash(), None)
 
@@ -220,7 +220,7 @@ _COUNTS = re.compile("|".join(translate(pattern).replace(".*", "[^/]*") for patt
 
 
 def counts_for_hash(path: str) -> bool:
-    """Whether a file of this path is part of the model hash."""
+    """Return True if a file of this path is part of the model hash."""
     return _COUNTS.match(path) is not None
 
 

@@ -1,11 +1,10 @@
-"""What can be wrong with a submission."""
+"""Faults of a submission."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
 
 from core.domain.errors import GodMinerError
 
@@ -61,7 +60,7 @@ class Fault:
 class BadSubmission(GodMinerError):
     """A folder that must not be published as it is, with every fault found."""
 
-    code: ClassVar[str] = "bad_submission"
+    code = "bad_submission"
 
     def __init__(self, folder: str, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)

@@ -41,7 +41,7 @@ _ZERO_BLOCK = bytes(_BLOCK)
 
 @dataclass(frozen=True)
 class AdapterFindings:
-    """What makes a file no submission, and what is only worth knowing."""
+    """Faults that disqualify a file, and others that are only worth knowing."""
 
     faults: tuple[Fault, ...] = ()
     remarks: tuple[Fault, ...] = ()

@@ -176,7 +176,7 @@ def licence_of(base: Path) -> dict[str, str]:
 
 
 def card_fault(item: SubmissionItem, model_id: str | None) -> Fault | None:
-    """What the hub would reject in a README, or a base model that is not `model_id`."""
+    """Name what the hub would reject in a README, or a base model that is not `model_id`."""
     try:
         front = _front_matter(read_item(item, _MAX_CARD))
     except OSError as error:

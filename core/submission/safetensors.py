@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO
 
 from core.domain.errors import GodMinerError
 from core.submission.faults import printable
@@ -48,7 +48,7 @@ BITS = {
 class BadHeader(GodMinerError):
     """A file that cannot be loaded: the text says what is wrong, the value, and what to do."""
 
-    code: ClassVar[str] = "bad_safetensors"
+    code = "bad_safetensors"
 
 
 @dataclass(frozen=True, slots=True)

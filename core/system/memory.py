@@ -31,7 +31,7 @@ def usable_memory() -> int:
 
 
 def free_memory() -> int:
-    """What of `usable_memory` is not taken."""
+    """Bytes of `usable_memory` that are not taken."""
     free = _number_of(_MEMINFO, "MemAvailable:") * 1024
     limit = usable_memory()
     for path, (taken, cache) in zip(_CGROUP_MEMORY, _CGROUP_TAKEN, strict=True):
@@ -53,7 +53,7 @@ def _number_of(path: Path, name: str) -> int:
 
 
 def is_in_memory(folder: Path) -> bool:
-    """Whether files in this folder take memory instead of disk."""
+    """Return True if files in this folder take memory instead of disk."""
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:

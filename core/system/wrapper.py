@@ -335,7 +335,7 @@ def _write(path: str, content: bytes) -> None:
 
 
 def oom_kills(files: Iterable[str] = CONTAINER_OOM_FILES) -> int:
-    """How often the kernel killed something of these cgroups for memory; 0 where it cannot be read."""
+    """Count the kernel's kills for memory in these cgroups; 0 if it cannot be read."""
     count = 0
     for path in files:
         with contextlib.suppress(OSError, ValueError), open(path) as file:

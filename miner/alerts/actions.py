@@ -1,9 +1,8 @@
-"""What rules ask of running trainings: smaller or larger passes, and pauses. Each action is judged.
+"""Actions that rules ask of running trainings: smaller or larger passes, and pauses. Each is judged.
 
-One action at a time for an attempt. It is asked by the control file, the training answers with a
-`ControlEvent`, and after a while the numbers from before and after are compared. What made things worse is
-undone, and its rule leaves this attempt alone from then on. All that is needed to go on after a restart is in
-the store.
+An attempt has one open action at a time. It is requested in the control file, the training answers with a
+`ControlEvent`, and after a while the numbers before and after are compared. What made things worse is
+undone, and its rule leaves this attempt alone from then on. The store has all that a restart needs.
 """
 
 from __future__ import annotations
@@ -13,18 +12,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
-from typing import Any
 
 from core.planning.candidate import candidate_of, vary
 from core.planning.memory.peak import peak_bytes
-from miner.alerts.action_verdict import is_carried_out, judge, larger_micro, smaller_micro, was_useless
+from core.runs.control import even_micro
+from core.runs.progress import ControlEvent
 from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.rules import AlertAction, AlertRule
 from miner.alerts.state import RuleEngine, TrackedRule
 from miner.jobs.control import RunningTraining
-from miner.observe.alerts import gpu_subject, job_subject
-from miner.store import alerts as store_alerts
-from miner.store.alerts import ActionOutcome, ActionRow
+from miner.observe.alerts import AlertSubject, gpu_subject, job_subject
+from miner.store.actions import (
+    ActionNumbers,
+    ActionOutcome,
+    ActionRow,
+    NewAction,
+    actions_of_job,
+    add_action,
+    update_action,
+)
 from miner.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -36,11 +42,17 @@ ANSWER_SECONDS = 300.0
 LEAST_DUTY = 0.7
 #: Larger passes are not tried where the memory measured would come above this share of the GPU.
 MEMORY_CEILING = 0.85
+#: Factor on what an action may cost before it is undone, if it helped.
+_WORSE_ALTHOUGH_IT_HELPED = 3.0
+#: Largest distance of the next number that shares a batch out evenly, in requested changes.
+_MOST_GROWTH = 2.5
+#: The loss is worse if it is this much above what it was, and beyond its own scatter.
+_LOSS_WORSE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ProposedChange:
-    """What to ask for, or why nothing can be asked."""
+    """A change to request, or the reason why none is possible."""
 
     kind: str
     micro: int | None = None
@@ -53,7 +65,7 @@ class OpenAction:
     """An action that is not judged yet."""
 
     row: ActionRow
-    #: Of the control file; None: asked by an earlier process, and any answer since counts.
+    #: In the control file. None if an earlier process asked: then any answer since counts.
     number: int | None
     applied_at: float | None = None
 
@@ -84,16 +96,17 @@ class AttemptActions:
             max((row.ended_at for row in own if row.ended_at is not None), default=-math.inf),
         )
 
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.job_id, self.attempt
+
     def count(self, rule: str) -> int:
         return sum(row.rule == rule and row.outcome is not ActionOutcome.RETURNED for row in self.rows)
 
     @property
     def has_shrunk(self) -> bool:
-        """Whether a pass was made smaller: then it is not made larger again, or two rules would fight."""
-        return any(
-            row.kind == "batch" and row.after.get("micro", math.inf) < row.before.get("micro", 0)
-            for row in self.rows
-        )
+        """True if passes were made smaller: they are not made larger again, or two rules would fight."""
+        return any(row.micro_change < 0 for row in self.rows)
 
 
 class ActionController:
@@ -113,7 +126,7 @@ class ActionController:
                 continue
             actions = self._attempts.get(key)
             if actions is None:
-                rows = await self._store.read(store_alerts.actions_of_job, training.job_id)
+                rows = await self._store.read(actions_of_job, training.job_id)
                 actions = self._attempts[key] = AttemptActions.load(*key, rows)
             try:
                 await self._step_of(training, actions, rules, engine, now)
@@ -165,14 +178,16 @@ class ActionController:
         proposed = self._proposed(training, actions, act, now)
         if proposed.refusal:
             actions.blocked.add(name)
-            await self._add(
-                actions, name, proposed.kind, now, before, {}, ActionOutcome.REFUSED, proposed.refusal
-            )
+            refused = (ActionOutcome.REFUSED, proposed.refusal)
+            await self._add(actions, NewAction(name, *actions.key, proposed.kind, before, {}, *refused), now)
             return
         control = await training.request(micro=proposed.micro, duty=proposed.duty)
-        asked = {"micro": proposed.micro, "duty": proposed.duty, "number": control.number}
-        after = {key: value for key, value in asked.items() if value is not None}
-        row = await self._add(actions, name, proposed.kind, now, before, after, ActionOutcome.ASKED, "")
+        after: ActionNumbers = {"number": control.number}
+        if proposed.micro is not None:
+            after["micro"] = proposed.micro
+        if proposed.duty is not None:
+            after["duty"] = proposed.duty
+        row = await self._add(actions, NewAction(name, *actions.key, proposed.kind, before, after), now)
         actions.open = OpenAction(row, control.number)
         try:
             await training.ask(control)
@@ -206,7 +221,7 @@ class ActionController:
     def _why_not_larger(
         self, training: RunningTraining, actions: AttemptActions, micro: int, now: float
     ) -> str:
-        """Why passes of this size may not be tried: an empty text if they may."""
+        """Return the reason why passes of this size may not be tried, or an empty text."""
         plan = training.plan
         if actions.has_shrunk:
             return "passes were made smaller in this attempt"
@@ -244,10 +259,9 @@ class ActionController:
         before = self._numbers(training, now - settle, None)
         duty = min(1.0, round(training.duty + step, 2))
         control = await training.request(duty=duty)
-        after = {"duty": duty, "number": control.number}
-        await self._add(
-            actions, name, "duty", now, before, after, ActionOutcome.RETURNED, "the alert is resolved"
-        )
+        after: ActionNumbers = {"duty": duty, "number": control.number}
+        returned = (ActionOutcome.RETURNED, "the alert is resolved")
+        await self._add(actions, NewAction(name, *actions.key, "duty", before, after, *returned), now)
         await training.ask(control)
 
     # Following up
@@ -270,7 +284,7 @@ class ActionController:
         if action.applied_at is None:
             if answer is not None and is_answered:
                 action.applied_at = now
-                got = {"micro": answer.micro, "duty": answer.duty}
+                got: ActionNumbers = {"micro": answer.micro, "duty": answer.duty}
                 await self._update(actions, action, ActionOutcome.APPLIED, got, answer.text, now)
             elif now - action.row.asked_at >= ANSWER_SECONDS:
                 await self._not_applied(actions, action, "the training does not answer", now)
@@ -287,17 +301,16 @@ class ActionController:
             await training.ask(await training.request(micro=before["micro"], duty=before["duty"]))
             actions.blocked.add(action.row.rule)
         outcome = ActionOutcome.UNDONE if verdict.is_worse else ActionOutcome.KEPT
-        measured = {key: number for key, number in after.items() if key not in ("micro", "duty")}
-        await self._update(actions, action, outcome, measured, verdict.text, now)
+        del after["micro"], after["duty"]  # those of the answer stay
+        await self._update(actions, action, outcome, after, verdict.text, now)
         if was_useless(action.row):
             actions.blocked.add(action.row.rule)
 
     async def _not_applied(self, actions: AttemptActions, action: OpenAction, why: str, now: float) -> None:
         """Smaller passes are for the next attempt's plan then; nothing else outlives this one."""
-        row = action.row
-        smaller = row.kind == "batch" and row.after.get("micro", 0) < row.before.get("micro", 0)
-        outcome = ActionOutcome.NEXT_ATTEMPT if smaller else ActionOutcome.REFUSED
-        actions.blocked.add(row.rule)
+        is_smaller = action.row.micro_change < 0
+        outcome = ActionOutcome.NEXT_ATTEMPT if is_smaller else ActionOutcome.REFUSED
+        actions.blocked.add(action.row.rule)
         await self._update(actions, action, outcome, {}, why, now)
 
     async def _forget_ended(self, trainings: Mapping[tuple[int, int], RunningTraining], now: float) -> None:
@@ -309,45 +322,28 @@ class ActionController:
 
     # Numbers and rows
 
-    def _numbers(self, training: RunningTraining, since: float, value: float | None) -> dict[str, Any]:
-        """What an action is judged by. None: not known."""
-        subject = job_subject(training.job_id)
-        numbers: dict[str, Any] = {"micro": training.micro, "duty": training.duty, "value": value}
-        for name in ("tokens_s", "loss"):
-            points = self._live.recorded(f"job.{name}", since).get(subject)
-            values = [point.value for point in points.points] if points else []
-            numbers[name] = fmean(values) if values else None
-            if name == "loss":
-                numbers["loss_scatter"] = pstdev(values) if values else None
-        return numbers
+    def _numbers(self, training: RunningTraining, since: float, value: float | None) -> ActionNumbers:
+        """Return the numbers by which an action is judged."""
+        speeds, losses = (self._recorded(training, name, since) for name in ("job.tokens_s", "job.loss"))
+        return {
+            "micro": training.micro,
+            "duty": training.duty,
+            "value": value,
+            "tokens_s": fmean(speeds) if speeds else None,
+            "loss": fmean(losses) if losses else None,
+            "loss_scatter": pstdev(losses) if losses else None,
+        }
 
-    async def _add(
-        self,
-        actions: AttemptActions,
-        rule: str,
-        kind: str,
-        now: float,
-        before: Mapping[str, Any],
-        after: Mapping[str, Any],
-        outcome: ActionOutcome,
-        detail: str,
-    ) -> ActionRow:
-        row = await self._store.write(
-            store_alerts.add_action,
-            rule=rule,
-            job_id=actions.job_id,
-            attempt=actions.attempt,
-            kind=kind,
-            now=now,
-            before=before,
-            after=after,
-            outcome=outcome,
-            detail=detail,
-        )
+    def _recorded(self, training: RunningTraining, name: str, since: float) -> list[float]:
+        series = self._live.recorded(name, since).get(job_subject(training.job_id))
+        return [point.value for point in series.points] if series else []
+
+    async def _add(self, actions: AttemptActions, action: NewAction, now: float) -> ActionRow:
+        row = await self._store.write(add_action, action, now)
         actions.rows.append(row)
         if row.ended_at is not None:
             actions.ended_at = now
-        log.info("job %d: %s asks for %s: %s %s", actions.job_id, rule, dict(after), outcome, detail)
+        log.info("job %d: %s asks for %s: %s %s", row.job_id, row.rule, row.after, row.outcome, row.detail)
         return row
 
     async def _update(
@@ -355,30 +351,111 @@ class ActionController:
         actions: AttemptActions,
         action: OpenAction,
         outcome: ActionOutcome,
-        after: Mapping[str, Any],
+        after: ActionNumbers,
         detail: str,
         now: float,
     ) -> None:
-        row = await self._store.write(store_alerts.update_action, action.row.id, outcome, after, detail, now)
-        actions.rows[[one.id for one in actions.rows].index(row.id)] = action.row = row
+        row = await self._store.write(update_action, action.row.id, outcome, after, detail, now)
+        actions.rows[actions.rows.index(action.row)] = action.row = row
         if row.ended_at is not None:
             actions.open, actions.ended_at = None, now
-        log.info("job %d: what %s asked for: %s %s", actions.job_id, row.rule, outcome, detail)
+        log.info("job %d: the action of %s: %s %s", actions.job_id, row.rule, outcome, detail)
 
 
 def _firing_for(training: RunningTraining, firing: list[TrackedRule]) -> TrackedRule | None:
-    """The firing rule's subject that is this training, or one of its GPUs: the one with the most to say."""
-    own = {job_subject(training.job_id), *map(gpu_subject, training.gpus)}
-    found = [one for one in firing if one.subject in own]
-    return max(found, key=lambda one: abs(one.value or 0.0), default=None)
+    """The firing rule about this training or one of its GPUs; of several the one with the largest value."""
+    own = _subjects_of(training)
+    about = [tracked for tracked in firing if tracked.subject in own]
+    return max(about, key=_magnitude, default=None)
+
+
+def _magnitude(tracked: TrackedRule) -> float:
+    return abs(tracked.value or 0.0)
 
 
 def _value_now(training: RunningTraining, engine: RuleEngine, rule: str) -> float | None:
-    """What the rule goes by now, wherever it is worst."""
-    own = {job_subject(training.job_id), *map(gpu_subject, training.gpus)}
+    """The rule's present value, where it is worst."""
+    own = _subjects_of(training)
     values = [
-        one.value
-        for one in engine.states()
-        if one.rule == rule and one.subject in own and one.value is not None and not one.no_data
+        tracked.value
+        for tracked in engine.states()
+        if tracked.rule == rule
+        and tracked.subject in own
+        and tracked.value is not None
+        and not tracked.no_data
     ]
     return max(values, default=None)
+
+
+def _subjects_of(training: RunningTraining) -> set[AlertSubject]:
+    return {job_subject(training.job_id), *map(gpu_subject, training.gpus)}
+
+
+# Sizes of changes, and verdicts
+
+
+def smaller_micro(sequences: int, micro: int, change: float) -> int:
+    """Return a smaller pass, by at least one sequence, that shares the batch out evenly."""
+    return even_micro(sequences, max(1, min(micro - 1, math.floor(micro * (1 + change)))))
+
+
+def larger_micro(sequences: int, micro: int, change: float) -> int | None:
+    """Return the least larger pass that saves one, from the change on, or None if it would be far beyond."""
+    wanted = max(micro + 1, round(micro * (1 + change)))
+    passes = -(-sequences // micro)
+    if passes == 1:
+        return None
+    larger = max(even_micro(sequences, wanted), -(-sequences // (passes - 1)))
+    return larger if micro < larger <= max(micro + 1, micro * (1 + _MOST_GROWTH * change)) else None
+
+
+def was_useless(row: ActionRow) -> bool:
+    """Tell smaller passes that left the memory as it was: still smaller ones would only cost time."""
+    old, new = row.before.get("value"), row.after.get("value")
+    if row.outcome is not ActionOutcome.KEPT or old is None or new is None:
+        return False
+    return row.micro_change < 0 and new >= old
+
+
+def is_carried_out(row: ActionRow, answer: ControlEvent) -> bool:
+    """Compare the number of the action's kind: a request has both, and one of them may be refused."""
+    if row.kind == "duty":
+        return abs(answer.duty - (row.after.get("duty") or 1.0)) < 0.005
+    return answer.micro != row.before.get("micro")
+
+
+@dataclass(frozen=True, slots=True)
+class ActionVerdict:
+    is_worse: bool
+    text: str
+
+
+def judge(row: ActionRow, after: ActionNumbers, worse: float, *, below: bool) -> ActionVerdict:
+    """Compare the numbers before and after. `below`: the rule's number was too low."""
+    old, new = row.before.get("value"), after.get("value")
+    improved = old is not None and new is not None and (new > old if below else new < old)
+    old_loss, new_loss, scatter = row.before.get("loss"), after.get("loss"), row.before.get("loss_scatter")
+    if old_loss is not None and new_loss is not None:
+        highest = old_loss + max(_LOSS_WORSE * abs(old_loss), 3 * (scatter or 0.0))
+        if new_loss > highest:
+            return ActionVerdict(True, f"the loss rose from {old_loss:.4g} to {new_loss:.4g}")
+    speed = _speed_change(row, after)
+    limit = worse * _WORSE_ALTHOUGH_IT_HELPED if improved else worse
+    shown = "" if speed is None else f"tokens per second {100 * speed:+.0f} %"
+    if speed is not None and speed < -limit:
+        return ActionVerdict(True, f"{shown}, more than the action should cost")
+    if row.micro_change > 0 and speed is not None and speed <= 0:
+        return ActionVerdict(True, f"{shown}: a larger pass is not faster")
+    helped = "it helped" if improved else "it did not help" if new is not None else ""
+    return ActionVerdict(False, ", ".join(part for part in (helped, shown) if part))
+
+
+def _speed_change(row: ActionRow, after: ActionNumbers) -> float | None:
+    """The change of tokens per second, beyond what the duty explains."""
+    old, new = row.before.get("tokens_s"), after.get("tokens_s")
+    if not old or new is None:
+        return None
+    expected = old
+    if row.kind == "duty":
+        expected *= (row.after.get("duty") or 1.0) / (row.before.get("duty") or 1.0)
+    return new / expected - 1

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from core.domain.job_states import EndReason, JobState
 from core.domain.units import MetricUnit
 from miner.alerts.requests import RequestWatch
 from miner.chain.clock_offsets import ClockOffset
@@ -27,11 +28,15 @@ from miner.observe.alerts import (
     job_subject,
     validator_subject,
 )
+from miner.store.attempts import failed_steps
+from miner.store.figures import figures_of_ended
+from miner.store.jobs import count_ends
+from miner.store.ranks import newest_rank, ranks_between
 
 #: How much of the trainings' numbers is kept: the longest window of a rule.
 KEPT_SECONDS = 3600.0
 #: Ends of a step that say that the hub, or the way to it, does not work.
-_HUB_FAILURES = ("network", "hub_refused", "rate_limited")
+_HUB_FAILURES = (EndReason.NETWORK, EndReason.HUB_REFUSED, EndReason.RATE_LIMITED)
 
 
 class Point(NamedTuple):
@@ -248,56 +253,48 @@ def _clock_offset(live: LiveMeasurements, since: float) -> SeriesBySubject:
 
 def _failed_share(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
     """Cancelled jobs are the operator's own decision, and count as neither."""
-    rows = connection.execute(
-        "SELECT state, end_reason FROM jobs WHERE ended_at >= ? AND state IN ('done', 'failed')", (since,)
-    ).fetchall()
-    if not rows:
+    ends = count_ends(connection, since)
+    reasons = Counter[str]()
+    for (state, reason), count in ends.items():
+        if state is JobState.FAILED:
+            reasons[reason or "unknown"] += count
+    failed = reasons.total()
+    ended = failed + sum(count for (state, _), count in ends.items() if state is JobState.DONE)
+    if not ended:
         return {MINER: MetricSeries()}
-    reasons = Counter(row["end_reason"] or "unknown" for row in rows if row["state"] == "failed")
-    failed = sum(reasons.values())
     shown = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(4))
-    detail = f"{failed} of {len(rows)} jobs{': ' if shown else ''}{shown}"
-    return {MINER: MetricSeries((Point(now, failed / len(rows)),), count=len(rows), detail=detail)}
+    detail = f"{failed} of {ended} jobs{': ' if shown else ''}{shown}"
+    return {MINER: MetricSeries((Point(now, failed / ended),), count=ended, detail=detail)}
 
 
 def _missed_targets(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
     """Measure jobs whose published model misses its target. One attempt that reached it is enough: the best
     is published."""
-    rows = connection.execute(
-        "SELECT attempts.job_id, jobs.ended_at, attempt_figures.figures FROM attempt_figures "
-        "JOIN attempts ON attempts.id = attempt_figures.attempt_id JOIN jobs ON jobs.id = attempts.job_id "
-        "WHERE jobs.ended_at BETWEEN ? AND ? AND jobs.state = 'done' "
-        "AND json_extract(attempt_figures.figures, '$.target_missed') IS NOT NULL",
-        (since, now),
-    )
-    found: dict[AlertSubject, MetricSeries] = {}
-    for job_id, ended_at, text in rows:
-        figures, subject = AttemptFigures.model_validate_json(text), job_subject(job_id)
-        missed, known = float(figures.target_missed or False), found.get(subject)
+    series: dict[AlertSubject, MetricSeries] = {}
+    for attempt in figures_of_ended(connection, since, now):
+        figures = AttemptFigures.model_validate_json(attempt.figures)
+        if attempt.state is not JobState.DONE or figures.target_missed is None:
+            continue
+        subject, missed = job_subject(attempt.job_id), float(figures.target_missed)
+        known = series.get(subject)
         if known is None or missed < known.points[0].value:
-            found[subject] = MetricSeries((Point(ended_at, missed),), detail=figures.standing)
-    return found
+            series[subject] = MetricSeries((Point(attempt.ended_at, missed),), detail=figures.standing)
+    return series
 
 
 def _rank(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
     """The place at the beginning of the window is the last one before it."""
-    rows = connection.execute(
-        "SELECT at, rank, miners FROM ranks WHERE at <= ? "
-        "AND at >= coalesce((SELECT max(at) FROM ranks WHERE at <= ?), 0) ORDER BY at",
-        (now, since),
-    ).fetchall()
-    detail = f"from {rows[0]['rank']} to {rows[-1]['rank']} of {rows[-1]['miners']}" if rows else ""
-    return {MINER: MetricSeries(tuple(Point(row["at"], row["rank"]) for row in rows), detail=detail)}
+    first, last = newest_rank(connection, since), newest_rank(connection, now)
+    if last is None:
+        return {MINER: MetricSeries()}
+    rows = [*ranks_between(connection, first.at if first else 0.0, last.at), last]
+    detail = f"from {rows[0].rank} to {last.rank} of {last.miners}"
+    return {MINER: MetricSeries(tuple(Point(row.at, row.rank) for row in rows), detail=detail)}
 
 
 def _hub_failures(connection: sqlite3.Connection, since: float, now: float) -> SeriesBySubject:
-    marks = ", ".join("?" * len(_HUB_FAILURES))
-    row = connection.execute(
-        f"SELECT count(*) AS failures, max(detail) AS detail FROM steps "  # noqa: S608 - our own text
-        f"WHERE began_at >= ? AND outcome IN ({marks})",
-        (since, *_HUB_FAILURES),
-    ).fetchone()
-    return {MINER: MetricSeries((Point(now, float(row["failures"])),), detail=row["detail"] or "")}
+    failures, detail = failed_steps(connection, _HUB_FAILURES, since)
+    return {MINER: MetricSeries((Point(now, float(failures)),), detail=detail)}
 
 
 METRICS: Mapping[str, Metric] = {

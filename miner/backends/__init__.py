@@ -1,1 +1,4 @@
-"""What runs an attempt: containers, local processes, later a cluster."""
+"""What runs a training: one folder for each backend, registered by its name in `BackendKind`."""
+
+# Before any backend: `Settings` takes in their sections.
+import miner.settings  # noqa: F401

@@ -117,7 +117,7 @@ class EngineSpec:
     cpus: str | None = None
     #: It runs hostile code (reward functions): an engine without a sandbox must reject it.
     hostile: bool = False
-    #: What this task asks of the cluster's scheduler: `core.profile.targets.SlurmTargets`.
+    #: What the profile asks of the cluster's scheduler for this task.
     cluster: Mapping[str, str] = field(default_factory=dict)
     #: Which of our images, by its short name: "text", "image" or "toolkit".
     image: str = "text"

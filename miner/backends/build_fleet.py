@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from core.domain.errors import ConfigError
 from core.domain.hardware import parse_gpus
-from miner.backends.slurm.commands import SlurmCommands, job_prefix
-from miner.backends.slurm.gpu_source import ClusterScope, SlurmGpuSource
+from miner.backends.registry import ClusterContext, backend_of
 from miner.fleet import fleet_file
 from miner.fleet.fleet import Fleet
 from miner.fleet.health import GpuHealth
@@ -23,10 +21,8 @@ from miner.fleet.samples import GpuSample, SampleHistory
 from miner.fleet.schedule import QueueRules
 from miner.fleet.sources import FixedGpuSource, GpuSource, JoinedGpuSource, ScanFailed, host_facts
 from miner.observe.alerts import AlertKind, SendAlert
-from miner.settings import BackendKind, Settings
-from miner.settings.values import GPU_WORDS
+from miner.settings import Settings
 from miner.store.store import Store
-from miner.support.data_id import data_id
 
 CPU = "cpu"
 #: How often GPUs are scanned, and how often they and the host are measured (0: never).
@@ -66,9 +62,10 @@ def build_inventory(
     sources: list[GpuSource] = []
     if settings.local_backend is not None:
         sources.append(corrected(build_gpu_source(settings.gpus, nvml), is_local=True))
-    if BackendKind.SLURM in settings.backends:
-        cluster = build_cluster_source(settings, fleet, kinds, host, clock)
-        sources.append(corrected(cluster, is_local=False))
+    context = ClusterContext(kinds, host, fleet.is_in_use, clock)
+    for backend in (backend_of(kind) for kind in settings.backends if kind.is_cluster):
+        if backend.gpu_source is not None:
+            sources.append(corrected(backend.gpu_source(settings, context), is_local=False))
     return GpuInventory(
         JoinedGpuSource(*sources) if len(sources) > 1 else sources[0],
         fleet,
@@ -103,36 +100,6 @@ def build_gpu_source(gpus: str, nvml: NvmlSource) -> GpuSource:
     if gpus == "auto":
         return AutoGpuSource(nvml, FixedGpuSource(parse_gpus(CPU), "no NVIDIA driver"))
     return FixedGpuSource(parse_gpus(gpus), f"GPUS={gpus}")
-
-
-def build_cluster_source(
-    settings: Settings,
-    fleet: Fleet,
-    kinds: Callable[[], Mapping[str, str]],
-    host: Callable[[], Mapping[str, Any]],
-    clock: Callable[[], float],
-) -> SlurmGpuSource:
-    """The nodes that Slurm and its settings leave to us. `kinds`: what GPUs are, where Slurm is silent."""
-    pretended = None if settings.gpus in GPU_WORDS else parse_gpus(settings.gpus)
-    scope = ClusterScope(
-        partitions=tuple(settings.slurm_partition.split(",")) if settings.slurm_partition else (),
-        nodes=settings.slurm_nodes or "",
-        constraint=settings.slurm_constraint or "",
-        reservation=settings.slurm_reservation or "",
-        max_gpus=settings.slurm_max_gpus,
-        cpus_per_gpu=settings.slurm_cpus_per_gpu,
-        memory_per_gpu=settings.slurm_memory_per_gpu,
-        kinds=kinds,
-        pretended=pretended if pretended and pretended.is_cpu else None,
-    )
-    return SlurmGpuSource(
-        scope,
-        SlurmCommands(str(settings.slurm_bin_dir or "")),
-        own_jobs=job_prefix(data_id(settings.data_dir)),
-        is_in_use=fleet.is_in_use,
-        host=host,
-        clock=clock,
-    )
 
 
 def _max_running_jobs(settings: Settings) -> int:

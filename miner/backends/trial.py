@@ -10,7 +10,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from core.domain.choices import Engine
@@ -26,7 +27,10 @@ from miner.backends.base import (
     RunPhase,
     RunStatus,
 )
+from miner.backends.registry import backend_of, build_engine
 from miner.backends.run_folder import log_tail
+from miner.settings import BackendKind, Settings
+from miner.support.findings import Finding, fail, ok, warn
 
 log = logging.getLogger(__name__)
 
@@ -289,3 +293,77 @@ def _read_results(path: Path) -> dict[str, dict[str, str]]:
         }
     except (OSError, ValueError, AttributeError):
         return {}
+
+
+# What the doctor reports of a trial
+
+_PROTECTION = "from trainer.rewards.sandbox import describe_isolation as about; print('isolation:', about())"
+_GPU_DEVICE = Path("/dev/nvidia0")
+
+
+def trial_finding(
+    settings: Settings, kind: BackendKind, gpus: tuple[str, ...] | None = None, key: str = ""
+) -> Finding:
+    """Start the smallest training with this engine. `gpus`: if they are not this machine's; `key`: the run's,
+    if the caller needs it."""
+    if gpus is None:
+        gpus = ("0",) if _GPU_DEVICE.exists() else ()
+
+    async def try_out() -> Mapping[Engine, str]:
+        with temporary_data_dir(settings) as temporary:
+            engine = await build_engine(settings, kind, temporary.data_dir)
+            try:
+                return await missing_in_image(engine, temporary.data_dir, "text", gpus=gpus, key=key)
+            finally:
+                await engine.close()
+
+    try:
+        lacks = asyncio.run(try_out())
+    except TrialFailed as error:
+        return fail("trial run", str(error), "correct what it says; a training would end the same way")
+    except GodMinerError as error:
+        return fail("trial run", str(error), "correct what it says")
+    trains = [engine for engine, short in IMAGE_OF.items() if short == "text" and engine not in lacks]
+    missing = "; ".join(f"{engine}: {why}" for engine, why in lacks.items())
+    if not trains:
+        return fail("trial run", missing, backend_of(kind).fix)
+    gpu = "with a GPU" if gpus else "without a GPU: there is none"
+    detail = f"{' and '.join(trains)} can train, {gpu}"
+    if missing:
+        return warn(
+            "trial run",
+            f"{detail}; {missing}",
+            f"{backend_of(kind).fix}, or profiles with engine: {trains[0]}",
+        )
+    return ok("trial run", detail)
+
+
+def reward_isolation(settings: Settings, kind: BackendKind) -> Iterator[Finding]:
+    """What isolates reward code. Nothing if such tasks are refused, or if the trial run failed too."""
+
+    async def try_out() -> str:
+        with temporary_data_dir(settings) as temporary:
+            engine = await build_engine(settings, kind, temporary.data_dir)
+            try:
+                command = ("python", "-c", _PROTECTION)
+                return await run_trial(engine, temporary.data_dir, command) if engine.can_sandbox else ""
+            finally:
+                await engine.close()
+
+    try:
+        protection = asyncio.run(try_out()).rpartition("isolation: ")[2]
+    except (TrialFailed, GodMinerError):
+        return
+    if protection.startswith("exposed"):
+        advice = "Linux 6.2 or newer with Landlock, or god-miner as root with bubblewrap"
+        yield warn("reward isolation", f"reward code is not kept from the training: {protection}", advice)
+    elif protection.startswith("user "):
+        yield ok("reward isolation", f"reward code runs as {protection}")
+
+
+@contextmanager
+def temporary_data_dir(settings: Settings) -> Iterator[Settings]:
+    """The settings with a temporary data directory beside the real one, where Docker sees it."""
+    beside = next(place for place in (settings.data_dir, *settings.data_dir.parents) if place.is_dir())
+    with tempfile.TemporaryDirectory(prefix=".god-miner-doctor-", dir=beside) as folder:
+        yield settings.model_copy(update={"data_dir": Path(folder)})

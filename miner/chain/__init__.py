@@ -1,1 +1,1 @@
-"""What the miner knows of its subnet: who is registered, with what stake, at which address."""
+"""The miner's view of its subnet: who is registered, with what stake, at which address."""

@@ -1,4 +1,4 @@
-"""Who may talk to this miner: fiber's signed requests, checked cheapest first.
+"""Authenticate callers: fiber's signed requests, checked cheapest first.
 
 Everything that a stranger can send is refused before a body is read or a signature verified: the headers must
 be valid, the caller on the metagraph with enough stake, the nonce new. Only then is the signature worth its
@@ -129,7 +129,7 @@ class CallerPolicy:
 
 
 class UnverifiedCaller(NamedTuple):
-    """What the headers say; the signature is not verified yet."""
+    """The content of the headers; the signature is not verified yet."""
 
     key: bytes
     node: Node

@@ -1,4 +1,4 @@
-"""How far this machine's clock is from the validators', by the times that they sign.
+"""Offset of this machine's clock from the validators', by the times that they sign.
 
 Every signed request carries its sender's time. Of requests that are refused for their time the difference
 counts as well: they are what a clock that is off looks like. One validator alone may be wrong itself, so at

@@ -56,7 +56,7 @@ def nonce_time_ns(nonce: str) -> int | None:
 
 
 def signable_post_message(nonce: str, miner_hotkey: str, body: bytes) -> bytes:
-    """What a POST signs. The hash is over the bytes as received: clients differ in their JSON separators."""
+    """The message that a POST signs, hashed over the bytes as received: clients differ in JSON spacing."""
     return f"{nonce}:{miner_hotkey}:{hashlib.sha256(body).hexdigest()}".encode()
 
 
@@ -79,7 +79,7 @@ def signature_bytes(header: str) -> bytes | None:
 
 
 def is_signed(message: bytes, signature: bytes, key: bytes) -> bool:
-    """Whether `key` signed exactly `message`.
+    """Return True if `key` signed exactly `message`.
 
     Not `bittensor_core.verify`: that one also accepts a signature over `<Bytes>message</Bytes>`, the form in
     which browser wallets sign text for strangers, and telling the two apart takes a second check (measured:

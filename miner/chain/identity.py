@@ -40,16 +40,8 @@ class IdentityError(GodMinerError):
     code = "bad_identity"
 
 
-class HotkeyMissing(IdentityError):
-    code = "hotkey_missing"
-
-
 class PasswordNeeded(IdentityError):
     code = "hotkey_locked"
-
-
-class WrongPassword(IdentityError):
-    code = "wrong_password"
 
 
 class Identity:
@@ -135,7 +127,7 @@ def hotkey_address(settings: Settings) -> str:
 
 
 def hotkey_file(wallet_path: Path, wallet_name: str, hotkey_name: str) -> Path:
-    """Where Bittensor's tools keep a hotkey."""
+    """Path at which Bittensor's tools keep a hotkey."""
     for variable, name in (("WALLET_NAME", wallet_name), ("HOTKEY_NAME", hotkey_name)):
         if name in ("", ".", "..") or Path(name).name != name:
             raise IdentityError(f"{variable} has value {name!r}: give a wallet's plain name, not a path")
@@ -209,9 +201,10 @@ def _create(path: Path, data: bytes) -> None:
 
 def _explained(path: Path, problem: HotkeyProblem) -> IdentityError:
     if problem.kind == "missing":
-        return HotkeyMissing(
+        return IdentityError(
             f"there is no hotkey at {path}: make one with `btcli wallet new-hotkey`, or set "
-            f"WALLET_PATH, WALLET_NAME and HOTKEY_NAME to one that exists{_existing_names(path)}"
+            f"WALLET_PATH, WALLET_NAME and HOTKEY_NAME to one that exists{_existing_names(path)}",
+            code="hotkey_missing",
         )
     if problem.kind == "unreadable":
         return IdentityError(
@@ -220,9 +213,8 @@ def _explained(path: Path, problem: HotkeyProblem) -> IdentityError:
     if problem.kind == "locked":
         return PasswordNeeded(f"the hotkey at {path} is encrypted: set WALLET_PASSWORD")
     if problem.kind == "wrong_password":
-        return WrongPassword(
-            f"WALLET_PASSWORD does not open the hotkey at {path} ({problem.detail} encryption)"
-        )
+        text = f"WALLET_PASSWORD does not open the hotkey at {path} ({problem.detail} encryption)"
+        return IdentityError(text, code="wrong_password")
     return IdentityError(
         f"the hotkey at {path} cannot be used: {problem.detail}. Restore it from its seed words with "
         "`btcli wallet regen-hotkey`"

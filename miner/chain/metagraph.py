@@ -110,7 +110,7 @@ class PublishResult:
 
 
 class ChainSource(Protocol):
-    """Where the nodes of a subnet come from. Every call returns or raises in bounded time."""
+    """Source of a subnet's nodes. Every call returns or raises in bounded time."""
 
     @property
     def name(self) -> str:
@@ -127,7 +127,7 @@ class ChainSource(Protocol):
 
     @property
     def poll_seconds(self) -> float | None:
-        """How often this source may be read at least; None leaves it to the operator's setting."""
+        """Shortest interval between reads of this source, or None to leave it to the operator's setting."""
         ...
 
     async def metagraph(self) -> Metagraph: ...
@@ -139,8 +139,12 @@ def host_and_port(ip: str, port: int) -> str:
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
+#: The code of an address that validators could not reach and that must not be published.
+BAD_ADDRESS = "bad_axon_address"
+
+
 class ChainError(GodMinerError):
-    """The chain refused, or sent something unexpected."""
+    """The chain refused or sent something unexpected, or was asked for something impossible."""
 
     code = "chain"
 
@@ -155,22 +159,6 @@ class WrongChain(ChainError):
     """The node serves another chain than the one that was asked for."""
 
     code = "wrong_chain"
-
-
-class NoSuchSubnet(ChainError):
-    code = "no_such_subnet"
-
-
-class AxonAddressError(ChainError):
-    """An address that validators could not reach must not be published."""
-
-    code = "bad_axon_address"
-
-
-class IdentityMissing(ChainError):
-    """Something has to be signed and there is no key to sign it with."""
-
-    code = "no_identity"
 
 
 class NodesFileError(ConfigError):
@@ -264,19 +252,23 @@ def checked_axon_address(ip: str, port: int, *, allow_private: bool) -> str:
     try:
         address = ipaddress.ip_address(ip)
     except ValueError:
-        raise AxonAddressError(
-            f"{ip!r} is not an IP address: give the public IPv4 address of this machine, not a host name"
+        raise ChainError(
+            f"{ip!r} is not an IP address: give the public IPv4 address of this machine, not a host name",
+            code=BAD_ADDRESS,
         ) from None
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     if not 1 <= port <= 65535:
-        raise AxonAddressError(f"port {port} is not a TCP port: give one from 1 to 65535")
+        raise ChainError(f"port {port} is not a TCP port: give one from 1 to 65535", code=BAD_ADDRESS)
     if address.is_unspecified or address.is_multicast:
-        raise AxonAddressError(f"{address} is not the address of one machine: give its public IPv4 address")
+        raise ChainError(
+            f"{address} is not the address of one machine: give its public IPv4 address", code=BAD_ADDRESS
+        )
     if not address.is_global and not allow_private:
-        raise AxonAddressError(
+        raise ChainError(
             f"{address} is {_address_kind(address)}: validators cannot reach it. Give the public address, "
-            "or set ALLOW_PRIVATE_AXON=true for a test network"
+            "or set ALLOW_PRIVATE_AXON=true for a test network",
+            code=BAD_ADDRESS,
         )
     return str(address)
 

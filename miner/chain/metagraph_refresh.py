@@ -18,22 +18,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from core.domain.errors import GodMinerError
 from core.system.files import write_atomically
-from miner.chain.hotkey import Hotkey
 from miner.chain.metagraph import (
     ChainSource,
     ChainUnavailable,
     Metagraph,
     NodeRow,
-    NodesFileError,
-    NoSuchSubnet,
     WrongChain,
     node_problems,
     nodes_from_rows,
 )
-from miner.chain.nodes_file import NodesFileSource
-from miner.chain.sdk import SdkSource
 from miner.observe.alerts import AlertKind, SendAlert
-from miner.settings import ChainKind, Settings
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +80,7 @@ def load_metagraph(path: Path, source: ChainSource) -> Metagraph | None:
 
 
 def is_of_source(graph: Metagraph, source: ChainSource) -> bool:
-    """Whether a metagraph is of the subnet and the chain that `source` serves.
+    """Return True if a metagraph is of the subnet and the chain that `source` serves.
 
     Chains are distinguished by genesis hash where both are known, so that moving to another node of the same
     chain keeps the cache; by the source's name where not.
@@ -103,10 +97,11 @@ REFRESH_SECONDS, STALE_SECONDS = 300.0, 3600.0
 #: The first wait after a failed refresh; doubles up to the ordinary interval.
 RETRY_SECONDS = 5.0
 
-_ALERTS: dict[type[GodMinerError], AlertKind] = {
-    WrongChain: AlertKind.WRONG_CHAIN,
-    NoSuchSubnet: AlertKind.NO_SUCH_SUBNET,
-    NodesFileError: AlertKind.BAD_NODES_FILE,
+#: Alerts by the code of the error.
+_ALERTS = {
+    "wrong_chain": AlertKind.WRONG_CHAIN,
+    "no_such_subnet": AlertKind.NO_SUCH_SUBNET,
+    "bad_nodes_file": AlertKind.BAD_NODES_FILE,
 }
 
 
@@ -238,7 +233,7 @@ class MetagraphRefresher:
             self.current = None
         # A chain that is down for a minute needs nobody. Any other error needs the operator.
         if not isinstance(error, ChainUnavailable):
-            kind = _ALERTS.get(type(error), AlertKind.CHAIN)
+            kind = _ALERTS.get(error.code, AlertKind.CHAIN)
             self._alert_once(kind, str(error), key=f"{kind}: {error}")
         if self._is_stale():
             self._alert_once(
@@ -275,22 +270,3 @@ class MetagraphRefresher:
             log.warning("could not write the metagraph to %s: %s", self._cache_path, error)
             return
         self._saved = state
-
-
-def build_source(settings: Settings, identity: Hotkey | None) -> ChainSource:
-    """The source that `CHAIN` names. Connects to nothing; without an identity it can read but not publish."""
-    if settings.chain is ChainKind.FILE:
-        return NodesFileSource(
-            settings.nodes_file,
-            settings.netuid,
-            identity=identity,
-            allow_private=settings.allow_private_axon,
-        )
-    return SdkSource(
-        settings.netuid,
-        settings.subtensor_network,
-        address=settings.subtensor_address,
-        identity=identity,
-        allow_private=settings.allow_private_axon,
-        cache_dir=settings.data_dir / "runtime-cache",
-    )

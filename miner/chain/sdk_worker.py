@@ -1,12 +1,12 @@
 """One request to the chain, in a process of its own.
 
-`miner.chain.sdk` starts it, writes a request to its standard input and reads the answer from its output. The
-bittensor SDK is imported here and nowhere else, because nothing it does can be trusted to end. Version 11.3
-hangs for ever when a node closes the socket cleanly while a request is pending, takes five minutes to give
-up on a silent one, and answers a cancelled submission by unsubscribing through the same dead socket. Cancel
-a connection attempt and close the client, and it still goes on reconnecting in the background: measured
-against a silent node, every attempt leaves three tasks and a socket behind for good. A process that ends
-takes all of that with it.
+`miner.chain.sources` starts it, writes a request to its standard input and reads the answer from its output.
+The bittensor SDK is imported here and nowhere else, because nothing it does can be trusted to end. Version
+11.3 hangs for ever when a node closes the socket cleanly while a request is pending, takes five minutes to
+give up on a silent one, and answers a cancelled submission by unsubscribing through the same dead socket.
+Cancel a connection attempt and close the client, and it still goes on reconnecting in the background:
+measured against a silent node, every attempt leaves three tasks and a socket behind for good. A process that
+ends takes all of that with it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ChainRequest:
-    """What to read or to publish, and how long each step may take."""
+    """The order to read or to publish, with the time limit of each step."""
 
     netuid: int
     node: str

@@ -124,7 +124,8 @@ def _view_chain(settings: Settings) -> _ChainView:
 
 async def _read_chain(settings: Settings) -> tuple[Metagraph | None, GodMinerError | None]:
     """Read the metagraph; otherwise return the daemon's last copy, and why."""
-    from miner.chain.metagraph_refresh import METAGRAPH_FILE, build_source, load_metagraph
+    from miner.chain.metagraph_refresh import METAGRAPH_FILE, load_metagraph
+    from miner.chain.sources import build_source
 
     source = build_source(settings, None)
     try:
@@ -135,7 +136,7 @@ async def _read_chain(settings: Settings) -> tuple[Metagraph | None, GodMinerErr
 
 def _publish(settings: Settings, ip: str, port: int) -> PublishResult:
     from miner.chain.identity import opened_hotkey
-    from miner.chain.metagraph_refresh import build_source
+    from miner.chain.sources import build_source
 
     with opened_hotkey(settings) as hotkey:
         return asyncio.run(build_source(settings, hotkey).publish_axon(ip, port))

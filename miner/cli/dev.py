@@ -61,14 +61,12 @@ def demo(
             help="In the end, show the job on the operator's page until Ctrl-C. Default: in a terminal.",
         ),
     ] = None,
-    slurm: Annotated[
-        bool,
+    backend: Annotated[
+        str,
         typer.Option(
-            "--slurm",
-            help="Train as a job of the Slurm that SLURM_CONF or SLURM_BIN_DIR name; --dir must then be on "
-            "its shared file system.",
+            help="Backend to train on. A cluster needs --dir on its shared file system. Default: process.",
         ),
-    ] = False,
+    ] = "process",
     json: AsJson = False,
 ) -> None:
     """Train and publish a small model, from the offer to the published repository."""
@@ -77,12 +75,14 @@ def demo(
     from miner.dev.tour import work_folder
     from miner.settings import BackendKind
 
-    engine = BackendKind.SLURM if slurm else BackendKind.PROCESS
+    known = [kind for kind in BackendKind if kind.is_backend]
+    if backend not in known:
+        raise typer.BadParameter(f"must be one of {', '.join(known)}", param_hint="--backend")
 
     shown = False
     with work_folder(folder) as place, ExitStack() as running:
         with dev.DemoProgress() as progress:
-            done = running.enter_context(running_demo(place, progress, engine))
+            done = running.enter_context(running_demo(place, progress, BackendKind(backend)))
         if done.ground is not None and done.result.held and _shows_page(page, json):
             dev.print_demo(done.result, json)
             shown = True

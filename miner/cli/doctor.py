@@ -41,7 +41,7 @@ def doctor(
 
 def _findings() -> list[Finding]:
     """Run all checks; only those of the settings if they are wrong, because all others need them."""
-    from miner.doctor import ALL_CHECKS, CheckContext, Finding, FindingStatus, examine
+    from miner.doctor import CheckContext, Finding, FindingStatus, all_checks, examine
     from miner.observe.redact import Redactor
 
     try:
@@ -54,7 +54,7 @@ def _findings() -> list[Finding]:
     redact = Redactor(settings.secrets())
     return [
         Finding(found.status, redact(found.what), redact(found.detail), redact(found.fix))
-        for found in examine(CheckContext(settings, Path(".env")), ALL_CHECKS)
+        for found in examine(CheckContext(settings, Path(".env")), all_checks(settings))
     ]
 
 

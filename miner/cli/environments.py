@@ -81,7 +81,7 @@ def play(
     legal move the game is lost. A match ends after 10 forfeits, or 10 losses in a row (later 20). Shell tasks
     of intercode are played by each model alone. Exit code 1 if a model cannot be loaded or reached, 130 after
     Ctrl-C: what ended before is shown."""
-    from miner.backends.registry import training_interpreter
+    from miner.backends.environment import training_interpreter
     from miner.cli.native_runs import child_environment
 
     settings = load_settings()

@@ -70,12 +70,12 @@ def prune(
 
     Kept is what a container was made from and what has a tag. The build that a data directory uses has one in
     god-miner-pinned; once such a directory is gone, remove its tag with `docker rmi`."""
-    from miner.backends.docker.client import DockerClient
+    from miner.backends.docker.client import docker_client
     from miner.backends.docker.images import TrainerImages, earlier_builds, remove_build
 
     settings = load_settings()
     removed = []
-    with closing(DockerClient(settings.docker_host)) as client:
+    with closing(docker_client(settings)) as client:
         for build in earlier_builds(client, TrainerImages(settings)):
             problem = None if dry_run else remove_build(client, build.id)
             removed.append({"id": build.id, "size_bytes": build.size_bytes, "kept_because": problem})
@@ -99,7 +99,7 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Build images from dockerfiles/ and pin them until the next build."""
-    from miner.backends.docker.client import DockerClient
+    from miner.backends.docker.client import docker_client
     from miner.backends.docker.images import IMAGE_KINDS, TrainerImages, source_root
     from miner.backends.docker.images import build_image as build_one
 
@@ -107,7 +107,7 @@ def build(
     root = context.resolve() if context else source_root()
     images = TrainerImages(settings)
     pins = {}
-    with closing(DockerClient(settings.docker_host)) as client:
+    with closing(docker_client(settings)) as client:
         for short in which or IMAGE_KINDS:
             images.name(short)
             pin = build_one(
@@ -127,13 +127,13 @@ def build(
 
 
 def _inspect_images(settings: Settings, which: list[str] | None) -> list[ImageStatus]:
-    from miner.backends.docker.client import DockerClient
+    from miner.backends.docker.client import docker_client
     from miner.backends.docker.images import TrainerImages, image_statuses
 
     images = TrainerImages(settings)
     for short in which or ():
         images.name(short)
-    with closing(DockerClient(settings.docker_host)) as client:
+    with closing(docker_client(settings)) as client:
         return [found for found in image_statuses(client, images) if which is None or found.short in which]
 
 

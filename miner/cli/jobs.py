@@ -83,8 +83,7 @@ def stats(
     """Success, mean completion time and gain over the base, by type, family and size of the model."""
     from miner.cli.render.jobs import success_tables
     from miner.cli.report import policy_in_force
-    from miner.reports.ended_jobs import ended_jobs
-    from miner.reports.success import success_by, success_of
+    from miner.reports.ended_jobs import ended_jobs, success_by, success_of
 
     settings, now = load_settings(), time.time()
     here = options.local_hardware(settings) if settings.policy == "auto" else None

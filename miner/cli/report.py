@@ -99,7 +99,7 @@ def _backtest(
     from core.profile.resolve import load_profile
     from miner.offers.policies.load import load_policy
     from miner.offers.policies.selection import active_profile_name
-    from miner.reports.backtest import backtest_policies
+    from miner.reports.report import backtest_policies
     from miner.store.database import open_store
 
     hardware = here or Hardware(gpus=parse_gpus(policy.hardware or "4xH100"))

@@ -100,7 +100,7 @@ def rehearse(
     which shows that everything works and not how good it is. Image tasks need --model; without --data they
     get made-up pictures. A tenth of the data is kept for the score. Reward code of GRPO tasks runs in
     containers without a network. Ctrl-C ends everything that was started."""
-    from miner.backends.docker.client import DockerClient
+    from miner.backends.docker.client import docker_client
     from miner.observe.redact import Redactor
     from miner.reports.report import redact_report
     from miner.tournament.rehearsal.options import RehearsalOptions
@@ -112,7 +112,7 @@ def rehearse(
     tasks = _tasks(task or ["instruct"])
     place, chosen = _source(source, commit)
     end_on_signals()
-    with closing(DockerClient(settings.docker_host)) as client, _progress(hide) as say:
+    with closing(docker_client(settings)) as client, _progress(hide) as say:
         _mention_leftovers(client, settings, say)
         options = RehearsalOptions(
             output=_output(output or settings.data_dir / "rehearsals" / time.strftime("%Y%m%d-%H%M%S")),
@@ -162,12 +162,12 @@ def clean(
 
     What a rehearsal that runs has made is never removed. Reports and logs stay. Exit code 1 if something
     could not be removed."""
-    from miner.backends.docker.client import DockerClient
+    from miner.backends.docker.client import docker_client
     from miner.tournament.rehearsal.leftovers import find_leftovers, remove_leftover
 
     settings = load_settings()
     found: list[dict[str, Any]] = []
-    with closing(DockerClient(settings.docker_host)) as client:
+    with closing(docker_client(settings)) as client:
         for one in find_leftovers(client, [*_rehearsals(settings), *(outputs or [])]):
             goes = one.may_go(everything=everything)
             problem = remove_leftover(client, one) if goes and not dry_run else None

@@ -86,6 +86,10 @@ def native(
     write_only: Annotated[
         bool, typer.Option("--write-only", help="Write the run's folder and start nothing.")
     ] = False,
+    sbatch: Annotated[
+        int | None,
+        typer.Option(min=0, help="Write RUN/job.sbatch, for a node with this many GPUs, and start nothing."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model here with the native trainer: supervised, on preferences, or on plain text."""
@@ -94,8 +98,12 @@ def native(
     if params is not None:
         model = _make_base_model(python, folder, params, tokenizer, length)
     run = _make_or_resume_run(folder, model, data, mode, hours, profile, sets, natives, columns, kl)
-    if write_only:
-        typer.echo(str(folder / "run.json"))
+    if sbatch is not None:
+        from miner.backends.slurm.backend import own_job
+
+        (folder / "job.sbatch").write_text(own_job(load_settings(), folder, sbatch, hours), encoding="utf-8")
+    if write_only or sbatch is not None:
+        typer.echo(str(folder / ("run.json" if sbatch is None else "job.sbatch")))
         return
     raise typer.Exit(_trace(python, folder, as_json) if trace else _train(python, folder, run, as_json))
 
@@ -150,7 +158,7 @@ def tokens(
 
 
 def _training_python() -> Path:
-    from miner.backends.registry import training_interpreter
+    from miner.backends.environment import training_interpreter
 
     return Path(training_interpreter(load_settings()).path)
 

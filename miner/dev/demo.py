@@ -1,7 +1,7 @@
 """One real job from offer to published model, on the embedded defaults: no GPU, Docker, wallet, chain or hub.
 
 A development validator offers a little task, starts it, and asks for the submission until there is one; the
-daemon fetches model and rows from a site on loopback, trains in a process or as a job of Slurm, and publishes
+daemon fetches model and rows from a site on loopback, trains in a process or on a cluster, and publishes
 into a folder. What the validator gets as an answer is then checked against what is there.
 """
 
@@ -26,7 +26,8 @@ from core.domain.tasks import TaskType
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import PLAN_FILE, RESULT_FILE, RunResult
 from core.submission.digests import model_hash
-from miner.backends.registry import SOURCE_ROOT, NoEngine, training_interpreter
+from miner.backends.environment import SOURCE_ROOT, training_interpreter
+from miner.backends.registry import NoEngine
 from miner.backends.trial import BEING_TRIED, TRIAL_FAILED
 from miner.dev import demo_inputs, stack
 from miner.dev.demo_inputs import LoopbackSite
@@ -78,16 +79,16 @@ class RunningDemo:
 
 
 def run_demo(
-    folder: Path, tell: OnDemoStep = lambda _step, _line: None, engine: BackendKind = BackendKind.PROCESS
+    folder: Path, tell: OnDemoStep = lambda _step, _line: None, backend: BackendKind = BackendKind.PROCESS
 ) -> DemoResult:
     """Run the demo in `folder`. It needs a training environment."""
-    with running_demo(folder, tell, engine) as demo:
+    with running_demo(folder, tell, backend) as demo:
         return demo.result
 
 
 @contextmanager
 def running_demo(
-    folder: Path, tell: OnDemoStep, engine: BackendKind = BackendKind.PROCESS
+    folder: Path, tell: OnDemoStep, backend: BackendKind = BackendKind.PROCESS
 ) -> Iterator[RunningDemo]:
     """Run the demo in `folder`; its daemon goes on until the end of the `with`."""
     settings = load_settings(env_file=None)
@@ -95,20 +96,20 @@ def running_demo(
     with ExitStack() as parts:
         try:
             python = training_interpreter(settings).path
-            demo = _run_with_daemon(folder, tell, python, engine, parts)
+            demo = _run_with_daemon(folder, tell, python, backend, parts)
         except NoEngine as error:
             demo = RunningDemo(DemoResult(trouble=f"{error}.\n{_remedy(python)}"))
         yield demo
 
 
 def _run_with_daemon(
-    folder: Path, tell: OnDemoStep, python: Path, engine: BackendKind, parts: ExitStack
+    folder: Path, tell: OnDemoStep, python: Path, backend: BackendKind, parts: ExitStack
 ) -> RunningDemo:
     ground = stack.prepare_stack(folder)
     site = parts.enter_context(LoopbackSite())
     site.add_model(demo_inputs.MODEL_ID, demo_inputs.model_files())
     task = demo_task(site.add_file("/rows.json", demo_inputs.training_rows()))
-    settings = demo_settings(site, folder, engine) | {"TRAINER_PYTHON": str(python)}
+    settings = demo_settings(site, folder, backend) | {"TRAINER_PYTHON": str(python)}
     child = stack.daemon_process(ground, settings)
     parts.enter_context(child)
     tell("daemon", f"answers after {child.start_s:.1f} s, keys and data in {folder}")
@@ -119,16 +120,18 @@ def _run_with_daemon(
 
 
 def demo_settings(
-    site: LoopbackSite, folder: Path, engine: BackendKind = BackendKind.PROCESS
+    site: LoopbackSite, folder: Path, backend: BackendKind = BackendKind.PROCESS
 ) -> dict[str, str]:
-    """With Slurm every node has one pretended GPU, and the operator's own variables say which Slurm it is."""
-    cluster = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
+    """Settings of the daemon. Each node of a cluster has one pretended GPU, and the operator's own variables,
+    by its name, say which cluster it is."""
+    own = f"{backend.upper()}_"
+    cluster = {name: value for name, value in os.environ.items() if name.startswith(own)}
     return {
-        **(cluster if engine is BackendKind.SLURM else {}),
+        **(cluster if backend.is_cluster else {}),
         "GPUS": "cpu",
         "PROFILE": "cpu-native",
         "POLICY": "everything-feasible",
-        "BACKEND": engine,
+        "BACKEND": backend,
         "HUB": f"local:{folder / 'hub'}",
         "HF_ENDPOINT": site.url,
         "ALLOW_PRIVATE_NETWORKS": "127.0.0.0/8",

@@ -1,9 +1,12 @@
 """Find what would keep this miner from working, and say how to fix it."""
 
-from miner.doctor.checks import cluster, links, machine, notifications, packages, subnet, training
-from miner.doctor.examine import CheckContext, DoctorCheck, Finding, FindingStatus, examine, is_healthy
+from miner.doctor.checks import links, machine, notifications, packages, subnet, training
+from miner.doctor.examine import CheckContext, DoctorCheck, examine
+from miner.settings import Settings
+from miner.support.findings import Finding, FindingStatus, is_healthy
 
-ALL_CHECKS: tuple[DoctorCheck, ...] = (
+#: Those for every machine, in the order of their findings.
+CHECKS: tuple[DoctorCheck, ...] = (
     machine.SETTINGS_CHECK,
     machine.HOST_CHECK,
     packages.PACKAGES_CHECK,
@@ -17,10 +20,17 @@ ALL_CHECKS: tuple[DoctorCheck, ...] = (
     training.GPUS_CHECK,
     training.TUNING_CHECK,
     training.ENGINE_CHECK,
-    cluster.CLUSTER_CHECK,
     links.LINKS_CHECK,
     notifications.NOTIFICATIONS_CHECK,
     machine.PM2_CHECK,
 )
 
-__all__ = ["ALL_CHECKS", "CheckContext", "DoctorCheck", "Finding", "FindingStatus", "examine", "is_healthy"]
+
+def all_checks(settings: Settings) -> list[DoctorCheck]:
+    """Every check, with those of the clusters that the settings name."""
+    clusters = [training.cluster_check(kind) for kind in settings.backends if kind.is_cluster]
+    at = CHECKS.index(training.ENGINE_CHECK) + 1
+    return [*CHECKS[:at], *clusters, *CHECKS[at:]]
+
+
+__all__ = ["CheckContext", "DoctorCheck", "Finding", "FindingStatus", "all_checks", "examine", "is_healthy"]

@@ -9,53 +9,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from miner.settings import Settings
-
-
-class FindingStatus(StrEnum):
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-    #: Could not be checked here; the detail says why.
-    SKIP = "skip"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One result: what was checked, what was found, and, unless all is well, how to fix it."""
-
-    status: FindingStatus
-    what: str
-    detail: str
-    fix: str = ""
-
-    def __post_init__(self) -> None:
-        if self.status in (FindingStatus.WARN, FindingStatus.FAIL) and not self.fix:
-            raise ValueError(f"the finding {self.what!r} is a {self.status} and does not say how to fix it")
-
-    def as_dict(self) -> dict[str, str]:
-        return asdict(self)
-
-
-def ok(what: str, detail: str) -> Finding:
-    return Finding(FindingStatus.OK, what, detail)
-
-
-def warn(what: str, detail: str, fix: str) -> Finding:
-    return Finding(FindingStatus.WARN, what, detail, fix)
-
-
-def fail(what: str, detail: str, fix: str) -> Finding:
-    return Finding(FindingStatus.FAIL, what, detail, fix)
-
-
-def skip(what: str, detail: str, fix: str = "") -> Finding:
-    return Finding(FindingStatus.SKIP, what, detail, fix)
-
+from miner.support.findings import Finding, fail
 
 log = logging.getLogger(__name__)
 
@@ -127,8 +85,3 @@ class _CheckRun:
             )
         finally:
             self._done.set()
-
-
-def is_healthy(findings: Iterable[Finding]) -> bool:
-    """Whether a daemon can be started on this."""
-    return all(finding.status is not FindingStatus.FAIL for finding in findings)

@@ -77,8 +77,8 @@ class FleetTerms(ConfigFileModel):
     )
     kinds: dict[str, str] = Field(
         default_factory=dict,
-        description="What a cluster's GPUs are, where Slurm's type does not say it: a node's name, a type, "
-        "or `gpu` for those without a type, each with a kind like `H100`.",
+        description="What a cluster's GPUs are, where their type does not say it: a node's name, a type, or "
+        "`gpu` for those without a type, each with a kind like `H100`.",
     )
     host: HostTerms = Field(default=HostTerms(), description="What surrounds the GPUs.")
 

@@ -73,7 +73,7 @@ class GpuHealth:
         for name in [name for name in faults if self._tracked[name].scanned.node and not in_use(name)]:
             del faults[name], self._tracked[name]  # nodes of a cluster come and go
         for name, tracked in self._tracked.items():
-            # Of a node's it is no end of the job: Slurm lets it go on, and says when it has ended.
+            # On a cluster's node the job goes on: the scheduler says when it has ended.
             fault, is_fatal = faults.get(name), name in faults and not tracked.scanned.node
             if fault is None and (foreign := _foreign_use(tracked.scanned)) and not in_use(name):
                 if now - max(released_at.get(name, first_scan_at), first_scan_at) < self._settle_seconds:

@@ -72,7 +72,7 @@ class GpuScan:
     gpus: tuple[ScannedGpu, ...]
     #: Index → what is wrong with a GPU that is there but does not give its id.
     errors: Mapping[int, str] = field(default_factory=dict)
-    #: "driver 550.127.05", "GPUS=4xH100", "Slurm 24.11.5, partition train".
+    #: "driver 550.127.05", "GPUS=4xH100", or a cluster with its version.
     source: str = ""
     #: Machines of a cluster; empty: all GPUs are in this one.
     nodes: tuple[ScannedNode, ...] = ()

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes besides the counters: jobs, trainings, GPUs, host, queue, place and open alerts.
+"""Numbers that Prometheus scrapes besides the counters: jobs, trainings, GPUs, host, queue, place, alerts.
 
 Everything is read at the scrape, so that the series of a training or of a GPU end with it. What is not known
 has no series. Names follow Prometheus' conventions: base units, shares from 0 to 1 as `_ratio`.
@@ -39,6 +39,7 @@ from miner.fleet.schedule import ClaimStage
 from miner.jobs.control import RunningTraining
 from miner.offers.service import OfferService
 from miner.store.alerts import open_alerts
+from miner.store.jobs import count_by_state
 from miner.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class ScrapedDaemon(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _StoredCounts:
-    """What only the store knows."""
+    """Counts that only the store has."""
 
     jobs: Mapping[str, int]
     ended_in_week: Mapping[str, int]
@@ -108,13 +109,9 @@ class _StoredCounts:
 
 
 def _count_stored(connection: sqlite3.Connection, now: float) -> _StoredCounts:
-    def jobs(condition: str, *values: float) -> dict[str, int]:
-        query = f"SELECT state, count(*) FROM jobs WHERE {condition} GROUP BY state"  # noqa: S608 - our own text
-        return dict(connection.execute(query, values).fetchall())
-
     return _StoredCounts(
-        jobs=jobs("1"),
-        ended_in_week=jobs("ended_at >= ?", now - WEEK_SECONDS),
+        jobs=count_by_state(connection),
+        ended_in_week=count_by_state(connection, now - WEEK_SECONDS),
         alerts=Counter((row.rule, row.severity.value) for row in open_alerts(connection)),
     )
 

@@ -39,7 +39,7 @@ RECORD, SAMPLE = "data.record", "data.sample"
 
 
 class DatasetRecord(Record):
-    """What is known of the fetched file."""
+    """Facts about the fetched file."""
 
     #: A hash of what the task needs of the rows.
     task: str

@@ -38,7 +38,7 @@ from miner.support.subprocess import ChildSilent, run_order, worker_environment
 
 @dataclass(frozen=True, slots=True)
 class JobTask:
-    """What a job is to train and on what, whoever sent the request."""
+    """The model to train and its data, whoever sent the request."""
 
     job_id: int
     task_type: TaskType
@@ -57,7 +57,7 @@ class JobTask:
 
     @property
     def is_hostile(self) -> bool:
-        """Whether code from outside will run: reward functions."""
+        """True if code from outside will run: reward functions."""
         return self.task_type.generates
 
 
@@ -286,7 +286,7 @@ B = TypeVar("B")
 
 
 async def _fetch_both(first: Awaitable[A], second: Awaitable[B]) -> tuple[A, B]:
-    """Return both results. A final failure ends the other task; one that may pass does not."""
+    """Return both results. A permanent failure cancels the other task; a transient one does not."""
     tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -16,7 +16,7 @@ from miner.support.child_main import ChildProtocol
 
 
 class RetryLimits(Record):
-    """How often and how long; shortened in tests."""
+    """Limits on tries and times; shortened in tests."""
 
     tries: int = 6
     first_pause: float = 1.0

@@ -91,7 +91,7 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[No
 
 
 def is_unlocked(path: Path) -> bool:
-    """Whether nobody holds the lock at this moment."""
+    """Return True if nobody holds the lock at this moment."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

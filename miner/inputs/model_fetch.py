@@ -318,7 +318,7 @@ class HubClient:
         return StepFailed(EndReason.MODEL_MISSING, text)
 
     def _store_answered(self, response: httpx2.Response, location: str) -> StepFailed:
-        """A store's answer says nothing of the model: an expired signed URL is requested again."""
+        """Treat a store's error as transient: an expired signed URL is requested again."""
         status, pause = response.status_code, requested_pause(response)
         where = "the hub" if _origin(location) == _origin(self.endpoint) else "the hub's store"
         reason = EndReason.RATE_LIMITED if status == 429 else EndReason.NETWORK

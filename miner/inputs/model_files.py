@@ -1,4 +1,4 @@
-"""Which files of a model's repository are fetched, and whether a directory is a model that can be loaded.
+"""Selection of the files of a model's repository, and the check that a directory is a loadable model.
 
 Repositories hold the same weights several times (PyTorch pickles, TensorFlow, GGUF). Pickles run code when
 loaded, and so do a repository's own .py files: neither is ever fetched.
@@ -87,7 +87,7 @@ def select_text_model(listed: Sequence[HubFile], index: bytes | None) -> ModelFi
 
 
 def select_image_model(listed: Sequence[HubFile]) -> ModelFileSelection:
-    """As the validators' downloader: the largest single file at the root, or the directories of diffusers."""
+    """Select as the validators' downloader does: the largest root file, or diffusers' directories."""
     safe = [file for file in listed if is_safe_path(file.path)]
     whole = [file for file in safe if "/" not in file.path and file.path.endswith(".safetensors")]
     largest = max(whole, key=lambda file: file.size, default=None)
@@ -104,7 +104,7 @@ def select_image_model(listed: Sequence[HubFile]) -> ModelFileSelection:
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether a name from the hub stays inside the model's directory."""
+    """Return True if a name from the hub stays inside the model's directory."""
     return len(path) < 500 and all(_SAFE_PART.fullmatch(part) for part in path.split("/"))
 
 

@@ -32,7 +32,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class DiskReserve:
-    """How much of a disk must stay free."""
+    """Bytes of a disk that must stay free."""
 
     keep_free: int = 0
 

@@ -11,8 +11,9 @@ from typing import NoReturn
 from core.domain.errors import GodMinerError
 from core.domain.keys import TaskKey
 from core.profile.resolve import LoadedProfile
-from miner.backends import registry as choose
+from miner.backends import choose
 from miner.backends.base import EngineUnreachable, ExecutionEngine
+from miner.backends.registry import build_engine
 from miner.backends.trial import EngineTrials
 from miner.fleet.base import EngineAbility
 from miner.fleet.fleet import Fleet
@@ -87,7 +88,7 @@ async def earlier_engines(
     engines: list[ExecutionEngine] = []
     for name in sorted(used - {engine.name for engine in current}):
         try:
-            engines.append(await choose.build_engine(settings, name))
+            engines.append(await build_engine(settings, name))
         except GodMinerError as error:
             engines.append(UnavailableEngine(name, str(error)))
     return engines

@@ -1,4 +1,4 @@
-"""What all steps of one job share: its row, directory, GPUs, display state and retries."""
+"""State that all steps of one job share: its row, directory, GPUs, display state and retries."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ T = TypeVar("T")
 #: The worth of a task on a fleet, and of its GPUs to others, as if it were offered now.
 WorthOfTask = Callable[[MinerTaskOffer, ImageModelType | None, FleetSnapshot, float], TrainingWorth]
 
-#: A sample of a GPU that is older says nothing about now.
+#: Ignore GPU samples older than this.
 _SAMPLE_COUNTS_S = 60.0
 
 
 @dataclass(frozen=True)
 class JobServices:
-    """What all job workers share."""
+    """Services that all job workers share."""
 
     data_dir: Path
     store: Store
-    #: By the word of BACKEND, as nodes name theirs.
+    #: By backend name, as in BACKEND.
     engines: Mapping[str, ExecutionEngine]
     fleet: Fleet
     inputs: InputsProvider
@@ -88,12 +88,12 @@ class JobServices:
         return (*self.engines.values(), *self.other_engines)
 
     def engine_of(self, attempt: AttemptRow) -> ExecutionEngine:
-        """The one that runs it."""
+        """The engine that runs the attempt."""
         named = (engine for engine in self.all_engines if engine.name == attempt.engine)
         return next(named, self.all_engines[0])
 
     def engine_for(self, gpus: Sequence[str]) -> ExecutionEngine:
-        """The one that runs trainings on these GPUs."""
+        """The engine that runs trainings on these GPUs."""
         node = self.fleet.inventory.node_with(gpus)
         return self.engines[node.engine] if node else self.all_engines[0]
 
@@ -131,12 +131,12 @@ class JobContext:
 
     @property
     def task(self) -> JobTask:
-        """What the newest start asks for; `StepFailed` when the stored request is invalid."""
+        """The task as the newest start asks for it; `StepFailed` if the stored request is invalid."""
         return job_task_of(self.row, self.folder)
 
     @property
     def log(self) -> Mapping[str, object]:
-        """For `extra=`."""
+        """Fields for `extra=`."""
         return {"task_id": self.row.task_id, "job_id": self.row.id}
 
     def now(self) -> float:
@@ -159,7 +159,7 @@ class JobContext:
     async def end_attempt(
         self, attempt: AttemptRow, reason: EndReason, detail: str, figures: RunFigures | None = None
     ) -> None:
-        """Store how an attempt ended and what it came to; without `figures` by its progress file."""
+        """Store how an attempt ended, with its final figures, read from the progress file if not given."""
         now = self.now()
         await self.services.store.write(store_attempts.end_attempt, attempt.id, now, reason, detail)
         folder = AttemptFolder(attempt.folder)
@@ -174,7 +174,7 @@ class JobContext:
         await self.services.store.write(store_figures.save_figures, attempt.id, snapshot.to_stored())
 
     async def _utilization(self, attempt: AttemptRow, now: float) -> float | None:
-        """Of its GPUs while it ran: stored, or for a short attempt from the latest samples."""
+        """Mean utilisation of the attempt's GPUs, from the store or, if it was short, from live samples."""
         stored = await self.services.store.read(
             store_figures.mean_utilization, attempt.gpus, attempt.started_at, now
         )
@@ -187,13 +187,13 @@ class JobContext:
         return sum(known) / len(known) if known else None
 
     def gpu_memory(self, gpus: tuple[str, ...]) -> int | None:
-        """What is in use of the fullest of these GPUs, as just sampled."""
+        """Memory in use on the fullest of these GPUs, from the latest sample."""
         latest = [self.services.samples.latest(gpu) for gpu in gpus]
         fresh = [one for one in latest if one is not None and one.at > self.now() - _SAMPLE_COUNTS_S]
         return max((one.memory_used for one in fresh if one.memory_used is not None), default=None)
 
     async def record_submission(self, submission: MinerSubmission) -> None:
-        """Store a fact about the hub, so whoever has changed the job meanwhile."""
+        """Record the submission even if another worker has taken the job: it describes the hub."""
         await self.services.store.write(store_jobs.record_submission, self.key, submission, self.now())
         self.row = await self.services.store.read(store_jobs.get_job, self.row.id)
 
@@ -245,7 +245,7 @@ class JobContext:
             self.pending_submit = None
 
     async def pause(self, seconds: float) -> None:
-        """Wait for so long, or until `woken` is set."""
+        """Wait this long, or until `woken` is set."""
         try:
             async with asyncio.timeout(max(seconds, 0.0)):
                 await self.woken.wait()

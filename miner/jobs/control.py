@@ -1,4 +1,4 @@
-"""What may be asked of a training while it runs: smaller or larger passes, and pauses between steps."""
+"""Requests to a running training: smaller or larger passes, and pauses between steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class RunningTraining:
-    """One attempt that runs: its numbers, and its control file."""
+    """A running attempt: its numbers, and its control file."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class RunningTraining:
     ) -> None:
         self.live, self.attempt, self.began_at, self.plan = live, attempt, began_at, plan
         self._path, self._progress = folder.control, progress
-        #: The last request; None: nothing was asked, or not by this process yet.
+        #: The last request of this process, if any.
         self.asked: RunControl | None = None
 
     @property
@@ -45,7 +45,7 @@ class RunningTraining:
 
     @property
     def training_since(self) -> float | None:
-        """When the first step was done; None before it, and once the training has ended."""
+        """Time of the first step, or None before it and once the training has ended."""
         return None if self._progress.end is not None else self._progress.first_step_at
 
     @property
@@ -55,7 +55,7 @@ class RunningTraining:
 
     @property
     def micro(self) -> int:
-        """Sequences in one pass on one GPU, as far as is known."""
+        """Sequences in one pass on one GPU, as last reported or planned."""
         return self.answer.micro if self.answer else self.plan.batch.micro
 
     @property
@@ -63,7 +63,7 @@ class RunningTraining:
         return self.answer.duty if self.answer else 1.0
 
     async def request(self, *, micro: int | None = None, duty: float | None = None) -> RunControl:
-        """A request for other numbers, for `ask`; what is not given stays as it is."""
+        """Build a request for `ask`; numbers that are not given stay as they are."""
         before = self.asked or await asyncio.to_thread(self._last_request)
         as_it_is = None if self.micro == self.plan.batch.micro else self.micro
         return RunControl(
@@ -73,12 +73,12 @@ class RunningTraining:
         )
 
     async def ask(self, control: RunControl) -> None:
-        """Give the training this request. `OSError` on a full disk."""
+        """Write the request to the control file; `OSError` on a full disk."""
         await asyncio.to_thread(write_untrusted, self._path, control.model_dump_json().encode())
         self.asked = control
 
     def _last_request(self) -> RunControl | None:
-        """The request of a daemon before this one."""
+        """Read the request of an earlier daemon."""
         data = read_untrusted(self._path, MAX_CONTROL_BYTES)
         try:
             return RunControl.model_validate_json(data) if data else None

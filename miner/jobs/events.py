@@ -43,7 +43,7 @@ class LiveJob:
     mfu: float | None = None
     #: Share of the time that the GPU waits for data.
     wait: float | None = None
-    #: Speed of the latest steps relative to the plan's (`core/planning/time/efficiency.py`).
+    #: Speed of the latest steps relative to the plan's (`core/planning/time/calibration.py`).
     efficiency: float | None = None
     #: Of the GPU that uses the most, and what the plan expects of each.
     memory_bytes: int | None = None
@@ -90,7 +90,7 @@ class JobEvent:
     data: dict[str, Any]
 
     def as_text(self) -> str:
-        """As a server-sent event."""
+        """Format as a server-sent event."""
         return f"id: {self.number}\nevent: {self.kind}\ndata: {json.dumps(self.data)}\n\n"
 
 

@@ -1,4 +1,4 @@
-"""What one attempt measures of itself: its curves, thinned as it goes, and the figures it comes to.
+"""Measurements of one attempt: its curves, thinned as it goes, and its final figures.
 
 The supervisor adds every progress event as it reads it, so showing a running attempt reads no file. At its
 end figures and curves are stored. `read_figures` makes the same from a progress file, for attempts that ended
@@ -22,7 +22,7 @@ from pydantic import ConfigDict
 
 from core.domain.records import Record
 from core.planning.plan import GoalPlan, TrainingPlan
-from core.planning.time.efficiency import expected_speed
+from core.planning.time.calibration import expected_speed
 from core.runs.progress import EvalEvent, ProgressEvent, StepEvent
 from core.runs.run_files import HeldOutScore, RunResult
 from miner.jobs.events import LiveJob
@@ -40,13 +40,13 @@ MAX_EVALS, MAX_COUNT = 2000, 1 << 50
 _RECENT = 32
 
 CURVES = ("loss", "lr", "tokens_s", "samples_s", "mfu", "wait", "memory_bytes", "grad_norm")
-#: Whose peaks stay when a curve is thinned.
+#: Curves whose peaks stay when they are thinned.
 _PEAKS = ("loss", "grad_norm", "samples_s")
 _MEANS = ("tokens_s", "samples_s", "mfu", "wait")
 
 
 class AttemptFigures(Record):
-    """What one attempt came to. None: not measured, or not known for this kind of training."""
+    """Final figures of one attempt; None if not measured, or unknown for this kind of training."""
 
     #: Those that another version stored are read too.
     model_config = ConfigDict(extra="ignore")
@@ -59,7 +59,7 @@ class AttemptFigures(Record):
     mfu: float | None = None
     #: Share of the time that the GPU waited for data.
     wait: float | None = None
-    #: Measured speed relative to the plan's (`core/planning/time/efficiency.py`).
+    #: Measured speed relative to the plan's (`core/planning/time/calibration.py`).
     efficiency: float | None = None
     #: Of the GPU that used the most, and what the plan expected of each.
     memory_bytes: int | None = None
@@ -104,7 +104,7 @@ def misses(goal: GoalPlan, best: HeldOutScore | None, gain: float | None) -> boo
 
 
 def relative_gain(base: HeldOutScore | None, best: HeldOutScore | None) -> float | None:
-    """None where the base has no score or is zero, as the margins of rewards are."""
+    """Return the gain, or None if the base has no score or is zero, as the margins of rewards are."""
     if base is None or best is None or base.metric != best.metric or abs(base.value) < 1e-12:
         return None
     better = base.value - best.value if base.lower_is_better else best.value - base.value
@@ -201,7 +201,7 @@ class RunFigures:
         self.base: HeldOutScore | None = None
         self.best: HeldOutScore | None = None
         self.memory_bytes: int | None = None
-        #: What the attempt's own GPUs use, for engines that do not say.
+        #: Memory in use on the attempt's own GPUs, for trainers that do not report it.
         self.gpu_memory: int | None = None
         self._last: StepEvent | None = None
         #: From this step on its speed counts.
@@ -241,7 +241,7 @@ class RunFigures:
                 mean.add(getattr(event, name))
 
     def show(self, live: LiveJob) -> None:
-        """Fill in what is measured now."""
+        """Fill in the current measurements."""
         live.base_score = self.base.value if self.base else None
         live.best_score = self.best.value if self.best else None
         if (step := self._last) is None:
@@ -269,8 +269,8 @@ class RunFigures:
         utilization: float | None = None,
         points: int = MAX_POINTS,
     ) -> FiguresSnapshot:
-        """What it has come to so far. The trainer's own result knows the scores of earlier attempts too, and
-        stands in for steps that were not logged."""
+        """Current figures of the attempt. The trainer's own result knows the scores of earlier attempts
+        too, and stands in for steps that were not logged."""
         base = result.base if result and result.base else self.base
         best = result.best if result and result.best else self.best
         metric, gain = best or base, relative_gain(base, best)
@@ -312,7 +312,7 @@ def loss_line(curves: Mapping[str, Any], most: int = 40) -> list[float]:
 
 
 def read_figures(folder: AttemptFolder) -> RunFigures:
-    """From the progress file, or again what it came to when the file has not changed since. Blocks on the
+    """Read from the progress file, or repeat the last result if the file has not changed since. Blocks on the
     disk."""
     try:
         status = folder.progress.lstat()
@@ -331,7 +331,7 @@ def _read_figures(path: Path, _identity: tuple[int, int, int]) -> RunFigures:
 
 
 def _finite(value: float | None) -> float | None:
-    """What a training writes may overflow."""
+    """Drop a number that overflowed in the training."""
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""What the attempts of a job have left: how they ended, the last plan and checkpoint, models, the best one.
+"""Traces of a job's attempts: how they ended, the last plan and checkpoint, models, the best one.
 
 A snapshot of the best model is taken before publishing. The trainer renames new submissions in meanwhile;
 the copy from `core.submission` never mixes two of them.
@@ -32,7 +32,7 @@ from miner.jobs.progress import ProgressTail, RunProgress
 from miner.store.attempts import AttemptRow
 from miner.support.untrusted_files import read_untrusted
 
-#: Where a submission is put that its check has refused.
+#: Directory of a submission that its check has refused.
 REFUSED_FOLDER = "submission.refused"
 #: Ends after which the next attempt is made on other nodes, where there are any.
 _NODE_FAULTS = (EndReason.NODE_FAILED, EndReason.NOT_STARTED, EndReason.GPU_LOST)
@@ -56,7 +56,7 @@ class ModelCandidate:
 
 
 def is_model(folder: Path) -> bool:
-    """Whether there is a directory that could be a model: a training can put a link in its place."""
+    """Return True for a directory that could be a model: a training can put a link in its place."""
     return folder.is_dir() and not folder.is_symlink()
 
 
@@ -70,7 +70,7 @@ def best_candidate(candidates: Iterable[ModelCandidate]) -> ModelCandidate | Non
 
 @dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """Which snapshot of this job is on the hub; the store has the repository and hash only."""
+    """The snapshot of this job that is on the hub; the store has the repository and hash only."""
 
     identity: FileIdentity
     attempt: int
@@ -90,7 +90,7 @@ class PublishedModel:
 
     @classmethod
     def load(cls, folder: JobFolder) -> PublishedModel | None:
-        """None also for an invalid file: then the model is published again, which changes nothing."""
+        """Read the file; return None if it is invalid too: publishing the model again changes nothing."""
         try:
             content = json.loads(read_untrusted(folder.published, 64 * 1024) or b"")
             score = HeldOutScore.model_validate(content["score"]) if content["score"] else None
@@ -102,7 +102,7 @@ class PublishedModel:
             return None
 
     def is_of(self, candidate: ModelCandidate, submission: MinerSubmission | None, repo_name: str) -> bool:
-        """Whether the hub has this very model under this name.
+        """Return True if the hub has this very model under this name.
 
         A submission without a hash was being replaced when that was interrupted: what the hub has is unknown.
         One with another hash was replaced, and this record of it was not written any more.
@@ -204,7 +204,7 @@ def history_of(rows: Sequence[AttemptRow], counted_from: int) -> AttemptHistory:
 
 
 def _newest_checkpoint(ended: Sequence[AttemptRow]) -> Path | None:
-    """Of the attempts since the last NaN: what was saved before it may be poisoned already."""
+    """Find it among the attempts since the last NaN: a checkpoint saved before may be poisoned already."""
     for row in reversed(ended):
         if row.end_reason is EndReason.NAN:
             break
@@ -246,7 +246,7 @@ def progress_of(folder: AttemptFolder, began_at: float) -> RunProgress:
 
 
 def read_result(folder: AttemptFolder) -> RunResult | None:
-    """The trainer's result; None when there is none or it is invalid."""
+    """Read the trainer's result, or return None if it is missing or invalid."""
     data = read_untrusted(folder.result, _MAX_RESULT_BYTES)
     if data is None:
         return None
@@ -257,7 +257,7 @@ def read_result(folder: AttemptFolder) -> RunResult | None:
 
 
 def read_plan(folder: AttemptFolder) -> TrainingPlan | None:
-    """The plan as the daemon wrote it; None when it is gone or of another version."""
+    """Read the plan as the daemon wrote it, or return None if it is gone or of another version."""
     try:
         return TrainingPlan.from_json(folder.given_plan.read_bytes())
     except (OSError, ValidationError):

@@ -45,7 +45,7 @@ _LIMIT_SLACK_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class JobAttempt:
-    """What is needed to launch an attempt, also after a restart."""
+    """Everything needed to launch an attempt, also after a restart."""
 
     row: AttemptRow
     folder: AttemptFolder
@@ -61,7 +61,7 @@ class JobAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What an attempt is given: its GPUs, the plan for them, and its time."""
+    """The means of an attempt: its GPUs, the plan for them, and its time."""
 
     plan: TrainingPlan
     gpus: tuple[str, ...]
@@ -158,7 +158,7 @@ def run_environment(run: RunSpec, plan: TrainingPlan) -> Mapping[str, str]:
 
 
 def engine_spec(job: JobRow, attempt: JobAttempt, now: float, free_until: float = math.inf) -> EngineSpec:
-    """`free_until`: when others begin to use its GPUs. A time that does not do for it is not passed on: the
+    """`free_until`: when others begin to use its GPUs. A time that is too short is not passed on: the
     scheduler then decides whether it can begin, and where it cannot it is tried elsewhere."""
     run, plan = attempt.run, attempt.plan
     paths = [Path(run.data_path), Path(run.model_path), *([Path(run.resume_from)] if run.resume_from else [])]
@@ -193,7 +193,7 @@ _PORT_TRIES = 200
 
 
 def free_port(taken: Collection[int], random: Random, *, is_local: bool = True) -> int:
-    """A port which none of our jobs has and, on this machine, on which nobody listens."""
+    """Find a port that none of our jobs has and, on this machine, nobody listens on."""
     for _ in range(_PORT_TRIES):
         port = random.choice(PORT_RANGE)
         if port not in taken and (not is_local or _port_is_free(port)):
@@ -254,7 +254,7 @@ class AttemptReplay:
         return [path for path in self.needs if not Path(path).exists()]
 
     def script(self) -> str:
-        """For a shell. The trainer's packages must be on its interpreter's path."""
+        """Write a shell script. The trainer's packages must be on its interpreter's path."""
         lines = [
             f"# Attempt {self.number} again, by hand: it ran on {self.engine}, this is a plain process.",
             *(["# WARNING: its reward functions come from outside; run this in a sandbox."] * self.hostile),

@@ -168,7 +168,7 @@ class JobManager:
         return context.live if context else None
 
     def figures(self, job_id: int) -> RunFigures | None:
-        """Of the attempt that runs."""
+        """Figures of the running attempt."""
         context = self._contexts.get(job_id)
         return context.figures if context else None
 

@@ -29,8 +29,8 @@ from miner.jobs.drafts import Draft, DraftFacts, draft, draft_granted, usable_cl
 from miner.jobs.history import AttemptHistory, history_of
 from miner.jobs.launch import Grant, free_port, run_spec, write_attempt
 from miner.jobs.tasks import OPERATOR, task_spec_of
-from miner.store import alerts as store_alerts
 from miner.store import attempts
+from miner.store.actions import micro_of_next_attempt
 
 #: The GPUs are kept for this many times what the plan takes: steps may be slower than planned.
 _GPU_TIME_MARGIN = 1.1
@@ -204,7 +204,7 @@ async def _draft(job: JobContext, inputs: FetchedInputs, history: AttemptHistory
 def _read_facts(job: JobContext, inputs: FetchedInputs, history: AttemptHistory) -> DraftFacts:
     def learned(plan: TrainingPlan) -> LearnedBounds | None:
         known = _known_lesson(job, drafts.lesson_key(job.row.validator, plan))
-        micro = job.services.store.read_now(store_alerts.micro_of_next_attempt, job.row.id)
+        micro = job.services.store.read_now(micro_of_next_attempt, job.row.id)
         return known if micro is None else drafts.with_micro_cap(known, micro)
 
     now, fleet = job.now(), job.services.fleet

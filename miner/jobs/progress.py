@@ -212,8 +212,8 @@ def stall_reason(
 def idle_since_last_event(
     progress: RunProgress, samples: SampleHistory, gpus: Iterable[str], now: float
 ) -> bool:
-    """Whether each of its GPUs was seen to do nothing since the run's last event. What was not seen may
-    have been work: without measurements, or with a gap in them, the answer is no."""
+    """Return True if each of its GPUs was seen idle since the run's last event. Unobserved time may
+    have been work: without measurements, or with a gap in them, the answer is False."""
     since = max(progress.last_event_at, progress.began_at) + IDLE_AFTER_S
     names = list(gpus)
     if now - since < MOST_UNSEEN_S:

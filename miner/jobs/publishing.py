@@ -35,7 +35,7 @@ from miner.store.jobs import has_repo_of_another
 
 
 async def publish_best(job: JobContext) -> bool:
-    """Publish and move to state DONE; False when there is nothing to publish.
+    """Publish and move to state DONE; return False if there is nothing to publish.
 
     `StepFailed` when it cannot be published in time.
     """
@@ -212,7 +212,7 @@ class EarlyPublisher:
             self._not_before = job.now() + self._took_s / job.services.timings.early_share
 
     async def _is_better(self, model: ModelCandidate) -> bool:
-        """Whether it beats an earlier attempt's published model; within an attempt the trainer sees to it."""
+        """Return True if it beats an earlier attempt's model; within an attempt the trainer ensures that."""
         known = await asyncio.to_thread(PublishedModel.load, self.job.folder)
         if known is None or self.job.row.submission is None or known.attempt == model.attempt:
             return True

@@ -1,4 +1,4 @@
-"""What a job was asked to do, read from the stored request, and the operator's own task files."""
+"""Tasks of jobs, read from the stored request, and the operator's own task files."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def repo_name(row: JobRow) -> str:
 
 
 def request_for_display(request: bytes) -> Mapping[str, Any]:
-    """For people: without the signed URLs."""
+    """Return the request for display, without the signed URLs."""
     try:
         values = json.loads(request)
     except ValueError:

@@ -17,7 +17,7 @@ SLACK_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class JobTimings:
-    """How long and how often. The defaults are those of a miner; tests have shorter ones."""
+    """Limits and intervals. The defaults are those of a miner; tests have shorter ones."""
 
     #: Between two reads of a run's files.
     poll_s: float = 1.0
@@ -56,7 +56,7 @@ class JobTimings:
         )
 
     def pause(self, failures: int, random: Random) -> float:
-        """How long to wait after so many failures in a row: doubling, with jitter."""
+        """Seconds to wait after this many failures in a row: doubling, with jitter."""
         span: float = min(self.pause_s * 2 ** min(failures - 1, 20), self.pause_cap_s)
         return span * random.uniform(0.5, 1.0)
 

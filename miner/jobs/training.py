@@ -37,11 +37,11 @@ from miner.support.untrusted_files import read_untrusted, touch_untrusted
 
 log = logging.getLogger(__name__)
 
-#: Steps after which the plan's time is corrected, and again every so many.
+#: The plan's time is corrected each time this many steps are done.
 RETIME_EVERY_STEPS = 50
 #: Events that are added up before others have their turn: after a restart there can be tens of thousands.
 EVENTS_AT_A_TIME = 200
-#: Of one attempt, in our log: a training may contain code that writes without end.
+#: Notes of one attempt in our log: a training may contain code that writes without end.
 MAX_NOTES = 200
 #: No real step is faster, and the numbers of one that claims to be would overflow somewhere.
 MIN_STEP_S = 1e-4
@@ -57,7 +57,7 @@ class AttemptSupervisor:
         self.tail = ProgressTail(attempt.folder.progress)
         self.figures = RunFigures(attempt.plan)
         self.early = EarlyPublisher(job, attempt.row.number)
-        #: Why it was asked to end.
+        #: The reason why it was asked to end.
         self.stop_verdict: AttemptVerdict | None = None
         self.stop_asked_at = 0.0
         self.forced_at: float | None = None
@@ -72,7 +72,7 @@ class AttemptSupervisor:
         self._ref = attempt.row.ref
 
     async def run(self) -> AttemptVerdict | None:
-        """Return how it ended; None when it may still be running and there is no time to wait for it."""
+        """Return how it ended, or None if it may still be running and there is no time to wait for it."""
         self.job.live.attempt = self.attempt.row.number
         self.job.figures = self.figures
         try:
@@ -164,7 +164,7 @@ class AttemptSupervisor:
                 self.job.note("quiet", "the training writes too many notes: see its progress.jsonl")
 
     async def _status(self) -> RunStatus | None:
-        """Poll the engine when that is due; None when it is not, or when the engine does not answer."""
+        """Poll the engine; return None if a poll is not due or the engine does not answer."""
         now, folder = self.job.now(), self.attempt.folder
         exit_file = await asyncio.to_thread(read_untrusted, folder.path / EXIT_FILE, 64 * 1024)
         due = now - self._polled_at >= self.timings.engine_poll_s
@@ -245,7 +245,7 @@ class AttemptSupervisor:
         """Kill a process that has reported its end and does not exit; its report counts."""
         if now - self.progress.last_event_at > self.timings.grace_s and self._killed_lingering_at is None:
             self._killed_lingering_at = now
-            self.job.note("killed", "the training has ended and its process lingers: it is killed")
+            self.job.note("killed", "the training reported its end but its process still runs; killing it")
             await self._stop(force=True)
 
     def _force_at(self) -> float:
@@ -273,7 +273,7 @@ class AttemptSupervisor:
             log.warning("no stacks of job %d: %s", self.job.row.id, str(error), extra=self.job.log)
 
     async def _stop(self, *, force: bool) -> bool:
-        """Return whether the engine has accepted the request."""
+        """Return True if the engine has accepted the request."""
         assert self._ref is not None
         try:
             await self.engine.stop(self._ref, force=force)
@@ -284,7 +284,7 @@ class AttemptSupervisor:
         return True
 
     def _waited_long_enough(self) -> bool:
-        """Whether to publish although the engine still does not say that the killed run is gone."""
+        """Return True once to publish although the engine has not confirmed the end of the killed run."""
         return self.forced_at is not None and self.job.now() >= self.forced_at + min(
             _LAST_WAIT_S, self.timings.grace_s
         )
@@ -340,7 +340,7 @@ class AttemptSupervisor:
 
 
 def _folder_is_gone(folder: Path) -> bool:
-    """Whether it was removed, and is not merely unreadable at the moment."""
+    """Return True if it was removed, and is not merely unreadable at the moment."""
     try:
         folder.stat()
     except OSError as error:

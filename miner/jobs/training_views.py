@@ -1,4 +1,4 @@
-"""What an attempt measured, was planned to do and has left, as the operator's port and the commands show it.
+"""Measurements, plan and files of attempts, as the operator's port and the commands show them.
 
 All of it blocks on the disk: call it off the event loop.
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from core.domain.records import printable
-from core.planning.time.efficiency import expected_speed
+from core.planning.time.calibration import expected_speed
 from miner.jobs.figures import AttemptFigures, FiguresSnapshot, read_figures
 from miner.jobs.folder import AttemptFolder, JobFolder
 from miner.jobs.history import read_plan, read_result
-from miner.store.alerts import ActionRow, actions_of_job
+from miner.store.actions import ActionRow, actions_of_job
 from miner.store.attempts import AttemptRow, attempts_of
 from miner.store.figures import StoredFigures, figures_of
 from miner.store.jobs import JobRow, NoSuchJob
@@ -30,7 +30,7 @@ _SHOWN_FOLDERS = ("attempt_", "submission")
 
 
 def measured(row: AttemptRow, stored: StoredFigures | None, running: FiguresSnapshot | None) -> StoredFigures:
-    """Of one attempt: stored at its end, or as it runs; otherwise what its progress file says."""
+    """Figures of one attempt: as stored at its end, as it runs, or else from its progress file."""
     if stored is not None:
         return stored
     if row.ended_at is None and running is not None:
@@ -96,7 +96,7 @@ def plan_json(
 
 
 def files_view(folder: JobFolder) -> list[dict[str, Any]]:
-    """What the attempts and the submission consist of, by name. Trainings can write there: no link is
+    """List the files of the attempts and the submission by name. Trainings can write there: no link is
     followed, and nothing but plain files is listed."""
     found: list[dict[str, Any]] = []
     for path, status in _files(folder.path) if folder.path.is_dir() else ():

@@ -1,7 +1,7 @@
-"""How an attempt has ended, and what follows: publish, try again, or give up.
+"""The verdict on an attempt, and what follows: publish, try again, or give up.
 
 The reason is the daemon's own request to end if there was one, then the trainer's result, then the
-engine's status. Whether to try again is `core.runs.remedies`' to say.
+engine's status. `core.runs.remedies` decides about another try.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from miner.jobs.history import read_result
 from miner.jobs.tasks import request_for_display
 from miner.jobs.training_views import measured
 from miner.store import attempts as store_attempts
-from miner.store.alerts import actions_of_job
+from miner.store.actions import actions_of_job
 from miner.store.attempts import AttemptRow
 from miner.store.figures import StoredFigures, figures_of
 from miner.store.jobs import JobRow, NoSuchJob

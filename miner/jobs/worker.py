@@ -33,7 +33,7 @@ from miner.support.untrusted_files import touch_untrusted
 
 log = logging.getLogger(__name__)
 
-#: What a new attempt takes until its first model, if no plan says more.
+#: Seconds until a new attempt's first model, if no plan says more.
 _UNPLANNED_NEED_S = 120.0
 #: Bugs of ours that a job survives, and after how long without one they are forgotten.
 _MAX_BUGS, _BUG_WINDOW_S = 1, 900.0
@@ -112,7 +112,7 @@ class JobWorker:
         return None
 
     async def _supervise(self, attempt: JobAttempt) -> bool:
-        """Return whether the attempt has ended, with its end in the store.
+        """Return True if the attempt has ended, with its end in the store.
 
         If nobody can tell and the time is up, the job goes on without it, and whatever still runs is ended
         once the engine answers.
@@ -167,7 +167,7 @@ class JobWorker:
                 await self._end(reason, attempts[-1].detail)
 
     async def _pause_before_retry(self, reason: EndReason, reasons: tuple[EndReason, ...]) -> None:
-        """What is wrong with this host does not get better by trying again at once."""
+        """Back off: host problems rarely clear immediately."""
         job = self.job
         if reason is EndReason.DISK_FULL:
             await job.services.cleaner.remove_all_finished()
@@ -182,7 +182,7 @@ class JobWorker:
     # Publishing
 
     async def _publish(self) -> None:
-        """If all models were refused, their attempts say so now, and the retry rule decides what follows."""
+        """Publish; if all models were refused, their attempts say so now, and the retry rule decides."""
         job = self.job
         if not await publish_best(job):
             attempts = await job.attempts()

@@ -89,7 +89,7 @@ def decide_parsed(
 
 
 def _gpu_hours(offer: ParsedOffer, fit: FitResult) -> float:
-    """As they are held; without a place, as planned; without a plan, the whole time on one GPU."""
+    """GPU-hours as held; without a place, as planned; without a plan, the whole time on one GPU."""
     if fit.placement is not None:
         seconds = fit.placement.ends_at - fit.placement.starts_at
         return len(fit.placement.gpus) * seconds / 3600

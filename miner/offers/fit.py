@@ -29,7 +29,7 @@ from miner.offers.policies.schema import FitTerms
 
 
 class RuleVerdict(NamedTuple):
-    """What a rule found: a reason of the decision but for the rule's name."""
+    """Outcome of a rule: a reason of the decision but for the rule's name."""
 
     passed: bool
     text: str
@@ -125,8 +125,8 @@ def fit_offer(
 
 
 def _worth(fit: FitResult, nodes: NodeClass) -> tuple[float, ...]:
-    """What trains most; then what begins first; then the least hardware, in the smaller nodes. Of what does
-    not fit, what comes nearest."""
+    """Rank by most training, then the earliest start, then the least hardware, in the smaller nodes. If none
+    fits, rank by how near it comes."""
     if fit.placement is None or fit.plan is None:
         has_plan = fit.plan_verdict is not None and fit.plan_verdict.passed
         return (-1.0, float(has_plan), fit.plan.share if fit.plan else 0.0)
@@ -352,7 +352,7 @@ class _FitSearch:
         return RuleVerdict(False, f"{text}; free in {show_seconds(wait_s)}", way)
 
     def _seconds(self, plan: PlanSummary, wait_s: float = 0.0) -> float:
-        """How long to hold the GPUs: the plan and something to spare, but not beyond the deadline, and all of
+        """Seconds to hold the GPUs: the plan and something to spare, but not beyond the deadline, and all of
         it a little longer since the start, and with it the deadline, comes later than the offer."""
         until_deadline = self.offer.hours * 3600 - wait_s
         return min(plan.total_s * (1 + self.terms.spare), until_deadline) + self.terms.start_delay

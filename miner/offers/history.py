@@ -230,7 +230,7 @@ def _image_type(row: sqlite3.Row) -> ImageModelType:
 def _subject(
     task_type: TaskType, model: str, params: int | None, image_type: ImageModelType | None
 ) -> tuple[str, Family, int | None]:
-    """As `parse_offer` sees an offer of it; without the shape of the model, which takes a millisecond."""
+    """Describe the job as `parse_offer` does an offer; not the model's shape, which takes a millisecond."""
     kind = task_kinds(task_type, image_type, model)[0]
     if image_type is not None:
         facts = image_model_facts(model, image_type)

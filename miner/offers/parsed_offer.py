@@ -22,9 +22,9 @@ _LEAST_BILLIONS, _MOST_BILLIONS, _MOST_NAMED = 1, 40, 8
 
 
 class SizeEstimate(NamedTuple):
-    """How large a text model is taken to be."""
+    """Size that a text model is assumed to have."""
 
-    #: The stated count, else the name's; None: neither says.
+    #: The stated count, else the name's, if either says.
     params: int | None
     #: (stated, named) where they contradict each other. The larger one is planned for.
     mismatch: tuple[int, int] | None = None
@@ -71,7 +71,7 @@ class ParsedOffer:
 
     @property
     def billions(self) -> int:
-        """As validators count for the work score: whole billions of the stated count, else of the name."""
+        """Count as validators do for the work score: whole billions of the stated count, else of the name."""
         if self.stated_params:
             size, most = self.stated_params // 10**9, _MOST_BILLIONS
         else:
@@ -99,7 +99,7 @@ def parse_offer(
 
 
 def task_kinds(task_type: TaskType, image_type: ImageModelType | None, model_id: str) -> tuple[str, ...]:
-    """Return what a task is called in a policy, the most exact name first."""
+    """Return a task's names in a policy, the most exact first."""
     words = [task_type.word]
     if image_type is not None:
         words.insert(0, image_type.value)

@@ -1,4 +1,4 @@
-"""Past offers with what was decided and what became of them: from the store, or from a file of JSON lines.
+"""Past offers with their decisions and outcomes: from the store, or from a file of JSON lines.
 
 Reads only; a daemon may be running beside it.
 """
@@ -26,7 +26,7 @@ MAX_LINE_LENGTH = 64 * 1024
 
 
 class OfferOutcome(StrEnum):
-    """What became of an offer."""
+    """Outcome of an offer."""
 
     REFUSED = "refused"
     LAPSED = "lapsed"  # accepted, and never started
@@ -38,7 +38,7 @@ class OfferOutcome(StrEnum):
 class HistoricalOffer(NamedTuple):
     at: float
     offer: MinerTaskOffer
-    #: Rows of the dataset, which only the start says; None: unknown.
+    #: Rows of the dataset, if known: only the start says.
     rows: int | None = None
     outcome: OfferOutcome | None = None
 

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 #: Ten kilobytes each; names are no part of the key, so only new shapes make it grow.
 MAX_CACHED_REFUSALS = 512
-#: A refusal is as good as new for so long: a validator asks again for the same task after 15 minutes.
+#: Seconds that a refusal stays valid: a validator asks again for the same task after 15 minutes.
 CACHE_SECONDS = 60.0
 
 #: Alerts about what cannot be used, and about edits of a file that is not in force.
@@ -81,7 +81,7 @@ class _ConfigInForce(Generic[C]):
 
     @property
     def problem(self) -> str | None:
-        """Why the files as they are now are not in force; None: they are."""
+        """The problem that keeps the current files out of force, or None if they are in force."""
         problem = self._not_found or self._live.problem
         return str(problem) if problem else None
 

@@ -94,7 +94,7 @@ def _family(inputs: RuleInputs) -> RuleVerdict:
     model, allowed = inputs.offer.model, inputs.terms.rules.families
     family = model.family
     if model.is_image:
-        return RuleVerdict(True, "image models are distinguished by their type")
+        return RuleVerdict(True, "not applied to image models")
     shown = "a family that nobody knows" if family is Family.UNKNOWN else family.value
     if allowed is None or family in allowed:
         return RuleVerdict(True, f"{shown} is taken")
@@ -160,13 +160,13 @@ def _engine(inputs: RuleInputs) -> RuleVerdict:
     missing = ability.missing.get(engine) if engine else None
     if missing is not None:
         return RuleVerdict(False, f"such tasks cannot be trained: {missing}", "what is missing")
-    return RuleVerdict(True, "nothing is known against the engine")
+    return RuleVerdict(True, "the engine has no known problem")
 
 
 @rule("sandbox", _NO_SUCH_TASK)
 def _sandbox(inputs: RuleInputs) -> RuleVerdict:
     if not inputs.offer.task_type.generates:
-        return RuleVerdict(True, "no code of strangers is run")
+        return RuleVerdict(True, "runs no third-party code")
     problem = joint_ability(able_to_train(inputs.offer, inputs.fleet, inputs.profile)).no_sandbox
     if problem is None:
         return RuleVerdict(True, "reward functions are run in a sandbox")
@@ -286,7 +286,7 @@ def keeps_gpus_from(rules: PolicyRules, offer: ParsedOffer) -> bool:
 
 
 def _held_share(fleet: FleetSnapshot, fit: FitResult) -> float:
-    """Of the usable GPUs that others leave to us, once this task has its own."""
+    """Share of the usable GPUs that is held, once this task has its own; not those that others use."""
     usable = {gpu.id for gpu in fleet.usable if gpu.busy_until(fleet.taken_at) is None}
     held = {gpu for hold in fleet.reservations for gpu in hold.gpus}
     held |= set(fit.placement.gpus) if fit.placement else usable

@@ -54,7 +54,7 @@ _INFEASIBLE = frozenset({Refusal.NO_TIME, Refusal.NO_MEMORY, Refusal.ABSURD_SIZE
 
 
 class Reservations:
-    """Which tasks have GPUs of the fleet, or wait for some: accepted offers, and jobs that are not over."""
+    """Tasks that have GPUs of the fleet or wait for some: accepted offers, and jobs that are not over."""
 
     def __init__(self, fleet: Fleet, *, hold_seconds: float) -> None:
         self._fleet = fleet
@@ -78,7 +78,7 @@ class Reservations:
         self._fleet.restore((row.hold, row.firm) for row, _ in reservations)
 
     def row_of(self, key: TaskKey) -> ReservationRow | None:
-        """What a task holds now, for the store."""
+        """The reservation of a task, for the store."""
         claim = self._fleet.ledger.claim(key)
         if claim is None:
             return None
@@ -87,7 +87,7 @@ class Reservations:
     # Offers
 
     def renew(self, key: TaskKey, now: float) -> bool:
-        """Hold an accepted offer's GPUs for as long again from now on; False: this key's offer holds none."""
+        """Hold an accepted offer's GPUs for as long again; return False if this key's offer holds none."""
         if key not in self.holds:
             return False
         self._fleet.renew(key, now)
@@ -95,7 +95,7 @@ class Reservations:
         return True
 
     def reserve(self, key: TaskKey, decision: Decision, now: float) -> bool:
-        """Hold the GPUs that an accepted offer was decided to get; False: they are not free."""
+        """Hold the GPUs that an accepted offer was decided to get; return False if they are not free."""
         if not self._hold(key, decision):
             return False
         self.holds[key] = now + self._hold_seconds
@@ -327,8 +327,8 @@ class OfferService:
         return decision, self._infeasible_reason(start, decision, now)
 
     def _infeasible_reason(self, start: StartRequest, decision: Decision, now: float) -> EndReason | None:
-        """A miner that was named for a task is scored for it whatever it answers: so it is only given up at
-        once where no training could come to anything."""
+        """Give up a start only when no training could succeed: a miner named for a task is scored for it
+        whatever it answers."""
         if start.deadline_at <= now:
             return EndReason.DEADLINE
         if decision.accepted or decision.refusal not in _INFEASIBLE:

@@ -34,7 +34,7 @@ UploadCallback = Callable[[int, int], None]
 
 
 class UploadCounter:
-    """How much of all files has been sent, by either transfer."""
+    """Bytes of all files that have been sent, by either transfer."""
 
     def __init__(self, total: int, on_progress: UploadCallback) -> None:
         self.total = total
@@ -297,7 +297,7 @@ class HuggingFaceHub:
         return RepoState(commit, {entry.path: entry for entry in found if isinstance(entry, RepoFile)})
 
     def _exists(self, repo: str) -> bool:
-        """Whether it exists under this very name: the hub redirects from names of the past."""
+        """Return True if it exists under this very name: the hub redirects from names of the past."""
         try:
             return self._api.model_info(repo).id == repo
         except HfHubHTTPError as error:
@@ -313,7 +313,7 @@ def _http_client() -> httpx2.Client:
 
 
 def _is_same_file(there: RepoFile | None, name: str, packed: PackedSubmission) -> bool:
-    """Whether the hub's file is the same as ours, by the hash that the hub stores."""
+    """Return True if the hub's file is the same as ours, by the hash that the hub stores."""
     if there is None or there.size != packed.size(name):
         return False
     if there.lfs is not None:
@@ -330,7 +330,7 @@ def _file_hashes(files: Iterable[RepoFile]) -> set[tuple[str, str]]:
 
 
 def _may_write(about: Mapping[str, Any], owner: str) -> tuple[bool, str]:
-    """What the token's description says; finer rights in organisations only show in a try."""
+    """Read the token's description; finer rights in organisations only show in a try."""
     access = about.get("auth", {}).get("accessToken", {}) or {}
     role = str(access.get("role", "unknown"))
     user = str(about["name"])

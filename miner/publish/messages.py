@@ -20,10 +20,10 @@ class PublishTask(StrEnum):
 
 
 class PublishOrder(Record):
-    """What a publishing process is to do."""
+    """Tasks of a publishing process."""
 
     task: PublishTask
-    #: A directory, for HUB=local; None: the hub at `endpoint`.
+    #: A directory for HUB=local, or None for the hub at `endpoint`.
     local: str | None = None
     endpoint: str = ""
     token: str | None = Field(default=None, repr=False)
@@ -67,7 +67,7 @@ class PublishProgress(Record):
 
 
 class PublishNote(Record):
-    """For people: what was mended or left out, what the client waits for."""
+    """Note for the operator: what was mended or left out, what the client waits for."""
 
     event: Literal["note"] = "note"
     text: str

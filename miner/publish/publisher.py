@@ -198,7 +198,7 @@ REASON_OF_TROUBLE: dict[PublishTrouble, EndReason] = {
 
 @dataclass(frozen=True)
 class PublishTarget:
-    """Where to publish, as whom, and the directory for what must outlive a try."""
+    """The place to publish, the account, and the directory for files that outlive a try."""
 
     #: `huggingface`, or `local:DIR`.
     hub: str
@@ -254,7 +254,7 @@ class HubPublisher:
     async def publish(
         self, request: PublishRequest, on_progress: ProgressCallback, *, keep_card: bool = False
     ) -> MinerSubmission:
-        """As `SubmissionPublisher`, with `keep_card` for a README that a person wrote."""
+        """Publish as `SubmissionPublisher` does, with `keep_card` for a README that a person wrote."""
         order = self._order(
             PublishTask.PUBLISH,
             repo_name=request.repo_name,

@@ -1,4 +1,4 @@
-"""Whether the hub can be reached, so that an idle miner notices before a job needs it."""
+"""Check that the hub can be reached, so that an idle miner notices before a job needs it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ _WAY_OUT = {
 
 
 def failure_of(error: BaseException) -> PublishFailed:
-    """What the innermost known cause means: the client wraps what happened to a file."""
+    """Name the innermost known cause: the client wraps what happened to a file."""
     if isinstance(error, HubTrouble):
         return PublishFailed(trouble=error.trouble, text=str(error), retry_after=error.retry_after)
     if isinstance(error, BadSubmission):

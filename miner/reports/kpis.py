@@ -7,20 +7,29 @@ target from the policy's `targets`; what is not measured is None and neither met
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
+from operator import attrgetter
 from typing import Any
 
-from core.domain.job_states import JobState
 from core.domain.units import rfc3339
 from miner.offers.policies.schema import Goal, PolicyTargets
-from miner.reports.ended_jobs import EndedJob, ended_jobs, jobs_between
-from miner.reports.gpu_time import GpuTime, gpu_time
-from miner.reports.quality import WEEK, job_qualities, mean_quality
+from miner.reports.ended_jobs import (
+    WEEK,
+    EndedJob,
+    ended_jobs,
+    job_qualities,
+    jobs_between,
+    mean_hours,
+    mean_quality,
+    success_rate,
+)
+from miner.store.jobs import count_published, first_start
 from miner.store.ranks import newest_rank
+from miner.store.samples import HOUR, MINUTE, GpuRollup, rollups
 from miner.store.store import Store
 
 DAY = 86_400.0
@@ -40,26 +49,9 @@ class Kpi:
     #: "share", "hours", "" for a plain number.
     unit: str
     target: float | None
-    #: None: not known.
+    #: None if it is not known.
     met: bool | None
     detail: str
-
-
-def success_rate(jobs: Sequence[EndedJob]) -> float | None:
-    """Published ones of the jobs that this miner took on; cancelled ones are left out."""
-    counted = [job for job in jobs if job.counts]
-    return sum(job.published for job in counted) / len(counted) if counted else None
-
-
-def mean_hours(jobs: Sequence[EndedJob]) -> float | None:
-    """From start to end, of published jobs."""
-    hours = [job.hours for job in jobs if job.published]
-    return fmean(hours) if hours else None
-
-
-def completion_rate(jobs: Sequence[EndedJob]) -> float | None:
-    """Jobs with a submission, of all that ended: the others are penalised."""
-    return sum(job.submitted for job in jobs) / len(jobs) if jobs else None
 
 
 def kpis(
@@ -96,15 +88,15 @@ def _completion(jobs: Sequence[EndedJob], targets: PolicyTargets) -> Kpi:
     return Kpi("completion_hours", "Mean completion", value, "hours", target, met, detail)
 
 
-def _utilization(found: GpuTime, targets: PolicyTargets) -> Kpi:
+def _utilization(gpus: GpuTime, targets: PolicyTargets) -> Kpi:
     detail = "no GPU has been measured"
-    if found.used_share is not None and found.measured_hours < 0.1:
+    if gpus.used_share is not None and gpus.measured_hours < 0.1:
         detail = "measured for a few minutes only"
-    elif found.used_share is not None:
-        digits = 1 if found.measured_hours < 10 else 0
-        hours = f"{found.measured_hours:,.{digits}f} GPU-hours"
-        detail = f"a job had {found.used_share * 100:.0f} % of {hours} in 7 days"
-    return _at_least("gpu_utilization", "GPU utilisation", found.utilization, targets.utilization, detail)
+    elif gpus.used_share is not None:
+        digits = 1 if gpus.measured_hours < 10 else 0
+        hours = f"{gpus.measured_hours:,.{digits}f} GPU-hours"
+        detail = f"a job had {gpus.used_share * 100:.0f} % of {hours} in 7 days"
+    return _at_least("gpu_utilization", "GPU utilisation", gpus.utilization, targets.utilization, detail)
 
 
 def _quality(field: Sequence[EndedJob], now: float) -> Kpi:
@@ -135,6 +127,78 @@ def _at_least(name: str, title: str, value: float | None, target: float, detail:
     return Kpi(name, title, value, "share", target, None if value is None else value >= target, detail)
 
 
+# GPU time
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTime:
+    """Hours of the GPUs in a time. Only measured ones count: a daemon that is down measures none."""
+
+    begins_at: float
+    ends_at: float
+    measured_hours: float = 0.0
+    used_hours: float = 0.0
+    #: Mean share of the time in which a kernel ran, or None if no GPU reports it.
+    utilization: float | None = None
+    #: The same while a job had the GPU.
+    utilization_of_jobs: float | None = None
+    #: By GPU, the share of each interval in which a job had it, or None if it was not measured.
+    occupancy: dict[str, tuple[float | None, ...]] | None = None
+
+    @property
+    def idle_hours(self) -> float:
+        return self.measured_hours - self.used_hours
+
+    @property
+    def used_share(self) -> float | None:
+        return self.used_hours / self.measured_hours if self.measured_hours else None
+
+
+def gpu_time(
+    connection: sqlite3.Connection, begins_at: float, ends_at: float, intervals: int = 24
+) -> GpuTime:
+    """Add up the roll-ups of a time. `intervals`: of the occupancy, of equal length."""
+    measured = used = kernels = measured_kernels = job_kernels = job_hours = 0.0
+    length = (ends_at - begins_at) / intervals
+    cells: dict[str, list[list[float]]] = {}
+    for row in _rollups_within(connection, begins_at, ends_at):
+        hours = row.period / HOUR
+        measured += row.watched * hours
+        used += row.busy * hours
+        if row.utilization is not None:
+            measured_kernels += row.watched * hours
+            kernels += row.utilization * row.watched * hours
+            if row.busy > 0:  # kernels run for jobs; the rest of such a period is next to nothing
+                job_hours += row.busy * hours
+                job_kernels += min(row.utilization * row.watched, row.busy) * hours
+        of_gpu = cells.setdefault(row.gpu, [[0.0, 0.0] for _ in range(intervals)])
+        cell = of_gpu[min(int((row.at - begins_at) / length), intervals - 1)]
+        cell[0] += row.watched * hours
+        cell[1] += row.busy * hours
+    occupancy = {
+        gpu: tuple(busy / hours if hours else None for hours, busy in of_gpu)
+        for gpu, of_gpu in sorted(cells.items())
+    }
+    return GpuTime(
+        begins_at,
+        ends_at,
+        measured,
+        used,
+        kernels / measured_kernels if measured_kernels else None,
+        job_kernels / job_hours if job_hours else None,
+        occupancy or None,
+    )
+
+
+def _rollups_within(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> Iterator[GpuRollup]:
+    """Whole hours, and minutes before the first and after the last of them. Each minute has its hour."""
+    first_hour, last_hour = -(-begins_at // HOUR) * HOUR, ends_at // HOUR * HOUR
+    last_minute = math.floor(ends_at - MINUTE) + 1
+    yield from rollups(connection, HOUR, begins_at, math.floor(ends_at - HOUR) + 1)
+    yield from rollups(connection, MINUTE, begins_at, min(first_hour, last_minute))
+    yield from rollups(connection, MINUTE, max(first_hour, last_hour), last_minute)
+
+
 # Goals
 
 
@@ -149,7 +213,7 @@ class GoalCheck:
 @dataclass(frozen=True, slots=True)
 class GoalProgress:
     name: str
-    #: None: there was no job yet, from which the time counts.
+    #: None before the first job, from which the time counts.
     due_at: float | None
     checks: tuple[GoalCheck, ...]
 
@@ -158,15 +222,10 @@ class GoalProgress:
         return all(check.met for check in self.checks)
 
 
-def first_job_at(connection: sqlite3.Connection) -> float | None:
-    found: float | None = connection.execute("SELECT min(started_at) FROM jobs").fetchone()[0]
-    return found
-
-
 def current_goal(connection: sqlite3.Connection, now: float, targets: PolicyTargets) -> Goal | None:
     """The goal that is due next; the last one when all are past."""
-    goals = sorted(targets.goals.values(), key=lambda goal: goal.within)
-    first = first_job_at(connection)
+    goals = sorted(targets.goals.values(), key=attrgetter("within"))
+    first = first_start(connection)
     age = 0.0 if first is None else now - first
     return next((goal for goal in goals if goal.within > age), goals[-1] if goals else None)
 
@@ -175,13 +234,10 @@ def goal_progress(
     connection: sqlite3.Connection, now: float, targets: PolicyTargets, history: Sequence[EndedJob]
 ) -> list[GoalProgress]:
     """Every goal with what is reached now, the next due first. `history`: the jobs that ended before."""
-    first, last = first_job_at(connection), newest_rank(connection, now)
-    published = connection.execute(
-        "SELECT count(*) FROM jobs WHERE state = ? AND coalesce(ended_at, updated_at) < ?",
-        (JobState.DONE, now),
-    ).fetchone()[0]
+    first, last = first_start(connection), newest_rank(connection, now)
+    published = count_published(connection, now)
     result = []
-    for name, goal in sorted(targets.goals.items(), key=lambda item: item[1].within):
+    for name, goal in sorted(targets.goals.items(), key=_due):
         checks = []
         if goal.jobs is not None:
             checks.append(GoalCheck("jobs", published, goal.jobs, published >= goal.jobs))
@@ -194,6 +250,10 @@ def goal_progress(
             checks.append(GoalCheck("success_rate", rate, goal.success_rate, met))
         result.append(GoalProgress(name, None if first is None else first + goal.within, tuple(checks)))
     return result
+
+
+def _due(named: tuple[str, Goal]) -> float:
+    return named[1].within
 
 
 def goal_text(goal: GoalProgress) -> str:
@@ -216,13 +276,13 @@ class CurrentKpis:
     ) -> None:
         self._store, self._targets, self._clock = store, targets, clock
         self._read_at = float("-inf")
-        self._found: list[dict[str, Any]] = []
+        self._kpis: list[dict[str, Any]] = []
         self._lock = asyncio.Lock()
 
     async def read(self) -> list[dict[str, Any]]:
         async with self._lock:
             now = self._clock()
             if not 0 <= now - self._read_at < _CACHED_SECONDS:
-                found = await self._store.read(kpis, now, self._targets())
-                self._found, self._read_at = [asdict(kpi) for kpi in found], now
-            return self._found
+                read = await self._store.read(kpis, now, self._targets())
+                self._kpis, self._read_at = [asdict(kpi) for kpi in read], now
+            return self._kpis

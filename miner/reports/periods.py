@@ -31,7 +31,7 @@ class ReportPeriod:
 
     @property
     def before(self) -> ReportPeriod:
-        """As long a time, just before."""
+        """The period of the same length just before."""
         return ReportPeriod(self.kind, 2 * self.begins_at - self.ends_at, self.begins_at)
 
     @property
@@ -61,5 +61,5 @@ def calendar_period(kind: PeriodKind, at: float) -> ReportPeriod:
 
 
 def finished_period(kind: PeriodKind, now: float) -> ReportPeriod:
-    """The last one of the calendar that is over."""
+    """The last period of the calendar that is over."""
     return calendar_period(kind, calendar_period(kind, now).begins_at - 1)

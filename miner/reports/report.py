@@ -1,8 +1,8 @@
-"""Build a report from the store: what was done in a day, a week or a month, what it was worth, and how it
+"""Build a report from the store, and send it: the work of a day, a week or a month, its worth, and how it
 compares with the time before and with the policy's goals.
 
-Pure: the same rows give the same report. It takes a read connection and a fraction of a second; the daemon
-builds it in a thread.
+The same rows give the same report. It takes a read connection and a fraction of a second; the daemon builds
+it in a thread.
 """
 
 from __future__ import annotations
@@ -11,47 +11,48 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
+from core.domain.hardware import Hardware
 from core.domain.job_states import JobState
+from core.profile.resolve import LoadedProfile
+from miner.notify.notifier import Notifier, ReportNotice
+from miner.offers.backtest.replay import Backtest, ReplayedOffer
+from miner.offers.history import job_outcomes
+from miner.offers.past_offers import stored_offers
+from miner.offers.policies.load import LoadedPolicy
 from miner.offers.policies.schema import Policy
-from miner.reports.ended_jobs import EndedJob, ended_jobs, jobs_between
-from miner.reports.gpu_time import gpu_time
-from miner.reports.kpis import (
-    FIELD_SECONDS,
+from miner.reports.ended_jobs import (
+    EndedJob,
+    JobQuality,
     completion_rate,
-    goal_progress,
-    goal_text,
-    kpis,
+    ended_jobs,
+    job_qualities,
+    jobs_between,
     mean_hours,
+    mean_quality,
+    quality_weeks,
+    success_by,
     success_rate,
 )
-from miner.reports.periods import ReportPeriod
-from miner.reports.quality import job_qualities, mean_quality, quality_weeks
-from miner.reports.success import success_by
-from miner.store.ranks import newest_rank, ranks_between
+from miner.reports.kpis import FIELD_SECONDS, goal_progress, goal_text, gpu_time, kpis
+from miner.reports.periods import PeriodKind, ReportPeriod, finished_period
+from miner.reports.text import as_html, as_markdown
+from miner.store.actions import count_actions
+from miner.store.alerts import count_alerts
+from miner.store.offers import count_offers
+from miner.store.ranks import newest_rank, ranks_between, record_sent_report, report_was_sent
+from miner.store.store import Store
 
 #: Weeks of the quality's trend, jobs whose gain is listed, and points of the rank's history.
 _WEEKS, _MAX_GAINS, _MAX_RANKS = 8, 20, 60
 FIRST_PLACE = "not known: validators do not publish places"
 TOURNAMENTS = "none recorded: validators do not publish them, and no result was entered"
-
-_ALERTS = """
-SELECT rule,
-    CASE WHEN max(severity = 'critical') THEN 'critical'
-        WHEN max(severity = 'warning') THEN 'warning' ELSE 'info' END AS severity,
-    count(*) AS raised, sum(times) AS times,
-    sum(resolved_at IS NULL) AS still_open, max(text) AS example
-FROM alerts WHERE raised_at >= ? AND raised_at < ? GROUP BY rule ORDER BY raised DESC, rule
-"""
-_ACTIONS = """
-SELECT rule, kind, outcome, count(*) AS count FROM actions
-WHERE asked_at >= ? AND asked_at < ? GROUP BY rule, kind, outcome ORDER BY count DESC, rule, outcome
-"""
-_OFFERS = """
-SELECT count(*), coalesce(sum(decisions.accepted), 0) FROM offers
-JOIN decisions ON decisions.id = offers.decision_id WHERE offers.received_at >= ? AND offers.received_at < ?
-"""
+#: The newest offers are replayed: a decision takes some milliseconds, and each policy decides about all.
+MAX_REPLAYED_OFFERS = 500
+#: Hour (UTC) of the next day from which a report is sent.
+REPORT_HOUR = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class SummaryFigure:
     value: float | None
     before: float | None = None
     target: float | None = None
-    #: None: there is no target, or nothing to compare with it.
+    #: None if there is no target, or nothing to compare with it.
     met: bool | None = None
 
 
@@ -103,8 +104,8 @@ def build_report(connection: sqlite3.Connection, period: ReportPeriod, policy: P
         "quality": [asdict(week) for week in quality_weeks(scores, ends, _WEEKS)],
         "first_place": FIRST_PLACE,
         "tournaments": TOURNAMENTS,
-        "alerts": _rows(connection.execute(_ALERTS, (begins, ends))),
-        "actions": _rows(connection.execute(_ACTIONS, (begins, ends))),
+        "alerts": count_alerts(connection, begins, ends),
+        "actions": count_actions(connection, begins, ends),
         "goals": [
             {**asdict(goal), "met": goal.met, "text": goal_text(goal)}
             for goal in goal_progress(connection, ends, policy.targets, history)
@@ -180,7 +181,7 @@ def _numbers(
     planned_hours = sum(value.gpu_hours for value in values)
     expected = sum(value.points for value in values) if values else None
     gains = [job.gain for job in jobs if job.published and job.gain is not None]
-    offers, accepted = connection.execute(_OFFERS, (begins, ends)).fetchone()
+    offers, accepted = count_offers(connection, begins, ends)
     return {
         "published": sum(job.published for job in jobs),
         "failed": sum(job.state is JobState.FAILED for job in jobs),
@@ -225,7 +226,7 @@ def _rank(connection: sqlite3.Connection, period: ReportPeriod) -> dict[str, Any
     }
 
 
-def _gains(jobs: Sequence[EndedJob], scores: Iterable[Any]) -> list[dict[str, Any]]:
+def _gains(jobs: Sequence[EndedJob], scores: Iterable[JobQuality]) -> list[dict[str, Any]]:
     """Base and best score of each job, newest first, with its quality × work."""
     by_job = {score.job_id: score for score in scores}
     rows = []
@@ -250,5 +251,63 @@ def _gains(jobs: Sequence[EndedJob], scores: Iterable[Any]) -> list[dict[str, An
     return rows[:_MAX_GAINS]
 
 
-def _rows(cursor: sqlite3.Cursor) -> list[dict[str, Any]]:
-    return [dict(row) for row in cursor]
+# Other policies
+
+
+def backtest_policies(
+    connection: sqlite3.Connection,
+    period: ReportPeriod,
+    policies: Sequence[LoadedPolicy],
+    profile: LoadedProfile,
+    hardware: Hardware,
+) -> list[dict[str, Any]]:
+    """Replay the offers against each policy; first what was decided. All count by the first one's terms."""
+    stored = stored_offers(connection, since=period.begins_at)
+    stored = [offer for offer in stored if offer.received_at < period.ends_at][-MAX_REPLAYED_OFFERS:]
+    if not stored:
+        return []
+    outcomes = job_outcomes(connection, period.ends_at)
+    test = Backtest([offer.historical for offer in stored], profile, hardware, policies[0].terms, outcomes)
+    decided = [ReplayedOffer(offer.historical, offer.decision, offer.decision.value) for offer in stored]
+    runs = [test.summarize("as decided", decided), *(test.run(policy.name, policy) for policy in policies)]
+    return [
+        {
+            "name": run.summary.name,
+            "offers": run.summary.offers,
+            "accepted": run.summary.accepted,
+            "points": run.summary.points,
+            "points_per_gpu_hour": run.summary.per_fleet_hour,
+        }
+        for run in runs
+    ]
+
+
+# Sending
+
+
+async def send_due_reports(
+    store: Store,
+    notifier: Notifier,
+    policy: Policy,
+    wanted: Iterable[str],
+    now: float,
+    redact: Callable[[str], str],
+) -> None:
+    """Hand the reports of the periods that are over to the notifier, from REPORT_HOUR on."""
+    if datetime.fromtimestamp(now, UTC).hour < REPORT_HOUR:
+        return
+    for name in wanted:
+        period = finished_period(PeriodKind(name), now)
+        if await store.read(report_was_sent, name, period.begins_at):
+            continue
+        notice = await store.read(_notice, period, policy, redact)
+        # Before it goes out: a daemon that is killed in between sends it never rather than twice.
+        await store.write(record_sent_report, name, period.begins_at, now)
+        notifier.add_report(notice)
+
+
+def _notice(
+    connection: sqlite3.Connection, period: ReportPeriod, policy: Policy, redact: Callable[[str], str]
+) -> ReportNotice:
+    report = redact_report(build_report(connection, period, policy), redact)
+    return ReportNotice(period.title, as_markdown(report), as_html(report))

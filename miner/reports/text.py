@@ -25,9 +25,9 @@ class ReportSection:
     title: str
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
-    #: Said instead of a table, or below it.
+    #: Shown instead of a table, or below it.
     text: str = ""
-    #: By GPU: shares of the intervals; None: not measured.
+    #: By GPU, the share of each interval, or None if it was not measured.
     occupancy: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
 
@@ -225,7 +225,7 @@ def _backtest(report: Mapping[str, Any]) -> ReportSection:
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """For a terminal, at most 80 columns wide."""
+    """Draw the report for a terminal, at most 80 columns wide."""
     lines = [report["title"], "=" * min(len(report["title"]), WIDTH)]
     for section in report_sections(report):
         lines += ["", section.title, "-" * len(section.title)]

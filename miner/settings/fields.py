@@ -45,7 +45,7 @@ class Section(BaseModel, defer_build=True):
     title: ClassVar[str]
 
 
-def _setting(default: Any, meaning: str, *, shown_default: str | None = None, **bounds: Any) -> Any:
+def setting(default: Any, meaning: str, *, shown_default: str | None = None, **bounds: Any) -> Any:
     """Declare a setting; `shown_default` stands in the documents if the default itself says too little."""
     extra: JsonDict | None = None if shown_default is None else {"shown_default": shown_default}
     return Field(default, description=meaning, json_schema_extra=extra, **bounds)
@@ -62,9 +62,9 @@ def _in_data_dir(name: str, meaning: str) -> Any:
 class FilesSection(Section):
     title = "Files"
 
-    data_dir: values.AbsolutePath = _setting(
+    data_dir: values.AbsolutePath = setting(
         Path(".god-miner"),
-        "The daemon's files; with Slurm on a file system that all nodes share. One daemon per directory.",
+        "The daemon's files; with a cluster on a file system that all nodes share. One daemon per directory.",
     )
     store_dir: values.AbsolutePath = Field(
         default_factory=lambda data: data["data_dir"],
@@ -76,15 +76,15 @@ class FilesSection(Section):
 class ChainSection(Section):
     title = "Chain"
 
-    netuid: int = _setting(56, "The subnet.", ge=0, le=65535)
-    chain: ChainKind = _setting(
+    netuid: int = setting(56, "The subnet.", ge=0, le=65535)
+    chain: ChainKind = setting(
         ChainKind.FILE,
         "Source of hotkeys and stakes: `bittensor`, or `file` for NODES_FILE (no network).",
     )
-    subtensor_network: Literal["finney", "test", "archive", "devnet", "local"] = _setting(
+    subtensor_network: Literal["finney", "test", "archive", "devnet", "local"] = setting(
         "finney", "The chain's network."
     )
-    subtensor_address: values.Websocket | None = _setting(
+    subtensor_address: values.Websocket | None = setting(
         None, "Your own chain node (ws:// or wss://), instead of SUBTENSOR_NETWORK."
     )
     nodes_file: values.AbsolutePath = _in_data_dir(
@@ -95,10 +95,10 @@ class ChainSection(Section):
 class WalletSection(Section):
     title = "Wallet"
 
-    wallet_name: values.FileName = _setting("default", "The wallet's name.")
-    hotkey_name: values.FileName = _setting("default", "The hotkey that this miner answers as.")
-    wallet_path: values.AbsolutePath = _setting(Path("~/.bittensor/wallets"), "Directory of the wallets.")
-    wallet_password: values.Secret | None = _setting(
+    wallet_name: values.FileName = setting("default", "The wallet's name.")
+    hotkey_name: values.FileName = setting("default", "The hotkey that this miner answers as.")
+    wallet_path: values.AbsolutePath = setting(Path("~/.bittensor/wallets"), "Directory of the wallets.")
+    wallet_password: values.Secret | None = setting(
         None, "Opens an encrypted hotkey; never asked for interactively."
     )
 
@@ -106,49 +106,49 @@ class WalletSection(Section):
 class CallersSection(Section):
     title = "Who may call"
 
-    min_stake_threshold: float = _setting(
+    min_stake_threshold: float = setting(
         1000.0, "Callers with less stake are refused. 0 on a test network.", ge=0, allow_inf_nan=False
     )
-    require_validator_permit: bool = _setting(
+    require_validator_permit: bool = setting(
         True,
         "Refuse callers without a validator permit. Callers may start tasks and read TRAINING_REPO_*_TOKEN, "
         "and stake alone is cheap.",
     )
-    allow_hotkeys: values.Hotkeys = _setting((), "If set, only these hotkeys may call.")
-    deny_hotkeys: values.Hotkeys = _setting((), "These hotkeys may never call.")
+    allow_hotkeys: values.Hotkeys = setting((), "If set, only these hotkeys may call.")
+    deny_hotkeys: values.Hotkeys = setting((), "These hotkeys may never call.")
 
 
 class PublicPortSection(Section):
     title = "Public port"
 
-    public_host: values.ListenHost = _setting(
+    public_host: values.ListenHost = setting(
         "0.0.0.0",  # noqa: S104 - validators come from the internet
         "Address to listen on for validators.",
     )
-    public_port: values.Port = _setting(7999, "Port to listen on for validators (0: any free one).")
-    public_ip: values.AxonIp | None = _setting(None, "IPv4 address to publish on chain.")
-    published_port: Annotated[int, Field(ge=1, le=65535)] | None = _setting(
+    public_port: values.Port = setting(7999, "Port to listen on for validators (0: any free one).")
+    public_ip: values.AxonIp | None = setting(None, "IPv4 address to publish on chain.")
+    published_port: Annotated[int, Field(ge=1, le=65535)] | None = setting(
         None,
         "Port to publish on chain, if a port mapping changes it.",
         shown_default="PUBLIC_PORT",
     )
-    max_connections: int = _setting(
+    max_connections: int = setting(
         1024,
         "Most open connections, a quarter of them for addresses of validators that were let in before.",
         ge=1,
         le=1_000_000,
     )
-    allow_private_axon: bool = _setting(False, "Allow a private PUBLIC_IP, for a chain of your own.")
+    allow_private_axon: bool = setting(False, "Allow a private PUBLIC_IP, for a chain of your own.")
 
 
 class OperatorPortSection(Section):
     title = "Operator port"
 
-    operator_host: values.ListenHost = _setting(
+    operator_host: values.ListenHost = setting(
         "127.0.0.1", "Address to listen on for the operator: metrics and status."
     )
-    operator_port: values.Port = _setting(7998, "Port to listen on for the operator (0: any free one).")
-    operator_token: values.Token | None = _setting(
+    operator_port: values.Port = setting(7998, "Port to listen on for the operator (0: any free one).")
+    operator_token: values.Token | None = setting(
         None,
         "Bearer token of the operator port. Unset: made at the first start, in DATA_DIR/operator-token. "
         "Required when OPERATOR_HOST is not loopback.",
@@ -158,19 +158,19 @@ class OperatorPortSection(Section):
 class DashboardSection(Section):
     title = "Dashboard"
 
-    dashboard_host: values.ListenHost = _setting(
+    dashboard_host: values.ListenHost = setting(
         "127.0.0.1", "Address that the page of `god-miner dashboard` listens on."
     )
-    dashboard_port: values.Port = _setting(7997, "Its port (0: any free one).")
-    dashboard_password: values.Password | None = _setting(
+    dashboard_port: values.Port = setting(7997, "Its port (0: any free one).")
+    dashboard_password: values.Password | None = setting(
         None,
         "Password of the page. Required when DASHBOARD_HOST is not loopback, or a proxy offers the page "
         "under one of DASHBOARD_NAMES.",
     )
-    dashboard_names: values.HostNames = _setting(
+    dashboard_names: values.HostNames = setting(
         (), "Names under which a proxy with TLS offers the page, like miner.example.org."
     )
-    dashboard_daemons: values.DaemonUrls = _setting(
+    dashboard_daemons: values.DaemonUrls = setting(
         (),
         "The daemons to show, like rack1=http://127.0.0.1:7998 rack2=https://10.0.0.2:443. The token of one "
         "is in DATA_DIR/operator-token-NAME, else it is this machine's. Default: this machine's daemon.",
@@ -180,7 +180,7 @@ class DashboardSection(Section):
 class OffersSection(Section):
     title = "Offers"
 
-    policy: str = _setting(
+    policy: str = setting(
         AUTO,
         "Acceptance policy, by name or path. `auto`: h100x8 from 6 GPUs on, h100x4 below, "
         "everything-feasible without a GPU.",
@@ -190,7 +190,7 @@ class OffersSection(Section):
         "policies",
         "Directory of your own policies, searched before the shipped ones.",
     )
-    profile: str = _setting(
+    profile: str = setting(
         AUTO,
         "Tuning profile, by name or path. `auto`: the one that the policy names, else h100x8 from 6 GPUs on, "
         "h100x4 below, cpu-demo without a GPU.",
@@ -200,25 +200,25 @@ class OffersSection(Section):
         "profiles",
         "Directory of your own profiles, searched before the shipped ones.",
     )
-    task_types: values.TaskTypes | None = _setting(
+    task_types: values.TaskTypes | None = setting(
         None,
         "Accept only these task types, whatever the policy says: instruct, chat, dpo, grpo, image.",
         min_length=1,
     )
-    max_hours: float | None = _setting(
+    max_hours: float | None = setting(
         None,
         "Refuse longer offers, whatever the policy says.",
         gt=0,
         le=10_000,
         allow_inf_nan=False,
     )
-    max_jobs: int | None = _setting(
+    max_jobs: int | None = setting(
         None,
         "Most jobs and held offers at once, whatever the policy says. 0 refuses all offers.",
         ge=0,
         le=10_000,
     )
-    offer_hold_seconds: values.Seconds = _setting(
+    offer_hold_seconds: values.Seconds = setting(
         900, "How long an accepted offer holds its GPUs without a start."
     )
 
@@ -226,13 +226,13 @@ class OffersSection(Section):
 class GpusSection(Section):
     title = "GPUs"
 
-    gpus: values.Gpus = _setting(
+    gpus: values.Gpus = setting(
         AUTO,
         "GPUs to train on: `nvml` (asks the driver), `4xH100` (taken as given), `cpu` (simulated), or "
         "`auto`: "
         "`nvml` with a driver, else `cpu`.",
     )
-    fleet_file: values.AbsolutePath | None = _setting(
+    fleet_file: values.AbsolutePath | None = setting(
         None, "YAML file that describes this host's GPUs; reread when it changes."
     )
 
@@ -249,7 +249,7 @@ class AlertsSection(Section):
 class HistorySection(Section):
     title = "History"
 
-    history_days: int = _setting(
+    history_days: int = setting(
         90,
         "How long offers without a job, their decisions and events are kept. Measurements: minutes for 7 "
         "days, hours for so long, and at least 400 days.",
@@ -270,16 +270,16 @@ class HubSection(Section):
         description="Where to publish: `huggingface`, or `local:DIR`, a directory (no network).",
         json_schema_extra={"shown_default": "huggingface; local:DATA_DIR/hub with CHAIN=file"},
     )
-    hf_user: values.HubUser | None = _setting(
+    hf_user: values.HubUser | None = setting(
         None,
         "User or organisation to publish as; HF_TOKEN must have write access.",
         shown_default="the user of HF_TOKEN",
     )
-    hf_endpoint: values.SiteUrl = _setting(
+    hf_endpoint: values.SiteUrl = setting(
         "https://huggingface.co",
         "The hub for models and submissions, or a compatible server.",
     )
-    hf_token: values.Secret | None = _setting(
+    hf_token: values.Secret | None = setting(
         None, "Hub token, to publish, for gated models and higher limits."
     )
 
@@ -290,16 +290,16 @@ class InputsSection(Section):
     model_cache_dir: values.AbsolutePath = _in_data_dir(
         "models", "Cache of base models; another disk is fine."
     )
-    model_cache_bytes: Annotated[ByteSize, Field(ge=10**9)] = _setting(
+    model_cache_bytes: Annotated[ByteSize, Field(ge=10**9)] = setting(
         "500GB", "Size of that cache. The least recently used model that no job needs is removed first."
     )
-    min_free_disk_bytes: Annotated[ByteSize, Field(ge=0)] = _setting(
+    min_free_disk_bytes: Annotated[ByteSize, Field(ge=0)] = setting(
         "20GB", "Disk space that downloads leave free, for checkpoints."
     )
-    dataset_max_bytes: Annotated[ByteSize, Field(ge=1024, le=10**12)] = _setting(
+    dataset_max_bytes: Annotated[ByteSize, Field(ge=1024, le=10**12)] = setting(
         "2GiB", "Largest dataset. Validators send at most 2GiB."
     )
-    allow_private_networks: values.Networks = _setting(
+    allow_private_networks: values.Networks = setting(
         (),
         "Private networks that dataset URLs may lead to, like 10.0.0.0/8. For tests only.",
     )
@@ -308,97 +308,43 @@ class InputsSection(Section):
 class BackendSection(Section):
     title = "Backend"
 
-    backend: values.BackendKinds = _setting(
+    backend: values.BackendKinds = setting(
         (values.BackendKind.AUTO,),
         "What runs training: `docker`, `process` (local processes), `auto` (Docker if it answers and has the "
         "image, else processes), `slurm` (a cluster's nodes), or `none`: answer offers, train nothing. "
         "`docker,slurm` uses this machine's GPUs and the cluster's.",
     )
-    docker_host: values.DockerHost = _setting(
-        "unix:///var/run/docker.sock",
-        "Socket of the Docker Engine, on this machine.",
-    )
-    trainer_text_image: values.ImageName = _setting("god-miner/text-trainer:latest", "Image for text tasks.")
-    trainer_image_image: values.ImageName = _setting(
-        "god-miner/image-trainer:latest", "Image for image tasks with kohya."
-    )
-    trainer_toolkit_image: values.ImageName = _setting(
-        "god-miner/toolkit-trainer:latest", "Image for image tasks with ai-toolkit."
-    )
-    trainer_python: values.AbsolutePath | None = _setting(
+    trainer_python: values.AbsolutePath | None = setting(
         None,
         "Python for local processes. Unset: that of `make training`, else the daemon's own if it has torch.",
     )
-    trainer_sandbox: SandboxKind = _setting(
+    trainer_sandbox: SandboxKind = setting(
         SandboxKind.AUTO,
         "Sandbox local processes where bubblewrap works. `off`: never, and GRPO tasks are refused.",
     )
-    trainer_uid: int = _setting(
+    trainer_uid: int = setting(
         10002,
         "User and group id of trainings when the daemon is root.",
         ge=1,
         le=2**31 - 2,
     )
-    trainer_ulimits: values.Ulimits = _setting(
+    trainer_ulimits: values.Ulimits = setting(
         ("core=0", "memlock=-1", "stack=67108864"),
         "Ulimits of trainings, in bytes; -1: none.",
-    )
-
-
-class SlurmSection(Section):
-    title = "Slurm"
-
-    slurm_partition: values.SlurmNames | None = _setting(
-        None, "Partition, or several with commas. Unset: the cluster's default. A profile may name others."
-    )
-    slurm_account: values.SlurmName | None = _setting(None, "Account that jobs are charged to.")
-    slurm_qos: values.SlurmName | None = _setting(None, "Quality of service of jobs.")
-    slurm_constraint: values.SlurmConstraint | None = _setting(
-        None, "Features that a node must have, as sbatch has them: `h100&ib`."
-    )
-    slurm_reservation: values.SlurmName | None = _setting(None, "Reservation to run in.")
-    slurm_options: values.SlurmOptions = _setting(
-        (), "More options for sbatch, separated by blanks, such as `--comment=mine --nice=100`."
-    )
-    slurm_modules: values.SlurmModules = _setting(
-        (), "Modules to load on the node before a training, such as `cuda/12.4`."
-    )
-    slurm_container: values.SlurmContainer | None = _setting(
-        None,
-        "Container to train in: `apptainer:/shared/god-miner.sif`, or `pyxis:` and an image as pyxis has it. "
-        "Unset: TRAINER_PYTHON, at the same path on each node.",
-    )
-    slurm_nodes: values.SlurmNodes | None = _setting(
-        None, "The nodes to use, as Slurm writes them: `n[1-4],big7`. Unset: all of the partition."
-    )
-    slurm_max_gpus: int | None = _setting(
-        None, "Most of the cluster's GPUs in use at once. Unset: no limit of ours.", ge=1, le=100_000
-    )
-    slurm_cpus_per_gpu: int = _setting(
-        16, "CPUs asked for with each GPU, at most the node's share.", ge=1, le=1024
-    )
-    slurm_memory_per_gpu: Annotated[ByteSize, Field(ge=10**8)] = _setting(
-        "64GB", "Host memory with each GPU, at most the node's share, where the plan names none."
-    )
-    slurm_pending_seconds: values.Seconds = _setting(
-        600, "A job that does not begin within this time is withdrawn, and tried again elsewhere."
-    )
-    slurm_bin_dir: values.AbsolutePath | None = _setting(
-        None, "Directory of Slurm's commands. Unset: found by PATH."
     )
 
 
 class JobsSection(Section):
     title = "Jobs"
 
-    max_attempts: int = _setting(
+    max_attempts: int = setting(
         5, "Most attempts at a job, not counting those that ran out of GPU memory or disk.", ge=1, le=100
     )
-    publish_early: bool = _setting(True, "Publish the first model at once, and better ones as they come.")
-    stop_grace_seconds: values.Seconds = _setting(
+    publish_early: bool = setting(True, "Publish the first model at once, and better ones as they come.")
+    stop_grace_seconds: values.Seconds = setting(
         90, "Time to save and end when asked to stop; then it is killed."
     )
-    keep_finished_hours: float = _setting(
+    keep_finished_hours: float = setting(
         24,
         "How long inputs, models and checkpoints of a finished job are kept, unless the disk is full. "
         "Plans, results and logs (a megabyte of each) stay.",
@@ -409,25 +355,25 @@ class JobsSection(Section):
 
 
 def _repo_url(kind: str) -> Any:
-    return _setting(None, f"Repository for {kind} tournaments: https://github.com/owner/name.")
+    return setting(None, f"Repository for {kind} tournaments: https://github.com/owner/name.")
 
 
 def _repo_commit() -> Any:
-    return _setting(None, "Its commit, 40 digits.")
+    return setting(None, "Its commit, 40 digits.")
 
 
 def _repo_token() -> Any:
-    return _setting(None, "GitHub token that can read it, if private. Sent to validators.")
+    return setting(None, "GitHub token that can read it, if private. Sent to validators.")
 
 
 def _repo_datasets() -> Any:
-    return _setting((), "Datasets to ask for, at most two.")
+    return setting((), "Datasets to ask for, at most two.")
 
 
 class TournamentSection(Section):
     title = "Tournaments"
 
-    public_api_url: values.SiteUrl = _setting(
+    public_api_url: values.SiteUrl = setting(
         "https://api.gradients.io",
         "The subnet's public API: fees, balances and results of tournaments.",
     )
@@ -448,12 +394,12 @@ class TournamentSection(Section):
 class NotificationsSection(Section):
     title = "Notifications"
 
-    notify_urls: values.NotifyUrls = _setting(
+    notify_urls: values.NotifyUrls = setting(
         (),
         "Where alerts and reports are sent: addresses as Apprise has them (Discord, Telegram, Slack, mail, "
         "webhooks), separated by blanks.",
     )
-    reports: values.Reports = _setting(
+    reports: values.Reports = setting(
         (), "Reports to send there when a period is over: daily, weekly, monthly."
     )
 
@@ -461,9 +407,9 @@ class NotificationsSection(Section):
 class RunningSection(Section):
     title = "Running"
 
-    log_level: LogLevel = _setting("INFO", "Least severe level that is logged.")
-    log_format: LogFormat = _setting(
+    log_level: LogLevel = setting("INFO", "Least severe level that is logged.")
+    log_format: LogFormat = setting(
         LogFormat.AUTO,
         "`auto`: console on a terminal, else json.",
     )
-    shutdown_grace_seconds: values.Seconds = _setting(20, "Time for requests in flight after SIGTERM.")
+    shutdown_grace_seconds: values.Seconds = setting(20, "Time for requests in flight after SIGTERM.")

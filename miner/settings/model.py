@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pydantic import PrivateAttr, SecretStr, model_validator
@@ -37,7 +38,6 @@ from miner.settings.fields import (
     PublicPortSection,
     RunningSection,
     Section,
-    SlurmSection,
     TournamentSection,
     WalletSection,
 )
@@ -60,13 +60,33 @@ class TrainingRepo:
     datasets: tuple[str, ...]
 
 
+def backend_sections() -> Iterator[type[Section]]:
+    """The sections that the backends bring along: SECTION of their `settings.py`."""
+    for kind in BackendKind:
+        module = f"miner.backends.{kind}.settings"
+        if kind.is_backend and importlib.util.find_spec(module):
+            yield importlib.import_module(module).SECTION
+
+
+if TYPE_CHECKING:
+
+    class BackendSettings(Section):
+        """The fields of all of them."""
+else:
+    BackendSettings = type(
+        "BackendSettings", tuple(reversed([*backend_sections()])), {"__module__": __name__}
+    )
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
 class Settings(
     # pydantic takes the fields of the last base first: read upwards.
     RunningSection,
     NotificationsSection,
     TournamentSection,
     JobsSection,
-    SlurmSection,
+    BackendSettings,
     BackendSection,
     InputsSection,
     HubSection,
@@ -133,7 +153,12 @@ class Settings(
     @property
     def local_backend(self) -> BackendKind | None:
         """The backend of this machine's GPUs, or None if they are not used."""
-        return next((kind for kind in self.backend if kind is not BackendKind.SLURM), None)
+        return next((kind for kind in self.backend if not kind.is_cluster), None)
+
+    def section(self, kind: type[SectionT]) -> SectionT:
+        """These settings with the fields of a backend's own section."""
+        assert isinstance(self, kind)
+        return self
 
     def source_of(self, name: str) -> Source:
         """Where a field's value came from."""
@@ -181,7 +206,7 @@ class Settings(
     def sections(cls) -> list[type[Section]]:
         """The sections, in the order of their fields."""
         return [
-            base for base in reversed(cls.__mro__[1:]) if issubclass(base, Section) and base is not Section
+            base for base in reversed(cls.__mro__[1:]) if issubclass(base, Section) and "title" in vars(base)
         ]
 
 

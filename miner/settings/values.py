@@ -9,13 +9,12 @@ import ipaddress
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
-from core.domain import slurm
 from core.domain.hardware import GPU_KINDS, UnknownGpu, parse_gpus
 from core.domain.tasks import OFFERED_TASKS, TaskType
 from miner.support.addresses import public_key
@@ -42,7 +41,7 @@ _TASK_NAMES = {name.lower(): kind for kind in OFFERED_TASKS for name in (kind.na
 # Text
 
 
-def _matches(pattern: str, rule: str) -> AfterValidator:
+def matches(pattern: str, rule: str) -> AfterValidator:
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
             raise ValueError(rule)
@@ -81,14 +80,14 @@ def _gpus(value: str) -> str:
 
 FileName = Annotated[
     str,
-    _matches(
+    matches(
         r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,127}",
         "must be a plain file name: letters, digits and . _ @ + -, no slash",
     ),
 ]
 ImageName = Annotated[
     str,
-    _matches(
+    matches(
         r"(?=.{1,400}$)(sha256:)?[a-zA-Z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?",
         "must be an image's name, such as god-miner/text-trainer:latest, or its sha256:… id",
     ),
@@ -174,7 +173,7 @@ ListenHost = Annotated[str, AfterValidator(_listen_host)]
 AxonIp = Annotated[str, AfterValidator(_axon_ip)]
 DockerHost = Annotated[
     str,
-    _matches(r"unix:///[^\s\0]+", "must be a socket on this machine, such as unix:///var/run/docker.sock"),
+    matches(r"unix:///[^\s\0]+", "must be a socket on this machine, such as unix:///var/run/docker.sock"),
 ]
 
 
@@ -236,7 +235,7 @@ HubUser = Annotated[str, AfterValidator(_hub_user)]
 # Lists
 
 
-def _split(value: Any) -> Any:
+def split_list(value: Any) -> Any:
     """Split a list at commas and blanks: nobody should have to write JSON in a shell."""
     if isinstance(value, str):
         return tuple(dict.fromkeys(part for part in re.split(r"[,\s]+", value) if part))
@@ -293,9 +292,9 @@ def _daemon_url(value: str) -> str:
 
 
 HostName = Annotated[str, AfterValidator(_host_name)]
-HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(_split)]
+HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(split_list)]
 DaemonUrl = Annotated[str, AfterValidator(_daemon_url)]
-DaemonUrls = Annotated[tuple[DaemonUrl, ...], NoDecode, BeforeValidator(_split)]
+DaemonUrls = Annotated[tuple[DaemonUrl, ...], NoDecode, BeforeValidator(split_list)]
 
 
 def _split_targets(value: Any) -> Any:
@@ -320,72 +319,51 @@ NotifyUrls = Annotated[
 
 
 class BackendKind(StrEnum):
+    """The words of BACKEND. Each backend is the folder `miner/backends/NAME`."""
+
     AUTO = "auto"
     DOCKER = "docker"
     PROCESS = "process"
-    SLURM = "slurm"
+    #: A backend that finds GPUs on machines of its own.
+    SLURM = "slurm", "cluster"
     NONE = "none"
+
+    is_cluster: bool
+
+    def __new__(cls, word: str, where: str = "") -> Self:
+        kind = str.__new__(cls, word)
+        kind._value_ = word
+        kind.is_cluster = where == "cluster"
+        return kind
+
+    @property
+    def is_backend(self) -> bool:
+        return self not in (BackendKind.AUTO, BackendKind.NONE)
 
 
 def _one_per_machine(kinds: tuple[BackendKind, ...]) -> tuple[BackendKind, ...]:
-    here = [kind for kind in kinds if kind is not BackendKind.SLURM]
+    here = [kind for kind in kinds if not kind.is_cluster]
     nothing_else = BackendKind.NONE not in kinds or len(kinds) == 1
     if not kinds or len(here) > 1 or len(set(kinds)) < len(kinds) or not nothing_else:
-        raise ValueError(
-            "must be one of auto, docker, process and none, or slurm, or this machine's and the cluster's, "
-            "like docker,slurm"
-        )
+        local = ", ".join(kind for kind in BackendKind if not kind.is_cluster)
+        clusters = ", ".join(kind for kind in BackendKind if kind.is_cluster)
+        raise ValueError(f"must be one of {local}, or {clusters}, or both, like docker,slurm")
     return kinds
 
 
 BackendKinds = Annotated[
-    tuple[BackendKind, ...], NoDecode, BeforeValidator(_split), AfterValidator(_one_per_machine)
+    tuple[BackendKind, ...], NoDecode, BeforeValidator(split_list), AfterValidator(_one_per_machine)
 ]
 
 Hotkey = Annotated[str, AfterValidator(_hotkey)]
-Hotkeys = Annotated[tuple[Hotkey, ...], NoDecode, BeforeValidator(_split)]
+Hotkeys = Annotated[tuple[Hotkey, ...], NoDecode, BeforeValidator(split_list)]
 Network = Annotated[ipaddress.IPv4Network | ipaddress.IPv6Network, BeforeValidator(_network)]
-Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)]
+Networks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(split_list)]
 OneTaskType = Annotated[TaskType, BeforeValidator(_task_type)]
-TaskTypes = Annotated[tuple[OneTaskType, ...], NoDecode, BeforeValidator(_split)]
+TaskTypes = Annotated[tuple[OneTaskType, ...], NoDecode, BeforeValidator(split_list)]
 Dataset = Annotated[str, AfterValidator(_dataset)]
-Reports = Annotated[tuple[Annotated[str, AfterValidator(_report)], ...], NoDecode, BeforeValidator(_split)]
-Datasets = Annotated[tuple[Dataset, ...], NoDecode, BeforeValidator(_split), AfterValidator(_at_most_two)]
-Ulimits = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_ulimits)]
-
-
-# Slurm
-
-
-def _slurm_options(value: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(map(slurm.check_option, value))
-
-
-def _slurm_container(value: str) -> str:
-    kind, _, image = value.partition(":")
-    if kind not in ("apptainer", "pyxis") or not re.fullmatch(r"[A-Za-z0-9/][A-Za-z0-9_.,:@%+/#=-]*", image):
-        raise ValueError(
-            "must be apptainer: and the path of an image, or pyxis: and an image as pyxis has it, "
-            "such as pyxis:registry.example.org#team/trainer:1"
-        )
-    if kind == "apptainer" and not image.startswith("/"):
-        raise ValueError("must name the image of apptainer by its whole path, which all nodes share")
-    return value
-
-
-def _blanks(value: Any) -> Any:
-    return tuple(dict.fromkeys(value.split())) if isinstance(value, str) else value
-
-
-SlurmName = Annotated[str, _matches(slurm.NAME, "must be a name of Slurm: letters, digits and _ . @ + -")]
-SlurmNames = Annotated[str, _matches(slurm.NAMES, "must be names of Slurm, separated by commas")]
-SlurmNodes = Annotated[str, _matches(slurm.NODES, "must be nodes as Slurm writes them, such as n[1-4],big7")]
-SlurmConstraint = Annotated[
-    str, _matches(slurm.CONSTRAINT, "must be features of nodes as sbatch has them, such as h100&ib")
+Reports = Annotated[
+    tuple[Annotated[str, AfterValidator(_report)], ...], NoDecode, BeforeValidator(split_list)
 ]
-SlurmOptions = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_blanks), AfterValidator(_slurm_options)]
-SlurmModule = Annotated[
-    str, _matches(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,199}", "must be modules' names, such as cuda/12.4")
-]
-SlurmModules = Annotated[tuple[SlurmModule, ...], NoDecode, BeforeValidator(_split)]
-SlurmContainer = Annotated[str, AfterValidator(_slurm_container)]
+Datasets = Annotated[tuple[Dataset, ...], NoDecode, BeforeValidator(split_list), AfterValidator(_at_most_two)]
+Ulimits = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list), AfterValidator(_ulimits)]

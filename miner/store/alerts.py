@@ -1,11 +1,10 @@
-"""Alerts, what rules did about them, and silences."""
+"""Alerts and silences in the store."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -177,143 +176,17 @@ def _alert_from(row: sqlite3.Row) -> AlertRow:
     return AlertRow(**dict(row) | typed)
 
 
-# Actions
-
-
-class ActionOutcome(StrEnum):
-    """What has come of an action so far."""
-
-    ASKED = "asked"  # of the training, which has not answered
-    APPLIED = "applied"  # it answered; whether it helped is not known yet
-    KEPT = "kept"
-    UNDONE = "undone"  # it made things worse
-    REFUSED = "refused"  # cannot be done, in words in `detail`
-    NEXT_ATTEMPT = "next attempt"  # this training cannot; the plan of the next one will
-    RETURNED = "returned"  # duty that was given back because the alert is resolved
-
-
-@dataclass(frozen=True, slots=True)
-class ActionRow:
-    """What a rule asked of a running training, and what came of it."""
-
-    id: int
-    rule: str
-    job_id: int
-    attempt: int
-    #: "batch" or "duty".
-    kind: str
-    asked_at: float
-    before: dict[str, Any]
-    after: dict[str, Any] = field(default_factory=dict)
-    outcome: ActionOutcome = ActionOutcome.ASKED
-    detail: str = ""
-    ended_at: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def add_action(
-    connection: sqlite3.Connection,
-    *,
-    rule: str,
-    job_id: int,
-    attempt: int,
-    kind: str,
-    now: float,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    outcome: ActionOutcome,
-    detail: str = "",
-) -> ActionRow:
-    """Insert an action, with its event."""
-    is_over = outcome not in (ActionOutcome.ASKED, ActionOutcome.APPLIED)
-    row_id = insert_row(
-        connection,
-        "actions",
-        rule=rule,
-        job_id=job_id,
-        attempt=attempt,
-        kind=kind,
-        asked_at=now,
-        before=json.dumps(before),
-        after=json.dumps(after),
-        outcome=outcome,
-        detail=detail[:_MAX_TEXT_CHARS],
-        ended_at=now if is_over else None,
+def count_alerts(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> list[dict[str, Any]]:
+    """Count the alerts of a time by rule, the most frequent first."""
+    rows = connection.execute(
+        "SELECT rule, CASE WHEN max(severity = 'critical') THEN 'critical' "
+        "WHEN max(severity = 'warning') THEN 'warning' ELSE 'info' END AS severity, "
+        "count(*) AS raised, sum(times) AS times, sum(resolved_at IS NULL) AS still_open, "
+        "max(text) AS example FROM alerts WHERE raised_at >= ? AND raised_at < ? "
+        "GROUP BY rule ORDER BY raised DESC, rule",
+        (begins_at, ends_at),
     )
-    row = ActionRow(
-        row_id,
-        rule,
-        job_id,
-        attempt,
-        kind,
-        now,
-        dict(before),
-        dict(after),
-        outcome,
-        detail,
-        now if is_over else None,
-    )
-    _add_action_event(connection, row, now)
-    return row
-
-
-def update_action(
-    connection: sqlite3.Connection,
-    action_id: int,
-    outcome: ActionOutcome,
-    after: Mapping[str, Any],
-    detail: str,
-    now: float,
-) -> ActionRow:
-    """Store what came of an action, with its event. Later facts are added to `after`."""
-    is_over = outcome not in (ActionOutcome.ASKED, ActionOutcome.APPLIED)
-    row = connection.execute("SELECT * FROM actions WHERE id = ?", (action_id,)).fetchone()
-    merged = {**json.loads(row["after"] or "{}"), **after}
-    row = connection.execute(
-        "UPDATE actions SET outcome = ?, after = ?, detail = ?, ended_at = ? WHERE id = ? RETURNING *",
-        (outcome, json.dumps(merged), detail[:_MAX_TEXT_CHARS], now if is_over else None, action_id),
-    ).fetchone()
-    changed = _action_from(row)
-    _add_action_event(connection, changed, now)
-    return changed
-
-
-def _add_action_event(connection: sqlite3.Connection, row: ActionRow, now: float) -> None:
-    changes = {key: (row.before.get(key), row.after.get(key)) for key in ("micro", "duty")}
-    shown = ", ".join(f"{key} {old} → {new}" for key, (old, new) in changes.items() if new not in (None, old))
-    text = f"attempt {row.attempt}, {row.rule}: {shown or row.kind}: {row.outcome}"
-    text += f", {row.detail}" if row.detail else ""
-    about = {"rule": row.rule, "before": row.before, "after": row.after, "outcome": row.outcome}
-    add_event(connection, now, "rule_action", None, job_id=row.job_id, text=text, **about)
-
-
-def actions_of_job(connection: sqlite3.Connection, job_id: int) -> list[ActionRow]:
-    rows = connection.execute("SELECT * FROM actions WHERE job_id = ? ORDER BY id", (job_id,))
-    return [_action_from(row) for row in rows]
-
-
-def micro_of_next_attempt(connection: sqlite3.Connection, job_id: int) -> int | None:
-    """The largest micro batch that the next plan of a job may have, where a training could not be changed."""
-    row = connection.execute(
-        "SELECT min(json_extract(after, '$.micro')) FROM actions "
-        "WHERE job_id = ? AND kind = 'batch' AND outcome = ?",
-        (job_id, ActionOutcome.NEXT_ATTEMPT),
-    ).fetchone()
-    return None if row[0] is None else int(row[0])
-
-
-def _action_from(row: sqlite3.Row) -> ActionRow:
-    values = dict(row)
-    return ActionRow(
-        **values
-        | {
-            "before": json.loads(values["before"]),
-            "after": json.loads(values["after"] or "{}"),
-            "outcome": ActionOutcome(values["outcome"]),
-        }
-    )
+    return [dict(row) for row in rows]
 
 
 # Silences
@@ -370,6 +243,6 @@ def is_silenced(connection: sqlite3.Connection, alert: AlertRow, now: float) -> 
 
 
 def prune_alerts(connection: sqlite3.Connection, before: float) -> None:
-    """Delete what was over before then. Actions stay with their jobs."""
+    """Delete the alerts and silences that were over before then."""
     connection.execute("DELETE FROM alerts WHERE resolved_at < ?", (before,))
     connection.execute("DELETE FROM silences WHERE until < ?", (before,))

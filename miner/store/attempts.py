@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from core.domain.errors import GodMinerError
@@ -72,6 +73,14 @@ def steps_of(connection: sqlite3.Connection, job_id: int) -> list[StepRow]:
         (job_id,),
     )
     return [StepRow(*row) for row in rows]
+
+
+def failed_steps(connection: sqlite3.Connection, outcomes: Collection[str], since: float) -> tuple[int, str]:
+    """Count the steps since a moment that ended like this; return also the detail of one of them."""
+    marks = ", ".join("?" * len(outcomes))
+    query = f"SELECT count(*), max(detail) FROM steps WHERE began_at >= ? AND outcome IN ({marks})"  # noqa: S608
+    count, detail = connection.execute(query, (since, *outcomes)).fetchone()
+    return count, detail or ""
 
 
 def get_lesson(connection: sqlite3.Connection, shape: str) -> str | None:

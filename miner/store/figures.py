@@ -1,4 +1,4 @@
-"""Figures and curves of attempts in the store, and what is asked of them."""
+"""Figures and curves of attempts in the store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
-#: Of an attempt whose curves were pruned.
+from core.domain.job_states import JobState
+
+#: The curves of an attempt whose own were pruned.
 NO_CURVES = '{"steps": {"step": [], "t": [], "loss": []}, "evals": []}'
 
 
@@ -34,11 +36,31 @@ def figures_of(connection: sqlite3.Connection, job_id: int) -> dict[int, StoredF
     return {row[0]: StoredFigures(row[1], row[2] or NO_CURVES) for row in rows}
 
 
+class EndedFigures(NamedTuple):
+    """Figures of one attempt of a job that has ended."""
+
+    job_id: int
+    state: JobState
+    ended_at: float
+    figures: str
+
+
+def figures_of_ended(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> list[EndedFigures]:
+    """Return the figures of every attempt of the jobs that ended in a time."""
+    rows = connection.execute(
+        "SELECT jobs.id, jobs.state, coalesce(jobs.ended_at, jobs.updated_at) AS ended, figures "
+        "FROM attempt_figures JOIN attempts ON attempts.id = attempt_id "
+        "JOIN jobs ON jobs.id = attempts.job_id WHERE ended >= ? AND ended < ?",
+        (begins_at, ends_at),
+    )
+    return [EndedFigures(job_id, JobState(state), ended, text) for job_id, state, ended, text in rows]
+
+
 def mean_utilization(
     connection: sqlite3.Connection, gpus: Sequence[str], began_at: float, ended_at: float
 ) -> float | None:
-    """Of these GPUs over that time, from minutes, or from hours where the minutes are pruned. None: not
-    measured."""
+    """Return the mean utilization of these GPUs over that time, or None if it was not measured. From minutes,
+    or from hours where the minutes are pruned."""
     marks = ", ".join("?" * len(gpus))
     query = (
         "SELECT sum(utilization * samples) / sum(samples) FROM gpu_rollups "  # noqa: S608 - question marks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -335,6 +336,30 @@ def has_repo_of_another(connection: sqlite3.Connection, validator: str, name: st
         "AND substr(submission_repo, -length(?) - 1) = '/' || ? LIMIT 1"
     )
     return connection.execute(query, (validator, name, name)).fetchone() is not None
+
+
+def count_by_state(connection: sqlite3.Connection, ended_since: float | None = None) -> dict[str, int]:
+    """Count jobs by state: all, or those that have ended since a moment."""
+    condition, values = ("1", ()) if ended_since is None else ("ended_at >= ?", (ended_since,))
+    query = f"SELECT state, count(*) FROM jobs WHERE {condition} GROUP BY state"  # noqa: S608 - ours
+    return dict(connection.execute(query, values).fetchall())
+
+
+def count_ends(connection: sqlite3.Connection, since: float) -> Counter[tuple[JobState, str | None]]:
+    """Count the jobs that have ended since a moment, by state and reason."""
+    rows = connection.execute("SELECT state, end_reason FROM jobs WHERE ended_at >= ?", (since,))
+    return Counter((JobState(state), reason) for state, reason in rows)
+
+
+def count_published(connection: sqlite3.Connection, before: float) -> int:
+    query = "SELECT count(*) FROM jobs WHERE state = ? AND coalesce(ended_at, updated_at) < ?"
+    return int(connection.execute(query, (JobState.DONE, before)).fetchone()[0])
+
+
+def first_start(connection: sqlite3.Connection) -> float | None:
+    """Return the time of the first start, or None if there was none."""
+    started_at: float | None = connection.execute("SELECT min(started_at) FROM jobs").fetchone()[0]
+    return started_at
 
 
 def jobs_finished_before(connection: sqlite3.Connection, moment: float) -> list[int]:

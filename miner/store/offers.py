@@ -237,6 +237,17 @@ def open_reservations(connection: sqlite3.Connection) -> list[OpenReservation]:
     return opened
 
 
+def count_offers(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> tuple[int, int]:
+    """Count the offers of a time, and those of them that were accepted."""
+    offers, accepted = connection.execute(
+        "SELECT count(*), coalesce(sum(decisions.accepted), 0) FROM offers "
+        "JOIN decisions ON decisions.id = offers.decision_id "
+        "WHERE offers.received_at >= ? AND offers.received_at < ?",
+        (begins_at, ends_at),
+    ).fetchone()
+    return offers, accepted
+
+
 class TaskName(NamedTuple):
     """A task's names for people."""
 

@@ -28,6 +28,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from miner.store import database
 from miner.store.database import StoreUnavailable, add_event
+from miner.store.jobs import count_by_state
 
 log = logging.getLogger(__name__)
 
@@ -260,9 +261,8 @@ class Store:
 
 
 def _summary(connection: Connection) -> dict[str, dict[str, int]]:
-    jobs = connection.execute("SELECT state, count(*) FROM jobs GROUP BY state")
     offers = connection.execute(
         "SELECT iif(accepted, 'accepted', 'refused'), count(*) FROM offers "
         "JOIN decisions ON decisions.id = offers.decision_id GROUP BY accepted"
     )
-    return {"jobs": dict(jobs.fetchall()), "offers": dict(offers.fetchall())}
+    return {"jobs": count_by_state(connection), "offers": dict(offers.fetchall())}

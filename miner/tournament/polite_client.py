@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpx
@@ -42,7 +42,7 @@ _BUSY = frozenset({429, 503})
 class SiteError(GodMinerError):
     """Another site that did not answer, or answered what cannot be used."""
 
-    code: ClassVar[str] = "site"
+    code = "site"
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)

@@ -10,9 +10,6 @@ July 2026; never asked from the machine on which this was written:
   `/tournament/{id}/details`: one of them.
 - `/auditing/tasks/{id}`: `task_type`, `model_id`, `model_type` (pictures), `hours_to_complete`,
   `image_text_pairs[]` (pictures), `hotkey_details[]` with `hotkey`, `repo`, `rank`, `test_loss`.
-- `/v1/performance/latest-tournament-weights`: `burn_data` with `{kind}_tournament_weight`.
-- `/v1/performance/weight-projection-static`: `projections[]` for some improvements over the champion, with
-  `{kind}_projection.projections[]` of `days` and `total_alpha`.
 
 Every field is optional here and checked: what an answer of another shape does not hold is left out.
 """
@@ -93,14 +90,6 @@ class Tournament:
     task_ids: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Prize:
-    """What a champion is expected to get until `days` after the tournament, by the validators' projection."""
-
-    days: int
-    alpha: float
-
-
 @contextmanager
 def open_public_api(settings: Settings, **client: Any) -> Iterator[PublicApi]:
     """Open the API by the operator's settings. `client` goes to `PoliteClient`."""
@@ -151,16 +140,6 @@ class PublicApi:
         newest = {kind: _tournament(found.get(kind), kind) for kind in TournamentType}
         return {kind: tournament for kind, tournament in newest.items() if tournament is not None}
 
-    def weights(self) -> tuple[dict[TournamentType, float], Source]:
-        """What share of the subnet's emission goes to each kind today, the rest being burned."""
-        answer = self._get("/v1/performance/latest-tournament-weights")
-        burn = mapping(mapping(answer.json()).get("burn_data"))
-        found = {kind: number(burn.get(f"{kind}_tournament_weight"), least=0) for kind in TournamentType}
-        known = {kind: weight for kind, weight in found.items() if weight is not None and weight <= 1}
-        if not known:
-            raise SiteError(f"{answer.url} names no weight")
-        return known, _source(answer)
-
     def details(self, tournament_id: str) -> Tournament:
         """One tournament, also one that is long over."""
         answer = self._get(f"/tournament/{_name(tournament_id)}/details")
@@ -175,21 +154,6 @@ class PublicApi:
         """One task with the result of each miner. A day old is new enough: it is over."""
         answer = self._get(f"/auditing/tasks/{_name(task_id)}", DAY_S)
         return task_result(answer.json(), task_id)
-
-    def prizes(self) -> tuple[dict[TournamentType, tuple[Prize, ...]], Source]:
-        """What a champion gets, at the least improvement that the projection has."""
-        answer = self._get("/v1/performance/weight-projection-static", DAY_S)
-        rows = [mapping(row) for row in sequence(mapping(answer.json()).get("projections"))]
-        rows = [row for row in rows if number(row.get("percentage_improvement")) is not None]
-        rows.sort(key=lambda row: float(row["percentage_improvement"]))
-        found = {}
-        for kind in TournamentType:
-            projected = [mapping(row.get(f"{kind}_projection")) for row in rows]
-            champions = [one for one in projected if one.get("placement", "champion") == "champion"]
-            prizes = _prizes(champions[0]) if champions else ()
-            if prizes:
-                found[kind] = prizes
-        return found, _source(answer)
 
     def _get(self, path: str, max_age_s: float = FRESH_S) -> SiteAnswer:
         return self.client.get(self.base + path, max_bytes=MAX_ANSWER, max_age_s=max_age_s)
@@ -254,16 +218,6 @@ def _tournament(raw: Any, kind: TournamentType) -> Tournament | None:
 
 def _names(found: list[str | None]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in found if name and _NAME.fullmatch(name)))[:MOST_TASKS]
-
-
-def _prizes(projection: Mapping[str, Any]) -> tuple[Prize, ...]:
-    found = []
-    for one in sequence(projection.get("projections")):
-        row = mapping(one)
-        days, alpha = number(row.get("days"), least=0), number(row.get("total_alpha"), least=0)
-        if days is not None and alpha is not None:
-            found.append(Prize(int(days), alpha))
-    return tuple(sorted(found, key=lambda prize: prize.days))
 
 
 def _name(value: str) -> str:

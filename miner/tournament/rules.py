@@ -26,15 +26,6 @@ FEES_TAO: Mapping[TournamentType, float] = {
     TournamentType.IMAGE: 0.4,
     TournamentType.ENVIRONMENT: 0.6,
 }
-#: Shares of the subnet's emission, before boosts; the rest is burned. In 2025 text had 60 % and image 40 % of
-#: what tournaments got.
-EMISSION_WEIGHTS: Mapping[TournamentType, float] = {
-    TournamentType.TEXT: 0.35,
-    TournamentType.IMAGE: 0.25,
-    TournamentType.ENVIRONMENT: 0.25,
-}
-#: Of a kind's share: three ranks are paid, each a quarter of the one before.
-CHAMPION_SHARE = 16 / 21
 #: Mondays, UTC: tournaments of a kind begin within this hour, if none of the kind runs.
 START_HOURS: Mapping[TournamentType, int] = {
     TournamentType.ENVIRONMENT: 9,

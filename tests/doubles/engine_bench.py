@@ -8,17 +8,18 @@ import os
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from miner.backends.base import EngineSpec, ExecutionEngine, Mount, RunPhase, RunStatus
-from miner.backends.registry import docker_engine, process_engine, slurm_engine
+from miner.backends.registry import EngineContext, build_here
 from miner.backends.run_folder import log_tail
 from miner.dev.stack import with_constants
-from miner.settings import Settings, load_settings
+from miner.settings import BackendKind, Settings, load_settings
 from tests.doubles.base_image import PYTHON
 
 #: Less than the payloads sleep: what should be ended must not have ended by itself.
@@ -52,8 +53,8 @@ class EngineBench:
 
     kind: str
     settings: Settings
+    build: Callable[[], ExecutionEngine]
     engine: ExecutionEngine
-    make: Callable[[Settings], ExecutionEngine]
     #: Whether runs see nothing but what they were given.
     closed: bool
     processes: int = PROCESSES
@@ -111,8 +112,8 @@ class EngineBench:
         return text
 
     def again(self) -> ExecutionEngine:
-        """The engine of a daemon that was started anew on the same folder."""
-        self.engine = self.make(self.settings)
+        """The engine of a daemon that was restarted on the same data directory."""
+        self.engine = self.build()
         return self.engine
 
     def require_limits(self) -> None:
@@ -130,32 +131,25 @@ class EngineBench:
         await self.engine.close()
 
 
-E = TypeVar("E", bound=ExecutionEngine)
-
-
-def quick(
-    make: Callable[[Settings], E], *, poll_s: float = 0.2, processes: int = PROCESSES
-) -> Callable[[Settings], E]:
-    """Return a maker of engines that ask Slurm more often and allow fewer processes."""
-    package = "miner.backends.registry"
-
-    def made(settings: Settings) -> E:
-        with with_constants({f"{package}.SLURM_POLL_SECONDS": poll_s, f"{package}.MAX_PROCESSES": processes}):
-            return make(settings)
-
-    return made
+def quick_engine(
+    settings: Settings, backend: BackendKind, *, poll_s: float = 0.2, processes: int = PROCESSES
+) -> ExecutionEngine:
+    """Build an engine that asks Slurm more often and allows fewer processes."""
+    constants = {"slurm.engine.POLL_S": poll_s, "registry.MAX_PROCESSES": processes}
+    with with_constants({f"miner.backends.{name}": value for name, value in constants.items()}):
+        return build_here(settings, backend)
 
 
 def process_bench(data_dir: Path, *, sandbox: bool, **more: Any) -> EngineBench:
     given = {"trainer_python": PYTHON, "trainer_sandbox": "auto" if sandbox else "off"}
     settings = bench_settings(data_dir, **given, trainer_uid=own_uid(data_dir), **more)
     kind = "sandboxed process" if sandbox else "process"
-    return EngineBench(kind, settings, (make := quick(process_engine))(settings), make, closed=sandbox)
+    return bench_on(kind, settings, BackendKind.PROCESS, closed=sandbox)
 
 
 def docker_bench(data_dir: Path, host: str, image: str, **more: Any) -> EngineBench:
     settings = bench_settings(data_dir, docker_host=host, trainer_text_image=image, **more)
-    return EngineBench("docker", settings, (make := quick(docker_engine))(settings), make, closed=True)
+    return bench_on("docker", settings, BackendKind.DOCKER, closed=True)
 
 
 def slurm_bench(
@@ -163,9 +157,20 @@ def slurm_bench(
 ) -> EngineBench:
     given = {"trainer_python": PYTHON, "slurm_bin_dir": commands, **more}
     settings = bench_settings(data_dir, trainer_uid=own_uid(data_dir), **given)
-    make = quick(slurm_engine, poll_s=poll_s, processes=processes)
-    engine = make(settings)
-    return EngineBench("slurm", settings, engine, make, closed=engine.can_sandbox)
+    return bench_on("slurm", settings, BackendKind.SLURM, poll_s=poll_s, processes=processes)
+
+
+def bench_on(
+    kind: str, settings: Settings, backend: BackendKind, closed: bool | None = None, **constants: Any
+) -> EngineBench:
+    build = partial(quick_engine, settings, backend, **constants)
+    engine = build()
+    return EngineBench(kind, settings, build, engine, engine.can_sandbox if closed is None else closed)
+
+
+def context_in(folder: Path, **changes: Any) -> EngineContext:
+    """What engines share, for one that a test builds itself."""
+    return replace(EngineContext("feed", folder, str, (), {}, 100, None), **changes)
 
 
 def own_uid(data_dir: Path) -> int:

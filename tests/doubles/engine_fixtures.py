@@ -85,5 +85,5 @@ def bench_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Engin
         return slurm_bench(tmp_path / "data", request.getfixturevalue("slurm").bin)
     bench = process_bench(tmp_path / "data", sandbox=kind != "process")
     if bench.closed and not bench.engine.can_sandbox:
-        missing(f"no sandbox here: {bench.engine._why_no_sandbox}")  # type: ignore[attr-defined]
+        missing(f"no sandbox here: {bench.engine._environment.why_no_sandbox}")  # type: ignore[attr-defined]
     return bench

@@ -21,15 +21,6 @@ class PublicApiSite(FlakyServer):
                 "image_tournament_fee_rao": 410_000_000,
                 "environment_tournament_fee_rao": 610_000_000,
             },
-            "/v1/performance/latest-tournament-weights": {
-                "burn_data": {
-                    "text_tournament_weight": 0.41,
-                    "image_tournament_weight": 0.21,
-                    "environment_tournament_weight": 0.11,
-                    "burn_weight": 0.27,
-                },
-                "text_top_miners": [{"hotkey": HOTKEYS[0], "rank": 1, "weight": 0.3}],
-            },
             f"/tournament/balance/{COLDKEY}": {"coldkey": COLDKEY, "balance_rao": 1_500_000_000},
         }
 

@@ -61,7 +61,7 @@ async def still(run: Run) -> bool:
     return len(run.file("beat")) == before
 
 
-@pytest.mark.with_slurm
+@pytest.mark.every_engine
 async def test_what_is_submitted_again_also_at_the_same_time_runs_once(bench: EngineBench) -> None:
     spec = bench.code("open('ran', 'a').write('x'); import time; time.sleep(0.3)")
     run = await bench.submit(spec)
@@ -73,7 +73,7 @@ async def test_what_is_submitted_again_also_at_the_same_time_runs_once(bench: En
     assert run.file("ran") == "x"
 
 
-@pytest.mark.with_slurm("slurm-raise")
+@pytest.mark.every_engine("slurm-raise")
 @pytest.mark.parametrize(
     ("text", "why", "code"),
     [
@@ -119,7 +119,7 @@ async def test_a_running_one_is_found_and_says_since_when(bench: EngineBench) ->
     assert abs(status.started_at - time.time()) < 60
 
 
-@pytest.mark.with_slurm
+@pytest.mark.every_engine
 async def test_stop_lets_the_trainer_save(bench: EngineBench) -> None:
     run = await bench.submit(bench.code(POLITE))
     await bench.said(run, "up")
@@ -135,7 +135,7 @@ async def test_stop_right_after_the_start_ends_it_too(bench: EngineBench) -> Non
     assert (await bench.end_of(run)).why is EndCause.STOPPED
 
 
-@pytest.mark.with_slurm
+@pytest.mark.every_engine
 async def test_force_kills_a_trainer_that_ignores_sigterm(bench: EngineBench) -> None:
     run = await bench.submit(bench.code(DEAF))
     await bench.said(run, "beat")
@@ -196,7 +196,7 @@ inner_of_the_parent()
     assert (await bench.status(run)).phase is RunPhase.RUNNING
 
 
-@pytest.mark.with_slurm
+@pytest.mark.every_engine
 async def test_a_restarted_daemon_finds_and_stops_runs(bench: EngineBench) -> None:
     run = await bench.submit(bench.code(POLITE))
     await bench.said(run, "up")
@@ -224,7 +224,7 @@ async def test_removing_forgets_what_ended_and_nothing_else(bench: EngineBench) 
     assert run.file("up") == "1"
 
 
-@pytest.mark.with_slurm
+@pytest.mark.every_engine
 async def test_an_end_is_known_after_the_engine_forgot_it(bench: EngineBench) -> None:
     run, _ = await bench.play("raise SystemExit(7)")
     await bench.engine.remove(run.ref)
@@ -271,7 +271,7 @@ async def test_a_kill_from_outside_is_not_a_stop(bench: EngineBench) -> None:
     assert (status.why, status.code) == (EndCause.KILLED, 137)
 
 
-@pytest.mark.with_slurm
+@pytest.mark.every_engine
 async def test_a_killed_wrapper_takes_everything_with_it(bench: EngineBench) -> None:
     run = await bench.submit(bench.code(f"{RUNAWAY}\ntime.sleep(100)"))
     await bench.said(run, "beat")
@@ -281,7 +281,7 @@ async def test_a_killed_wrapper_takes_everything_with_it(bench: EngineBench) -> 
     assert await still(run)
 
 
-@pytest.mark.with_slurm
+@pytest.mark.every_engine
 async def test_the_run_gets_its_own_environment_and_nothing_of_ours(
     bench: EngineBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,7 +347,7 @@ print(socket.create_connection((socket.gethostname(), server.getsockname()[1]), 
     assert run.log == "b'hello'\n"
 
 
-@pytest.mark.with_slurm
+@pytest.mark.every_engine
 async def test_the_run_gets_its_gpus_by_variable(bench: EngineBench) -> None:
     gpus: tuple[str, ...] = tuple(f"GPU-fa4e0000-0000-4000-8000-00000000000{number}" for number in (1, 3))
     # Slurm chooses among the node's.

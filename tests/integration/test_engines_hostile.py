@@ -92,7 +92,7 @@ async def test_there_is_no_network(bench: EngineBench, listeners: tuple[int, str
     assert results["interfaces"] == ["lo"]
 
 
-@pytest.mark.with_slurm
+@pytest.mark.every_engine
 async def test_it_sees_its_own_files_and_no_others(bench: EngineBench, tmp_path: Path, needle: str) -> None:
     wallet, dot_env = tmp_path / "wallet", bench.data_dir / ".env"
     other = bench.spec("true").run_dir / "plan.json"

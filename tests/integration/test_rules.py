@@ -22,7 +22,8 @@ from miner.dev import demo, demo_inputs
 from miner.dev.demo_inputs import LoopbackSite
 from miner.dev.samples import SampleTask
 from miner.store import alerts as store_alerts
-from miner.store.alerts import ActionOutcome, ActionRow, AlertRow
+from miner.store.actions import ActionOutcome, ActionRow, actions_of_job
+from miner.store.alerts import AlertRow
 from miner.support import background
 from tests.doubles.nvml import NvmlHost, compiled
 from tests.doubles.required import missing
@@ -94,7 +95,7 @@ class PlayedJob:
         return (live.step if live else None) or 0
 
     def actions(self) -> list[ActionRow]:
-        return self.daemon.daemon.store.read_now(store_alerts.actions_of_job, self.job)
+        return self.daemon.daemon.store.read_now(actions_of_job, self.job)
 
     def alerts(self) -> list[AlertRow]:
         rows = self.daemon.daemon.store.read_now(store_alerts.newest_alerts, 20)

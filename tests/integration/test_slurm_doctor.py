@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from miner.doctor import CheckContext, Finding, FindingStatus
-from miner.doctor.checks import cluster
+from miner.backends.slurm import checks
 from miner.settings import load_settings
+from miner.support.findings import Finding, FindingStatus
 from tests.doubles.slurm import OwnSlurm, own_slurm, waited_for
 
 OK = FindingStatus.OK
@@ -31,7 +31,7 @@ def found(slurm: OwnSlurm, tmp_path: Path, **settings: Any) -> dict[str, Finding
     loaded = load_settings(
         env={}, env_file=None, backend="slurm", data_dir=tmp_path / "data", slurm_bin_dir=slurm.bin, **given
     )
-    findings = {one.what: one for one in cluster.check_cluster(CheckContext(loaded))}
+    findings = {one.what: one for one in checks.check(loaded)}
     # A doctor leaves nothing behind.
     assert [path.name for path in tmp_path.iterdir()] == []
     waited_for(lambda: not slurm.run("squeue", "-h"), "the trial goes on")
@@ -60,7 +60,7 @@ def test_a_trial_on_a_node_says_what_can_be_trained(slurm: OwnSlurm, tmp_path: P
 def test_a_trial_that_does_not_begin_is_withdrawn_with_slurms_reason(
     slurm: OwnSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "PENDING_S", 0.5)
+    monkeypatch.setattr(checks, "PENDING_S", 0.5)
     slurm.run("scontrol", "create", "reservation=all", "starttime=now", "duration=60", "nodes=ALL",
               "users=nobody")  # fmt: skip
     try:
@@ -74,11 +74,12 @@ def test_a_trial_that_does_not_begin_is_withdrawn_with_slurms_reason(
 def test_an_interrupted_doctor_leaves_no_job(slurm: OwnSlurm, tmp_path: Path) -> None:
     slurm.run("scontrol", "update", "partitionname=train", "state=down")
     code = (
-        "from miner.doctor.checks import cluster\n"
-        "from miner.doctor.examine import CheckContext, examine\n"
-        "from miner.settings import load_settings\n"
-        "cluster.partition_findings = lambda *_: []\n"  # it is down
-        "examine(CheckContext(load_settings(env_file=None)), [cluster.CLUSTER_CHECK])\n"
+        "from miner.backends.slurm import checks\n"
+        "from miner.doctor import CheckContext, examine\n"
+        "from miner.doctor.checks.training import cluster_check\n"
+        "from miner.settings import BackendKind, load_settings\n"
+        "checks.partition_findings = lambda *_: []\n"  # it is down
+        "examine(CheckContext(load_settings(env_file=None)), [cluster_check(BackendKind.SLURM)])\n"
     )
     environment = {
         **os.environ,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from miner.backends.registry import ClusterContext
 from miner.backends.slurm.commands import SlurmCommands, job_prefix
 from miner.backends.slurm.gpu_source import ClusterScope, SlurmGpuSource
 from miner.fleet.placement import FOREVER
@@ -31,8 +32,8 @@ def source_of(slurm: OwnSlurm, **scope: Any) -> SlurmGpuSource:
     return SlurmGpuSource(
         ClusterScope(**scope),
         SlurmCommands(str(slurm.bin)),
-        own_jobs=job_prefix("0123456789abcdef"),
-        is_in_use=lambda _: False,
+        job_prefix("0123456789abcdef"),
+        ClusterContext(kinds=dict, host=dict, is_in_use=lambda _: False, clock=time.time),
     )
 
 

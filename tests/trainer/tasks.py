@@ -21,7 +21,7 @@ from core.domain.tasks import (
     RewardFunction,
     TaskType,
 )
-from core.planning.plan import RowsPlan, TaskSpec, TrainingPlan
+from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.planning.time.overheads import JobConditions
 from core.profile.resolve import load_profile
@@ -158,9 +158,8 @@ def rows_plan(
     length: int = 256,
     eval_rows: int = 12,
     prompt_limit: int | None = None,
-    treated: RowsPlan | None = None,
 ) -> TrainingPlan:
     plan = text_plan(task)
     sequence = plan.sequence.model_copy(update={"length": length, "prompt_limit": prompt_limit})
     steps = plan.steps.model_copy(update={"eval_rows": eval_rows})
-    return plan.model_copy(update={"sequence": sequence, "steps": steps, "rows": treated})
+    return plan.model_copy(update={"sequence": sequence, "steps": steps})

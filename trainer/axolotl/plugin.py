@@ -24,7 +24,6 @@ from trainer.axolotl.kernels import leave_out_what_fails
 from trainer.axolotl.micro_batches import MicroBatchSplitter, order_steps
 from trainer.axolotl.patches import add_kl, count_tokens
 from trainer.axolotl.prompt_kl import add_prompt_kl
-from trainer.axolotl.prompt_loss import PromptLoss
 from trainer.axolotl.scorers import EngineScorer, HeldOutScorer, frozen_base, has_adapter
 from trainer.axolotl.trainers import PairTrainer
 from trainer.handoff import LaunchSpec
@@ -114,8 +113,6 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         if not self.supervised:
             arguments["ddp_find_unused_parameters"] = False
             arguments["dataloader_drop_last"] = loader.drop_last
-            if self.plan.precision.neftune_alpha:
-                arguments["neftune_noise_alpha"] = self.plan.precision.neftune_alpha
         return arguments
 
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
@@ -133,12 +130,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         )
         meter = SpeedMeter(self.plan)
         count_tokens(trainer, meter)
-        rows = self.plan.rows
-        answers = None
-        if rows is not None and rows.prompt_weight and self.supervised:
-            PromptLoss(trainer, rows.prompt_weight, lambda text: self.progress.note("data", text))
-        elif self.supervised:
-            answers = skip_other_logits(trainer, cfg)
+        answers = skip_other_logits(trainer, cfg) if self.supervised else None
         if coefficient:
             add_kl(trainer, coefficient, base, splitter.label_share, answers)
         if self.plan.grpo is not None:

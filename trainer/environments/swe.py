@@ -17,8 +17,13 @@ from typing import Any
 from trainer.errors import BadData
 from trainer.inputs.chat import ASSISTANT, SYSTEM, USER
 from trainer.inputs.files import RawRow, files_in, rows_in, text_of
-from trainer.inputs.requested import ROLES
 
+#: What published conversations call a speaker.
+ROLES = {
+    **dict.fromkeys(("user", "human"), USER),
+    **dict.fromkeys(("assistant", "gpt", "model", "bot"), ASSISTANT),
+    "system": SYSTEM,
+}
 #: The folder that the validator lends: `/` of the dataset's name is `--` there.
 DATASET = "gradients-io-tournaments--SWE-ZERO-12M-trajectories-filtered"
 #: Tokens of a training sequence; letters of a conversation that fit, and of an observation in it.

@@ -23,7 +23,7 @@ from core.data.facts import MADE_ROWS
 from core.domain.tasks import EnvironmentDataset
 from core.domain.units import show_seconds
 from core.planning.plan import TrainingPlan
-from core.planning.time.environments import making_rows_share
+from core.planning.time.overheads import making_rows_share
 from core.runs.run_files import RunSpec
 from trainer.environments.generation import GRACE_S
 from trainer.environments.sources import (

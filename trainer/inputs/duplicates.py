@@ -10,10 +10,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-import random
 import re
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -121,25 +119,3 @@ def _runs_of(rows: Sequence[Ids], first: int, one_in: int) -> Numbers:
     hashes = (run[kept] >> numpy.uint64(64 - _HASH_BITS)).astype(numpy.int64)
     packed: Numbers = numpy.sort((row[:ends][kept] << _HASH_BITS) | hashes)
     return packed[numpy.diff(packed, prepend=-1) != 0]
-
-
-def thinned(
-    places: Sequence[int], clusters: Sequence[int], fingerprints: Sequence[int], weight: float, seed: int
-) -> list[int]:
-    """Those of `places` that are left when a cluster of k rows counts as k^weight: exact copies go first."""
-    if weight >= 1:
-        return list(places)
-    chance = random.Random(seed)  # noqa: S311 - a sample is no secret
-    members: dict[int, list[int]] = {}
-    for place in places:
-        members.setdefault(clusters[place], []).append(place)
-    kept: set[int] = set()
-    for cluster in members.values():
-        copies = Counter[int]()
-        ranked = []
-        for place in chance.sample(cluster, len(cluster)):
-            ranked.append((copies[fingerprints[place]], place))
-            copies[fingerprints[place]] += 1
-        ranked.sort(key=lambda item: item[0])
-        kept.update(place for _, place in ranked[: round(len(cluster) ** weight)])
-    return [place for place in places if place in kept]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import shutil
 from array import array
 from collections import Counter
@@ -37,7 +36,7 @@ from core.domain.tasks import (
     InstructDataset,
     TaskType,
 )
-from core.planning.plan import RowsPlan, TrainingPlan
+from core.planning.plan import TrainingPlan
 from core.recipes.axolotl.data_keys import GRPO_EXTRA, reward_name
 from core.runs.run_files import RunSpec
 from trainer.environments.rows import encode_rows
@@ -54,10 +53,9 @@ from trainer.inputs.dpo_grpo import (
     prompt_rows,
     shorten_prompts,
 )
-from trainer.inputs.duplicates import fingerprint, fingerprint_of_ids, near_duplicates, thinned
+from trainer.inputs.duplicates import fingerprint, fingerprint_of_ids, near_duplicates
 from trainer.inputs.files import RawRow, read_rows, texts_in
 from trainer.inputs.instruct import count_learned, instruct_rows, is_completion, split_completion
-from trainer.inputs.requested import requested_rows
 from trainer.inputs.split import hold_out
 from trainer.inputs.tables import write_table
 from trainer.inputs.tokens import (
@@ -77,12 +75,11 @@ from trainer.rewards.source import REWARD_TABLE, disable_rewards, write_rewards
 from trainer.runner.planning import usable_cores
 
 #: Why rows are missing, as shown to the operator.
-NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, COPY, UNKNOWN = (
+NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, UNKNOWN = (
     "no answer",
     "no prompt",
     "too long",
     "equal answers",
-    "near-duplicates beyond the profile's weight",
     "a token that the model has no row for",
 )
 _DONE = "done.json"
@@ -323,24 +320,17 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedRows
 
     Held-out rows are as long as evaluation takes them, whatever the training can afford.
     """
-    rows = plan.rows or RowsPlan()
     # Rows that were made share the rules of their games; copies of one position are held out together.
     made = task.spec.task_type.makes_rows
     compared = [] if made else [_tokens(row) for row in task.rows]
     clusters = near_duplicates(compared, task.fingerprints)
     split = hold_out(clusters, [_answer(row) for row in task.rows], plan.steps.eval_rows, plan.seed)
-    kept = thinned(split.train, clusters, task.fingerprints, rows.duplicate_weight, plan.seed)
-    train = list(_fitted(task, [task.rows[place] for place in kept], plan))
+    train = list(_fitted(task, [task.rows[place] for place in split.train], plan))
     held = list(_fitted(task, [task.rows[place] for place in split.held], None))
     other = _by_the_other_rules(task, held, split.held)
     dropped = Counter(task.dropped)
-    dropped[TOO_LONG] += max(len(kept) - len(train), 0)
-    dropped[COPY] += len(split.train) - len(kept)
+    dropped[TOO_LONG] += max(len(split.train) - len(train), 0)
     _any_left(train, +dropped, f"the plan's sequences are {plan.sequence.length} tokens long")
-    mixed, notes = _mixed(task, split.held, len(train), plan) if rows.mixed_share else ([], ())
-    if copies := dropped[COPY]:
-        notes += (f"duplicate_weight: {copies:,} of {len(split.train):,} rows are near-duplicates too many",)
-    train += mixed
     digest = _digest([*train, *held], task, len(train))
     place = folder / digest[:16]
     if not (place / _DONE).is_file():
@@ -350,38 +340,12 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedRows
         eval_path=place / "eval" if held else None,
         train_rows=len(train),
         eval_rows=len(held),
-        mixed_rows=len(mixed),
         dropped=dict(+dropped),
-        notes=(*task.notes, *notes),
+        notes=tuple(task.notes),
         digest=digest,
         rewards_dir=_rewards(task, place / "rewards"),
         other_path=place / "other" if other else None,
     )
-
-
-def _mixed(
-    task: TextTask, held: Sequence[int], own: int, plan: TrainingPlan
-) -> tuple[list[Row], tuple[str, ...]]:
-    """Rows of requested datasets, encoded and fitted as the task's own, for so many of these; and what is to
-    be said of them. None is like a held-out row."""
-    assert plan.rows is not None
-    share, dataset = plan.rows.mixed_share, task.spec.dataset
-    wanted = round(own * share / (1 - share))
-    if not task.spec.requested_data or dataset is None:
-        return [], ("mix_datasets: no requested dataset is here",)
-    records, notes = requested_rows(task.spec.requested_data, dataset, 2 * wanted)
-    try:
-        more = encode_task(task.spec, records, task.tokenizer)
-    except Exception as error:  # noqa: BLE001 - rows that are not the task's own never end it
-        return [], (*notes, f"mix_datasets: {str(error)[:200] or type(error).__name__}")
-    together = [*(task.rows[place] for place in held), *more.rows]
-    prints = [*(task.fingerprints[place] for place in held), *more.fingerprints]
-    clusters = near_duplicates([_tokens(row) for row in together], prints)
-    new = [row for row, first in zip(together, clusters, strict=True) if first >= len(held)]
-    fitted = list(_fitted(task, new, plan))
-    chosen = random.Random(plan.seed).sample(fitted, min(wanted, len(fitted)))  # noqa: S311 - no secret
-    said = f"mix_datasets: {len(chosen):,} rows beside {own:,} of the task, {wanted:,} were wanted"
-    return chosen, (*notes, said)
 
 
 def _rewards(task: TextTask, folder: Path) -> Path | None:

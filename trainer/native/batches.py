@@ -215,8 +215,6 @@ class BatchLayout:
     packed: bool = False
     #: Rows weigh the same whatever their length, as the evaluator has it; else tokens do.
     by_row: bool = False
-    #: What the loss of a token that is not learned is multiplied by, before that of those which are.
-    prompt_weight: float = 0.0
     #: Rows come in twos, chosen and rejected: sequence p is the rows 2p and 2p + 1.
     pairs: bool = False
 
@@ -268,13 +266,11 @@ def collate(
             row_count = int(counts.sum())
             ids[at, start:end] = row.ids
             # The last token of a document predicts nothing, least of all the next document's first.
-            wanted = counts | (layout.prompt_weight > 0 and row_count > 0)
-            targets[at, start : end - 1] = np.where(wanted, row.ids[1:].astype(np.int64), IGNORED)
+            targets[at, start : end - 1] = np.where(counts, row.ids[1:].astype(np.int64), IGNORED)
             labelled[at, start:end] = row.trained
             if layout.packed:
                 positions[at, start:end] = np.arange(end - start)
-            each = 1 / max(row_count, 1) if layout.by_row else 1.0
-            weights[at, start : end - 1] = each * np.where(counts, 1.0, layout.prompt_weight)
+            weights[at, start : end - 1] = counts / max(row_count, 1)
             tokens, counted, rows_counted = (
                 tokens + end - start,
                 counted + row_count,
@@ -288,7 +284,7 @@ def collate(
         torch.from_numpy(targets),
         torch.from_numpy(labelled),
         torch.from_numpy(positions) if layout.packed else None,
-        torch.from_numpy(weights) if layout.by_row or layout.prompt_weight else None,
+        torch.from_numpy(weights) if layout.by_row else None,
         reference,
         tokens,
         len(micro) / 2 if layout.pairs else float(rows_counted if layout.by_row else counted),

@@ -106,7 +106,6 @@ def shard(net: LossModel, plan: TrainingPlan, mesh: DeviceMesh | None, device: t
     """Wrap the model with FSDP2: each layer is gathered for its computation, during that of the one before.
     Does nothing without a mesh. Must come first after loading: stand-ins cannot compute."""
     from torch.distributed.fsdp import (
-        CPUOffloadPolicy,
         MixedPrecisionPolicy,
         fully_shard,
         register_fsdp_forward_method,
@@ -122,15 +121,13 @@ def shard(net: LossModel, plan: TrainingPlan, mesh: DeviceMesh | None, device: t
         # Gradients are summed in fp32 whatever they were computed in.
         "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
     }
-    if plan.fsdp.offload_params:
-        options["offload_policy"] = CPUOffloadPolicy()
     layers = layers_of(net)
     base = getattr(net, "base", None)
     detached = detach_shards(net)
     for layer in [*layers, *(layers_of(base) if base is not None else [])]:
         fully_shard(layer, **options)
     fully_shard(net, **options)
-    attach_shards(detached, plan.fsdp.offload_params)
+    attach_shards(detached)
     if isinstance(net, DpoLossModel):
         register_fsdp_forward_method(net, "preferred")
     if plan.fsdp.forward_prefetch:

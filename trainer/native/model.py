@@ -6,7 +6,6 @@ The logits of a whole batch never exist: a token's loss is computed chunk by chu
 from __future__ import annotations
 
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -265,25 +264,11 @@ def load_model(
         raise BadModel(
             f"{path}: its head has {unsupported or ['a bias']}, which the native trainer leaves out"
         )
-    if plan.precision.neftune_alpha:
-        add_noise(model, plan.precision.neftune_alpha)
     if plan.precision.gradient_checkpointing:
         enable_checkpointing(model, plan)
     if plan.adapter is None:
         return model.train(), attention
     return add_adapters(model, plan).train(), attention
-
-
-def add_noise(model: Any, alpha: float) -> None:
-    """NEFTune: while training, even noise on the embeddings, as strong as Hugging Face's trainer makes it."""
-
-    def noisy(module: nn.Module, _: Any, embedded: Tensor) -> Tensor:
-        if not module.training:
-            return embedded
-        strength = alpha / math.sqrt(embedded.shape[1] * embedded.shape[2])
-        return embedded + torch.empty_like(embedded).uniform_(-strength, strength)
-
-    model.get_input_embeddings().register_forward_hook(noisy)
 
 
 def frozen_base(

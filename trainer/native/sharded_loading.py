@@ -157,7 +157,7 @@ def detach_shards(net: nn.Module) -> list[DetachedShard]:
     return list(detached.values())
 
 
-def attach_shards(detached: list[DetachedShard], offload: bool) -> None:
+def attach_shards(detached: list[DetachedShard]) -> None:
     """Put shards in place of FSDP2's empty ones; it looks for them at the first pass."""
     while detached:
         shard, places = detached.pop()
@@ -165,7 +165,5 @@ def attach_shards(detached: list[DetachedShard], offload: bool) -> None:
         empty: Any = module._parameters[own]
         local = _as_shard(shard.to_local(), empty.device_mesh, empty)
         weight: Any = nn.Parameter(local, requires_grad=empty.requires_grad)
-        if offload:
-            weight._local_tensor = weight._local_tensor.cpu()
         for module, own in places:
             module._parameters[own] = weight

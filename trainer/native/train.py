@@ -293,7 +293,6 @@ def load_rows(
         length=plan.sequence.length if fixed else None,
         packed=packed,
         by_row=not pairs and settings_of(plan).objective == "rows",
-        prompt_weight=plan.rows.prompt_weight if plan.rows and which == "train" and not pairs else 0.0,
         pairs=pairs,
     )
     return TokenRows(tokens, layout)

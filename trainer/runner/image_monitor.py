@@ -22,7 +22,7 @@ from core.domain.choices import Engine
 from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
 from core.planning.plan import TrainingPlan
-from core.planning.time.efficiency import flops_utilisation
+from core.planning.time.calibration import flops_utilisation
 from core.runs.progress import StepEvent, SubmissionEvent
 from core.runs.run_files import RunEnd, RunSpec
 from core.submission.faults import BadSubmission

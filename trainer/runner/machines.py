@@ -60,10 +60,10 @@ class Machine:
 
 
 def this_machine(environment: Mapping[str, str] = os.environ) -> Machine:
-    """By our own variables, or Slurm's of a step: `srun` is called on the first node."""
-    rank = environment.get("GOD_MINER_NODE_RANK") or environment.get("SLURM_NODEID") or "0"
-    count = environment.get("GOD_MINER_NODES") or environment.get("SLURM_STEP_NUM_NODES") or "1"
-    head = environment.get("GOD_MINER_HEAD") or environment.get("SLURM_LAUNCH_NODE_IPADDR")
+    """Read the variables that a backend sets on each machine of a run on several."""
+    rank = environment.get("GOD_MINER_NODE_RANK") or "0"
+    count = environment.get("GOD_MINER_NODES") or "1"
+    head = environment.get("GOD_MINER_HEAD")
     return Machine(int(rank), int(count), head or socket.gethostname())
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from core.planning.plan import TrainingPlan
-from core.planning.time.efficiency import peak_speed
+from core.planning.time.calibration import peak_speed
 from core.runs.progress import (
     EvalEvent,
     EventPrinter,

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from core.domain.choices import Engine, Method
 from core.planning.budget import MemoryBreakdown, MemoryPeak, MemoryTerm
-from core.planning.candidate import RunCandidate
+from core.planning.candidate import BytesByPart, HeldMemory, MemoryPart, RunCandidate, TrainedMemory
 from core.planning.memory import activations as act
 from core.planning.memory import persistent
-from core.planning.memory.persistent import DescribedBytes, MemoryPart
+from core.planning.memory.persistent import DescribedBytes
 
 #: Allocated once; the rest comes and goes and fragments.
 _CONSTANT = (
@@ -33,28 +33,6 @@ _CONSTANT = (
 _CONSTANT_NAMES = frozenset(persistent.PART_TEXTS[part][0] for part in _CONSTANT)
 #: The factor on what comes and goes for what the allocator loses between blocks.
 _FRAGMENTED = 1 + persistent.FRAGMENTATION
-#: Bytes of each part, by the function that computes them.
-BytesByPart = dict[MemoryPart, float]
-
-
-class HeldMemory(NamedTuple):
-    """Allocated from the first step to the last; `total` includes fragmentation."""
-
-    parts: BytesByPart
-    total: float
-
-
-class TrainedMemory(NamedTuple):
-    """What comes and goes with the trained parameters, whatever the batch."""
-
-    gathered: float
-    gradients: float
-    buckets: float
-    #: Autocast's copies.
-    cast: float
-    head: float
-    #: Of the optimizer's step.
-    work: float
 
 
 class MemoryMoment(NamedTuple):

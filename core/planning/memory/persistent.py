@@ -12,7 +12,7 @@ from typing import NamedTuple
 from core.domain.choices import Attention, CompileMode, Engine, Method, Optimizer
 from core.domain.hardware import Device
 from core.domain.units import show_bytes, show_params
-from core.planning.candidate import NCCL_BUFFER, RunCandidate
+from core.planning.candidate import NCCL_BUFFER, MemoryPart, RunCandidate
 
 
 class DescribedBytes(NamedTuple):
@@ -21,8 +21,6 @@ class DescribedBytes(NamedTuple):
     why: str
 
 
-#: Bytes of one term on one GPU.
-MemoryPart = Callable[[RunCandidate], float]
 PartReason = Callable[[RunCandidate], str]
 #: The name of a term, and how it came about.
 PART_TEXTS: dict[MemoryPart, tuple[str, str | PartReason]] = {}

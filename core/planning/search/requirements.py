@@ -13,13 +13,14 @@ from core.data.facts import DatasetFacts
 from core.domain.choices import Attention, CompileMode, Engine, EvalMetric, Method, Optimizer, Parallelism
 from core.domain.evaluation import Era
 from core.domain.hardware import MOST_GPUS, GpuKind
+from core.domain.tasks import TaskType
 from core.models.facts import ModelFacts
-from core.models.kernels import LigerPart
+from core.models.kernels import LORA_KERNELS, LigerPart, liger_parts
 from core.models.shapes import RankFactors
 from core.planning.budget import Concession, conceded
 from core.planning.candidate import ImageCandidate, ModelShape, RunCandidate, loss_kind, nccl_buffer, shape_of
 from core.planning.plan import LrSearchPlan, TaskSpec
-from core.planning.search import kernels, ranks
+from core.planning.search import ranks
 from core.planning.time.schedule import held_out
 from core.planning.time.sequences import (
     Sequences,
@@ -31,9 +32,6 @@ from core.planning.time.sequences import (
 from core.profile.resolve import engine_for
 from core.profile.schema import ResolvedProfile
 from core.profile.targets import ProfileLimits, Targets
-
-#: Prompts are learned too only where they are so many times as long as answers.
-LONG_PROMPTS = 5.0
 
 
 class Requirements(NamedTuple):
@@ -97,14 +95,6 @@ class Requirements(NamedTuple):
         return self.targets.micro_batch_size * self.targets.gradient_accumulation_steps * world
 
     @property
-    def prompt_weight(self) -> float:
-        """What a prompt's token weighs in the loss, where an answer's is 1."""
-        prompt, answer = self.data.prompt.mean, self.data.answer.mean
-        if not self.task.task_type.is_supervised or prompt <= LONG_PROMPTS * answer:
-            return 0.0
-        return float(f"{self.targets.prompt_loss_share * answer / prompt:.3g}")
-
-    @property
     def micro_target(self) -> int:
         return min(self.targets.micro_batch_size, self.limits.max_micro_batch)
 
@@ -152,10 +142,10 @@ def requirements_for(
     rank_factors = ranks.rank_factors(profile, model, rank, given)
     expert_factor = ranks.expert_factor(profile, model, engine, rank, given)
     method = _method(model, targets, given)
-    attention = kernels.attention(model, targets, kind, given)
-    fp8 = kernels.fp8(targets, kind, given)
-    liger = kernels.liger(task.task_type, engine, model, targets, kind, given)
-    lora_kernels = kernels.lora_kernels(task.task_type, model, targets, kind, given)
+    attention = _attention(model, targets, kind, given)
+    fp8 = _fp8(targets, kind, given)
+    liger = _liger(task.task_type, engine, model, targets, kind, given)
+    lora_kernels = _lora_kernels(task.task_type, model, targets, kind, given)
     if targets.sample_packing and model.packing_problem:
         given.append(conceded("sample_packing", True, False, model.packing_problem))
     if targets.compile_mode is not None and compile_mode is None:
@@ -331,7 +321,7 @@ def first_candidate(needs: Requirements, world: int) -> RunCandidate:
         checkpointing=targets.gradient_checkpointing is True,
         offload=targets.activation_offload,
         attention=needs.attention,
-        loss=loss_kind(needs.task, needs.engine, targets.fused_loss, needs.liger, needs.prompt_weight > 0),
+        loss=loss_kind(needs.task, needs.engine, targets.fused_loss, needs.liger),
         liger=needs.liger,
         reshard=targets.fsdp_reshard_after_forward,
         compile_mode=needs.compile_mode,
@@ -407,3 +397,67 @@ def largest_divisor(number: int, most: int) -> int:
 def divisors(number: int, most: int) -> list[int]:
     """The divisors up to `most`, largest first."""
     return [size for size in range(min(number, most), 0, -1) if number % size == 0]
+
+
+#: Triton compiles for these GPUs and later ones.
+TRITON_LEAST = (8, 0)
+
+
+def _attention(model: ModelFacts, targets: Targets, kind: GpuKind, given: list[Concession]) -> Attention:
+    supported = model.attention
+    best = Attention.FLASH_2 if kind.compute_capability >= (8, 0) else Attention.SDPA
+    best = best if supported is Attention.FLASH_2 else supported
+    asked = targets.attention
+    if asked is None:
+        return best
+    if supported is not Attention.FLASH_2 and asked not in (supported, Attention.EAGER):
+        given.append(
+            conceded("attention", asked.value, best.value, f"{model.architecture} does not support it")
+        )
+        return best
+    hopper_only = asked is Attention.FLASH_3 and kind.compute_capability < (9, 0)
+    needs_ampere = asked in (Attention.FLASH_2, Attention.FLASH_3, Attention.FLEX)
+    if hopper_only or (needs_ampere and kind.compute_capability < (8, 0)):
+        given.append(conceded("attention", asked.value, best.value, f"{kind.name} cannot run it"))
+        return best
+    return asked
+
+
+def _fp8(targets: Targets, kind: GpuKind, given: list[Concession]) -> bool:
+    if targets.fp8 and not kind.has_fp8:
+        given.append(conceded("fp8", True, False, f"{kind.name} has no fp8 tensor cores"))
+    return targets.fp8 and kind.has_fp8
+
+
+def _liger(
+    task: TaskType,
+    engine: Engine,
+    model: ModelFacts,
+    targets: Targets,
+    kind: GpuKind,
+    given: list[Concession],
+) -> frozenset[LigerPart]:
+    """The parts that Liger computes. Unset: none for GRPO, whose time goes into single tokens; what its
+    launches cost there is not known."""
+    parts, unset = liger_parts(model.architecture), targets.liger is None
+    if targets.liger is False or engine is not Engine.AXOLOTL or (unset and task.generates):
+        return frozenset()
+    if parts and kind.compute_capability >= TRITON_LEAST:
+        return parts
+    if not unset:
+        lacking = f"{kind.name} cannot run them" if parts else f"Liger has none for {model.architecture}"
+        given.append(conceded("liger", True, False, lacking))
+    return frozenset()
+
+
+def _lora_kernels(
+    task: TaskType, model: ModelFacts, targets: Targets, kind: GpuKind, given: list[Concession]
+) -> bool:
+    """Axolotl's, for supervised training."""
+    if targets.lora_kernels is False or not task.is_supervised:
+        return False
+    known = model.architecture in LORA_KERNELS
+    if targets.lora_kernels and not known:
+        reason = f"Axolotl has none for {model.architecture}"
+        given.append(conceded("lora_kernels", True, False, reason))
+    return known and (targets.lora_kernels is True or kind.compute_capability > (0, 0))

@@ -10,16 +10,22 @@ from core.planning.candidate import RunCandidate, vary
 from core.planning.memory.peak import evaluation_fits, peak_bytes
 from core.planning.plan import CheckpointChoice
 from core.planning.search.requirements import Requirements, lr_search
-from core.planning.time.checkpoint_choice import can_score, with_choice
-from core.planning.time.environments import making_rows_phases
 from core.planning.time.overheads import (
     JobConditions,
     PhaseEstimate,
     checkpoint_space,
+    making_rows_phases,
     opening_phases,
     publish_phase,
 )
-from core.planning.time.schedule import RepeatTimes, StepSchedule, fit_schedule, repeat_times
+from core.planning.time.schedule import (
+    RepeatTimes,
+    StepSchedule,
+    can_score,
+    fit_schedule,
+    repeat_times,
+    with_choice,
+)
 from core.planning.time.sequences import Sequences
 from core.planning.time.speed import StepTime
 from core.profile.targets import ProfileLimits

@@ -1,4 +1,4 @@
-"""What a job spends beside training: fetching, preparing, loading, saving, publishing."""
+"""Time that a job spends beside training: making rows, fetching, preparing, loading, saving, publishing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from core.domain.cores import job_cores
 from core.domain.decisions import IDLE_HOST, TrainingWorth
 from core.domain.evaluation import Era
 from core.domain.hardware import Device, Hardware
-from core.domain.units import show_bytes
+from core.domain.units import show_bytes, show_seconds
 from core.models.facts import ModelFacts
 from core.planning.budget import TimelinePhase
 from core.planning.candidate import RunCandidate
 from core.planning.memory.persistent import STATE_BYTES
+from core.planning.plan import TaskSpec
 from core.planning.time.sequences import Sequences
 from core.planning.time.speed import step_time
 
@@ -167,3 +168,22 @@ def publish_phase(s: RunCandidate, conditions: JobConditions) -> PhaseEstimate:
         return PhaseEstimate("finish", 10 + size / WRITE_RATE, lambda: "moving the result into place")
     rate = conditions.hardware.upload_rate
     return PhaseEstimate("publish", PUBLISH_S + size * UPLOAD_SLACK / rate, lambda: _at_rate(size, rate))
+
+
+#: Up to so many parameters, so much of the time: a larger model trains on fewer rows in the rest of it. As an
+#: entry of 2026-09 has it.
+ROWS_TIME: tuple[tuple[float, float], ...] = ((2e9, 0.25), (4e9, 0.20), (6e9, 0.15), (math.inf, 0.12))
+
+
+def making_rows_share(params: int) -> float:
+    return next(share for most, share in ROWS_TIME if params < most)
+
+
+def making_rows_phases(task: TaskSpec, model: ModelFacts, conditions: JobConditions) -> list[PhaseEstimate]:
+    """None for a task with rows of its own, or where they are made already."""
+    if not task.task_type.makes_rows or conditions.rows_made:
+        return []
+    share, cores = making_rows_share(model.params_total), conditions.hardware.cpu_cores
+    seconds = share * task.hours * 3600
+    why = f"rows are made for {show_seconds(seconds)} at most, {share:.0%} of the time, on {cores} cores"
+    return [PhaseEstimate("generate", seconds, lambda: why)]

@@ -281,10 +281,6 @@ def _kernels(plan: TrainingPlan, notes: list[str]) -> EngineConfig:
     keys |= {part.value: True for part in LigerPart if part in parts and part is not LigerPart.LOSS}
     if precision.fused_loss and supervised:
         keys[LigerPart.LOSS.value if LigerPart.LOSS in parts else "chunked_cross_entropy"] = True
-    if precision.neftune_alpha and supervised:
-        keys["neftune_noise_alpha"] = precision.neftune_alpha
-    elif precision.neftune_alpha:
-        notes.append(f"neftune_alpha: Axolotl ignores it in {plan.task.task_type}; the plugin sets it")
     return keys
 
 
@@ -317,9 +313,8 @@ def _sharding(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Engine
         "fsdp_version": 2,
         "fsdp_config": {
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "transformer_layer_cls_to_wrap": fsdp.wrap_class or None,
             "reshard_after_forward": fsdp.reshard_after_forward,
-            "offload_params": fsdp.offload_params,
+            "offload_params": False,
             # If every rank read a 70B model, the host would need its memory eight times; with a 4-bit base
             # only rank 0 quantizes and the others wait forever.
             "cpu_ram_efficient_loading": plan.method is not Method.QLORA,

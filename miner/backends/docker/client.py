@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from core.domain.errors import GodMinerError
 from miner.backends.base import EngineDiskFull, EngineRejected, EngineUnreachable
+from miner.backends.docker.settings import DockerSection
+from miner.settings import Settings
 from miner.support.background import run_in_thread
 
 if TYPE_CHECKING:
@@ -112,6 +114,10 @@ class DockerClient:
             if timeout_s not in self._apis:
                 self._apis[timeout_s] = docker.APIClient(self.host, version="auto", timeout=timeout_s)
             return self._apis[timeout_s]
+
+
+def docker_client(settings: Settings) -> DockerClient:
+    return DockerClient(settings.section(DockerSection).docker_host)
 
 
 def _status(error: Any) -> int:

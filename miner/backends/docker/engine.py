@@ -41,6 +41,7 @@ from miner.backends.docker.container import (
 )
 from miner.backends.docker.images import IMAGE_KINDS, UnknownImage
 from miner.backends.preflight import check_spec, hand_over_files, mounts_of
+from miner.backends.registry import EngineContext
 from miner.backends.run_folder import end_status, write_stop_record
 from miner.support.background import run_in_thread
 
@@ -63,24 +64,20 @@ class DockerEngine:
 
     def __init__(
         self,
+        context: EngineContext,
         client: DockerClient,
         defaults: ContainerDefaults,
-        *,
         image_of: Callable[[str], str],
-        redact: Callable[[str], str],
-        trusted: tuple[Path, ...],
-        training_uid: int | None,
     ) -> None:
+        self._context = context
         self._client = client
         self._defaults = defaults
         self._image_of = image_of
-        self._redact = redact
-        self._trusted = trusted
-        #: Who gets the run directories; None: the daemon is not root, and trains as the same user.
-        self._training_uid = training_uid
 
     async def submit(self, spec: EngineSpec) -> str:
-        await run_in_thread(lambda: check_spec(spec, self._redact, self._trusted), FILES_S, "engine check")
+        await run_in_thread(
+            lambda: check_spec(spec, self._context.redact, self._context.trusted), FILES_S, "engine check"
+        )
         ends = time.monotonic() + self._client.create_timeout_s
         older = await self._inspect(spec.key)
         container = self._require_ours(older or await self._create(spec, ends), spec.key)
@@ -267,8 +264,8 @@ class DockerEngine:
         return container
 
     def _hand_over_files(self, spec: EngineSpec) -> None:
-        if self._training_uid is not None and os.geteuid() == 0:
-            hand_over_files(spec, mounts_of(spec), self._training_uid, self._trusted)
+        if self._context.training_uid is not None and os.geteuid() == 0:
+            hand_over_files(spec, mounts_of(spec), self._context.training_uid, self._context.trusted)
 
 
 def _labels(container: Mapping[str, Any]) -> Mapping[str, str]:

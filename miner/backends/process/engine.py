@@ -20,12 +20,12 @@ from core.domain.cores import cores_in
 from core.system import wrapper
 from miner.backends import ownership
 from miner.backends.base import EngineRejected, EngineRun, EngineSpec, EngineUnreachable, RunPhase, RunStatus
+from miner.backends.environment import TOOLS, TrainingEnvironment
 from miner.backends.preflight import check_spec, gpus_of, hand_over_files, mounts_of
 from miner.backends.process import cgroups
 from miner.backends.process.cgroups import Cgroups
-from miner.backends.process.interpreter import Interpreter
 from miner.backends.process.run_registry import ERRORS_FILE, RunRegistry
-from miner.backends.process.sandbox import Sandbox
+from miner.backends.registry import EngineContext
 from miner.backends.run_folder import end_status, read_start, write_stop_record
 from miner.support.background import run_in_thread
 
@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALL_S = 60.0
-#: What the images for pictures have beside the trainer, at the paths where it expects it.
-TOOLS = {"image": Path("/app/sd-scripts"), "toolkit": Path("/app/ai-toolkit")}
 #: Time limits: from the start of the wrapper to its signature, and from a forced stop to its end.
 SIGN_S, FORCE_S = 15.0, 5.0
 #: Where the lock is to be found by the wrapper.
@@ -51,30 +49,16 @@ class ProcessEngine:
 
     def __init__(
         self,
+        context: EngineContext,
+        environment: TrainingEnvironment,
         registry: RunRegistry,
-        data_id: str,
-        interpreter: Interpreter,
-        *,
-        code: Path,
-        sandbox: Sandbox | None,
-        why_no_sandbox: str,
         limits: Cgroups | None,
-        redact: Callable[[str], str],
-        trusted: tuple[Path, ...],
-        ulimits: Mapping[str, int],
-        pids: int,
     ) -> None:
+        self._context = context
+        self._environment = environment
         self._registry = registry
-        self._data_id = data_id
-        self._interpreter = interpreter
-        self._code = code
-        self._sandbox = sandbox
-        self._why_no_sandbox = why_no_sandbox
         self._cgroups = limits
-        self._redact = redact
-        self._trusted = trusted
-        self._ulimits = ulimits
-        self._pids = pids
+        self._ulimits = {"nofile": 1 << 20, **context.ulimits}
         #: Checking a run's lock takes it for a moment, which a start must not mistake for a run.
         self._lock = threading.Lock()
         #: Our own children, to wait for; those of an earlier daemon are init's.
@@ -82,7 +66,7 @@ class ProcessEngine:
 
     @property
     def can_sandbox(self) -> bool:
-        return self._sandbox is not None
+        return self._environment.sandbox is not None
 
     async def submit(self, spec: EngineSpec) -> str:
         return await self._in_thread(lambda: self._submit(spec), "submit")
@@ -125,15 +109,15 @@ class ProcessEngine:
             raise EngineUnreachable(f"the process engine could not {what}: {error}") from None
 
     def _submit(self, spec: EngineSpec) -> str:
-        check_spec(spec, self._redact, self._trusted)
+        check_spec(spec, self._context.redact, self._context.trusted)
         if self._known(spec.key):
             return spec.key
-        if spec.hostile and self._sandbox is None:
-            raise EngineRejected(
-                f"{spec.key!r} runs code of strangers, and there is no sandbox: {self._why_no_sandbox}"
-            )
-        if self._sandbox is not None and self._sandbox.uid is not None:
-            hand_over_files(spec, mounts_of(spec), self._sandbox.uid, self._trusted)
+        sandbox = self._environment.sandbox
+        if spec.hostile and sandbox is None:
+            why = self._environment.why_no_sandbox
+            raise EngineRejected(f"{spec.key!r} runs third-party code, and there is no sandbox: {why}")
+        if sandbox is not None and sandbox.uid is not None:
+            hand_over_files(spec, mounts_of(spec), sandbox.uid, self._context.trusted)
         groups = self._groups(spec)
         # Recorded before it starts: after a crash, the next daemon must find what to remove.
         self._registry.write(spec.key, spec.run_dir, spec.labels, groups)
@@ -152,11 +136,13 @@ class ProcessEngine:
     def _groups(self, spec: EngineSpec) -> tuple[Path, ...]:
         if self._cgroups is None:
             return ()
-        return self._cgroups.make(f"god-miner-{self._data_id}-{spec.key}", spec.memory_bytes, self._pids)
+        return self._cgroups.make(
+            f"god-miner-{self._context.data_id}-{spec.key}", spec.memory_bytes, self._context.processes
+        )
 
     def _spawn(self, spec: EngineSpec, groups: tuple[Path, ...], lock: int) -> int:
-        sandbox, mark = self._sandbox, self._mark(spec.key)
-        python = str(self._interpreter.path)
+        sandbox, mark = self._environment.sandbox, self._mark(spec.key)
+        python = str(self._environment.interpreter.path)
         argv = [python if spec.argv[0] == "python" else spec.argv[0], *spec.argv[1:]]
         command = wrapper_command(
             spec,
@@ -170,7 +156,7 @@ class ProcessEngine:
         return os.posix_spawn(
             sys.executable,
             command,
-            process_environment(spec, self._interpreter.path, self._code, mark, home),
+            process_environment(spec, self._environment.interpreter.path, self._environment.code, mark, home),
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
@@ -202,23 +188,23 @@ class ProcessEngine:
             time.sleep(0.005)
 
     def _missing_images(self) -> Mapping[str, str]:
-        if not self._interpreter.path.exists():
-            why = f"{self._interpreter.path} no longer exists"
+        if not self._environment.interpreter.path.exists():
+            why = f"{self._environment.interpreter.path} no longer exists"
             return dict.fromkeys(("text", *TOOLS), why)
         need = "such pictures need Docker and its image"
         missing = {}
         for short, path in TOOLS.items():
             if not path.is_dir():
                 missing[short] = f"there is no {path} here: {need}"
-            elif self._sandbox is not None and not self._sandbox.shows(path):
+            elif self._environment.sandbox is not None and not self._environment.sandbox.shows(path):
                 missing[short] = f"{path} is not visible in the sandbox: {need}"
         return missing
 
     def _identity(self) -> str:
         """The interpreter and our own code: an upgrade of that may need other packages."""
-        packages = (path.resolve() for path in sorted(self._code.iterdir()))
+        packages = (path.resolve() for path in sorted(self._environment.code.iterdir()))
         changed = [file.stat().st_mtime_ns for package in packages for file in package.rglob("*.py")]
-        return f"{self._interpreter.identity()} code {len(changed)}@{max(changed, default=0)}"
+        return f"{self._environment.interpreter.identity()} code {len(changed)}@{max(changed, default=0)}"
 
     def _listed(self) -> list[EngineRun]:
         keys = list(self._registry.keys())
@@ -296,7 +282,7 @@ class ProcessEngine:
             self._children.discard(pid)
 
     def _mark(self, key: str) -> str:
-        return ownership.run_mark(self._data_id, key)
+        return ownership.run_mark(self._context.data_id, key)
 
 
 def _started(pid: int) -> int | None:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.domain.errors import GodMinerError
+from miner.backends.slurm.settings import SlurmSection
+from miner.settings import Settings
 from miner.support.background import run_in_thread
 from miner.support.subprocess import PASSED_VARIABLES
 
@@ -79,6 +81,10 @@ class SlurmCommands:
             where = f"in {self.directory}" if self.directory else "on PATH"
             raise SlurmUnreachable(f"there is no {program} {where}: install Slurm's client commands")
         return found
+
+
+def slurm_commands(settings: Settings) -> SlurmCommands:
+    return SlurmCommands(str(settings.section(SlurmSection).slurm_bin_dir or ""))
 
 
 def _run(command: Sequence[str], script: str | None, limit_s: float, more: Mapping[str, str]) -> str:

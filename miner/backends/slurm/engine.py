@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -28,10 +28,9 @@ from miner.backends.base import (
     RunPhase,
     RunStatus,
 )
+from miner.backends.environment import TOOLS, TrainingEnvironment
 from miner.backends.preflight import check_spec, gpus_of, hand_over_files, mounts_of
-from miner.backends.process.engine import TOOLS
-from miner.backends.process.interpreter import Interpreter
-from miner.backends.process.sandbox import Sandbox
+from miner.backends.registry import EngineContext
 from miner.backends.run_folder import (
     EngineEndReport,
     end_status,
@@ -53,7 +52,9 @@ from miner.backends.slurm.job_script import (
 )
 from miner.backends.slurm.jobs import SlurmJob, SlurmJobs
 from miner.backends.slurm.runs import RunNote, SlurmRuns
+from miner.backends.slurm.settings import SlurmSection
 from miner.backends.slurm.sizes import NodeSizes
+from miner.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ T = TypeVar("T")
 SETTLE_S = 30.0
 #: A job goes on that long after its end is recorded: without slurmstepd, which nobody misses, it never ends.
 LINGER_S = 60.0
+#: How often Slurm is asked for the state of all jobs, with one command.
+POLL_S = 5.0
 #: How long a reason to wait that does not pass by itself must last.
 NEVER_S = 20.0
 #: The time that a job gets beyond its own limit, and where it has none.
@@ -80,11 +83,16 @@ _NOT_HERE = re.compile(
 _NOT_NOW = re.compile(r"MaxSubmitJob|MaxSubmitPU|temporarily unable|[Tt]ry again|I/O error writing script")
 
 
+#: What settings and profiles say of where a job runs, by sbatch's option.
+PLACEMENT = ("partition", "account", "qos", "constraint", "reservation")
+CONTAINER_HAS_NETWORK = "trainings run in SLURM_CONTAINER, which has the machine's network"
+
+
 @dataclass(frozen=True, slots=True)
 class SlurmOptions:
     """What the settings say of jobs; a profile may say otherwise for its tasks."""
 
-    #: partition, account, qos, constraint, reservation
+    #: By each word of PLACEMENT.
     placement: Mapping[str, str]
     options: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
@@ -94,6 +102,23 @@ class SlurmOptions:
     memory_per_gpu: int = 64 * 10**9
     pending_s: float = 600.0
     grace_s: float = 90.0
+    poll_s: float = POLL_S
+
+    @classmethod
+    def of(cls, settings: Settings) -> SlurmOptions:
+        own = settings.section(SlurmSection)
+        return cls(
+            placement={name: getattr(own, f"slurm_{name}") or "" for name in PLACEMENT},
+            options=own.slurm_options,
+            modules=own.slurm_modules,
+            container=own.slurm_container,
+            nodes=own.slurm_nodes or "",
+            cpus_per_gpu=own.slurm_cpus_per_gpu,
+            memory_per_gpu=own.slurm_memory_per_gpu,
+            pending_s=own.slurm_pending_seconds,
+            grace_s=settings.stop_grace_seconds,
+            poll_s=POLL_S,
+        )
 
 
 class SlurmEngine:
@@ -101,35 +126,23 @@ class SlurmEngine:
 
     def __init__(
         self,
+        context: EngineContext,
+        environment: TrainingEnvironment | None,
         commands: SlurmCommands,
         runs: SlurmRuns,
-        data_id: str,
         options: SlurmOptions,
-        *,
-        #: None: trainings run in a container.
-        interpreter: Interpreter | None,
-        code: Path | None,
-        wrapper_file: Path,
-        sandbox: Sandbox | None,
-        why_no_sandbox: str,
-        poll_s: float,
-        redact: Callable[[str], str],
-        trusted: tuple[Path, ...],
-        ulimits: Mapping[str, int],
     ) -> None:
+        """`environment`: None if trainings run in a container."""
+        self._context = context
         self._commands = commands
         self._runs = runs
-        self._data_id = data_id
         self._options = options
-        self._interpreter = interpreter
-        self._code = code
-        self._wrapper_file = wrapper_file
-        self._sandbox = sandbox
-        self._why_no_sandbox = why_no_sandbox
-        self._redact = redact
-        self._trusted = trusted
-        self._ulimits = ulimits
-        self._jobs = SlurmJobs(commands, poll_s)
+        self._interpreter = environment.interpreter if environment else None
+        self._code = environment.code if environment else None
+        self._sandbox = environment.sandbox if environment else None
+        self._why_no_sandbox = environment.why_no_sandbox if environment else CONTAINER_HAS_NETWORK
+        self._wrapper_file = context.wrapper_file()
+        self._jobs = SlurmJobs(commands, options.poll_s)
         self._sizes = NodeSizes(commands)
         self._locks: dict[str, asyncio.Lock] = {}
         #: By key: since when an answer must be newer (submitted, stopped), and when it was first missing or
@@ -203,7 +216,7 @@ class SlurmEngine:
     # Submit
 
     async def _submit(self, spec: EngineSpec) -> str:
-        await asyncio.to_thread(check_spec, spec, self._redact, self._trusted)
+        await asyncio.to_thread(check_spec, spec, self._context.redact, self._context.trusted)
         # A key without a note is a new one: notes are written before anything is submitted.
         if await asyncio.to_thread(self._runs.read, spec.key) and await self._known(spec.key):
             return spec.key
@@ -211,7 +224,7 @@ class SlurmEngine:
         self._check_binds(spec)
         if self._sandbox is not None and self._sandbox.uid is not None:
             uid = self._sandbox.uid
-            await asyncio.to_thread(hand_over_files, spec, mounts_of(spec), uid, self._trusted)
+            await asyncio.to_thread(hand_over_files, spec, mounts_of(spec), uid, self._context.trusted)
         note = RunNote(spec.key, str(spec.run_dir), time.time())
         request = await self._request(spec)
         script = job_script(request, self._parts(spec, request), self._wrapper(spec, request))
@@ -238,11 +251,11 @@ class SlurmEngine:
     def _check_hostile(self, spec: EngineSpec) -> None:
         if spec.hostile and self._sandbox is None:
             raise EngineRejected(
-                f"{spec.key!r} runs code of strangers, and there is no sandbox: {self._why_no_sandbox}"
+                f"{spec.key!r} runs third-party code, and there is no sandbox: {self._why_no_sandbox}"
             )
         if spec.hostile and len(spec.nodes) > 1:
             raise EngineRejected(
-                f"{spec.key!r} runs code of strangers, which has no network, and needs one for several nodes"
+                f"{spec.key!r} runs third-party code, which has no network, and needs one for several nodes"
             )
 
     def _check_binds(self, spec: EngineSpec) -> None:
@@ -310,7 +323,7 @@ class SlurmEngine:
         home = "/tmp" if self._sandboxed(request) else str(spec.run_dir)  # noqa: S108 - the sandbox's own
         return ScriptParts(
             directory=directory,
-            mark=ownership.run_mark(self._data_id, spec.key),
+            mark=ownership.run_mark(self._context.data_id, spec.key),
             env=script_environment(spec, self._code, home),
             modules=self._options.modules,
             prefix=tuple(prefix),
@@ -328,7 +341,7 @@ class SlurmEngine:
         if self._sandbox is not None and self._sandboxed(request):
             argv = self._sandbox.command(spec, argv)
         options = ["--dir", FOLDER]
-        for name, value in self._ulimits.items():
+        for name, value in self._context.ulimits.items():
             options += ["--rlimit", f"{name}={value}"]
         # The wrapper's own limit comes before Slurm's, whose clock is coarse.
         limit = min(spec.timeout_s or request.limit_s, max(request.limit_s - request.grace_s, 30.0))
@@ -485,7 +498,7 @@ class SlurmEngine:
         return Path(found[1]) if found else None
 
     def _job_name(self, key: str) -> str:
-        return job_prefix(self._data_id) + key
+        return job_prefix(self._context.data_id) + key
 
 
 async def _reachable(call: Awaitable[T]) -> T:

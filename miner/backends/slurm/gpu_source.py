@@ -10,12 +10,13 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from core.domain.hardware import GpuKind, GpuSet, UnknownGpu, find_kind, from_nvml
 from core.domain.keys import gpu_on_node
+from miner.backends.registry import ClusterContext
 from miner.backends.slurm.commands import QUERY_S, SlurmCommands, SlurmRefused, SlurmUnreachable
 from miner.backends.slurm.gpu_use import NodeUse, SlotNeeds, SlotsOfJobs, Window, slot_windows, use_by_node
 from miner.backends.slurm.nodes import (
@@ -82,8 +83,6 @@ class ClusterScope:
     max_gpus: int | None = None
     cpus_per_gpu: int = 16
     memory_per_gpu: int = 64 * 10**9
-    #: A node's name, or its GPUs' type in Slurm ("gpu" without a type) → GPU, where Slurm does not say it.
-    kinds: Callable[[], Mapping[str, str]] = dict
     #: Of each node, instead of the real ones (`GPUS=cpu`).
     pretended: GpuSet | None = None
 
@@ -125,16 +124,11 @@ class SlurmGpuSource:
         self,
         scope: ClusterScope,
         commands: SlurmCommands,
-        *,
         own_jobs: str,
-        is_in_use: Callable[[str], bool],
-        host: Callable[[], Mapping[str, Any]] = dict,
-        clock: Callable[[], float] = time.time,
+        cluster: ClusterContext,
     ) -> None:
-        """`own_jobs`: what the names of our own jobs begin with; `is_in_use`: one of our jobs has this slot;
-        `host`: fields of `Hardware` that hold for every node, such as the shared disk's."""
-        self._scope, self._commands = scope, commands
-        self._own_jobs, self._is_in_use, self._host, self._clock = own_jobs, is_in_use, host, clock
+        """`own_jobs`: what the names of our own jobs begin with."""
+        self._scope, self._commands, self._own_jobs, self._cluster = scope, commands, own_jobs, cluster
         self._wanted = frozenset(expand_hosts(scope.nodes))
         self._last: GpuScan | ScanFailed | None = None
         self._asked_at = -FOREVER
@@ -146,7 +140,7 @@ class SlurmGpuSource:
     async def scan(self) -> GpuScan:
         """The last answer again, until it is old or our own jobs have changed."""
         known = self._last.gpus if isinstance(self._last, GpuScan) else ()
-        in_use = frozenset(gpu.id for gpu in known if self._is_in_use(gpu.id))
+        in_use = frozenset(gpu.id for gpu in known if self._cluster.is_in_use(gpu.id))
         age = time.monotonic() - self._asked_at
         if self._last is None or age >= (LEAST_S if in_use != self._in_use else REFRESH_S):
             try:
@@ -177,19 +171,19 @@ class SlurmGpuSource:
         return self._scan_of(answers)
 
     def _scan_of(self, answers: _Answers) -> GpuScan:
-        now, scope = self._clock(), self._scope
+        now, scope = self._cluster.clock(), self._scope
         limits = _limits(answers, scope)
         use = use_by_node(answers.jobs, self._own_jobs)
         gpus: list[ScannedGpu] = []
         nodes: list[ScannedNode] = []
         notes: list[str] = []
         slots: SlotsOfJobs = {}
-        host = self._host()
+        host = self._cluster.host()
         for node in sorted(answers.nodes, key=lambda node: node.name):
             if not self._is_meant(node, limits):
                 continue
             try:
-                found = _gpus_of(node, scope)
+                found = _gpus_of(node, scope, self._cluster.kinds())
             except UnknownGpu as error:
                 notes.append(str(error))
                 continue
@@ -240,7 +234,7 @@ class SlurmGpuSource:
             bounds,
             whole_node=any(one.is_exclusive for one in limits.of(node)),
             before=self._slots,
-            is_in_use=self._is_in_use,
+            is_in_use=self._cluster.is_in_use,
             now=now,
         )
         slots |= put
@@ -268,7 +262,7 @@ class SlurmGpuSource:
         ranked = sorted(
             gpus,
             key=lambda gpu: (
-                not self._is_in_use(gpu.id),
+                not self._cluster.is_in_use(gpu.id),
                 gpu.excluded is not None,
                 gpu.id in busy,
                 gpu.id not in self._chosen,
@@ -310,7 +304,7 @@ class _NodeGpus:
     gpus: GpuSet
 
 
-def _gpus_of(node: SlurmNode, scope: ClusterScope) -> tuple[_NodeGpus, str] | None:
+def _gpus_of(node: SlurmNode, scope: ClusterScope, kinds: Mapping[str, str]) -> tuple[_NodeGpus, str] | None:
     """The GPUs that count, and what of others it has; None: it has none. `UnknownGpu`: of no known kind."""
     if scope.pretended is not None:
         return _NodeGpus(None, scope.pretended), ""
@@ -320,7 +314,7 @@ def _gpus_of(node: SlurmNode, scope: ClusterScope) -> tuple[_NodeGpus, str] | No
     unused = ", ".join(f"{count} {kind or 'gpu'}" for kind, count in node.gpus.items() if kind != main)
     if not node.gpus[main]:
         return None
-    return _NodeGpus(main, GpuSet(kind=_kind_of(node, main, scope), count=node.gpus[main])), unused
+    return _NodeGpus(main, GpuSet(kind=_kind_of(node, main, kinds), count=node.gpus[main])), unused
 
 
 def _facts_of(node: SlurmNode, host: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,8 +322,7 @@ def _facts_of(node: SlurmNode, host: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _kind_of(node: SlurmNode, slurm_type: str, scope: ClusterScope) -> GpuKind:
-    kinds = scope.kinds()
+def _kind_of(node: SlurmNode, slurm_type: str, kinds: Mapping[str, str]) -> GpuKind:
     named = kinds.get(node.name) or kinds.get(slurm_type or "gpu")
     # The memory of a slice is no word about the GPU that it is of: 3g.40gb of an A100 with 80 GB.
     candidates = [named] if named else [_MIG_SLICE.sub("", slurm_type), *sorted(node.features)]

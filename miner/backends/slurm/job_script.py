@@ -27,6 +27,12 @@ TAKEN, NO_DIRECTORY, NO_MODULE = 75, 74, 76
 FOLDER = "@FOLDER@"
 #: A step beside the training's. Without `--export` it would have no PATH either.
 _ON_EACH_NODE = "srun --mpi=none --overlap --export=ALL --ntasks-per-node=1"
+#: What the trainer asks of several machines, by Slurm's variables of a step: `srun` is called on the first.
+_MACHINES = {
+    "GOD_MINER_NODE_RANK": "SLURM_NODEID",
+    "GOD_MINER_NODES": "SLURM_STEP_NUM_NODES",
+    "GOD_MINER_HEAD": "SLURM_LAUNCH_NODE_IPADDR",
+}
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MODULE_INITS = (
     "/etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh /etc/profile.d/modules.sh "
@@ -110,12 +116,29 @@ def job_script(job: JobRequest, parts: ScriptParts, wrapper: Sequence[str]) -> s
         *([f"export PATH={shlex.quote(str(parts.programs))}:$PATH"] if parts.programs else []),
         *_signal_lines(job, claim),
         f"[ -e {STOP_RECORD_FILE} ] && exit 143",
-        f"{shlex.join(_srun(job, parts))} {_step(job, parts, wrapper)} &",
+        f"{shlex.join(_srun(job, parts.srun_options))} {_step(job, parts, wrapper)} &",
         "step=$!",
         "# A signal ends the wait, not the step.",
         'while :; do signalled=; wait $step; code=$?; [ -n "$signalled" ] || break; done',
         *_clean_up(job, parts.mark),
         "exit $code",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def batch_file(
+    job: JobRequest, command: Sequence[str], env: Mapping[str, str], modules: Sequence[str]
+) -> str:
+    """Write a file for `sbatch` that runs a command on a node, for a run that no daemon watches."""
+    # It would end the command, which minds the time itself.
+    options = [option for option in sbatch_options(job) if not option.startswith(("--parsable", "--signal"))]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {shlex.quote(option)}" for option in options),
+        f"export PATH={_SEARCH_PATH}",
+        *_module_lines(modules),
+        *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
+        f"exec {shlex.join([*_srun(job, ()), *command])}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -132,7 +155,7 @@ def _signal_lines(job: JobRequest, claim: str) -> Iterator[str]:
     yield from (f"trap 'pass_on {name}' {name}" for name in ("TERM", "QUIT", "USR1"))
 
 
-def _srun(job: JobRequest, parts: ScriptParts) -> list[str]:
+def _srun(job: JobRequest, options: Sequence[str]) -> list[str]:
     return [
         "srun",
         "--mpi=none",
@@ -144,7 +167,7 @@ def _srun(job: JobRequest, parts: ScriptParts) -> list[str]:
         # Not handed on from sbatch since 22.05.
         f"--cpus-per-task={job.cpus}",
         "--export=ALL",
-        *parts.srun_options,
+        *options,
     ]
 
 
@@ -158,8 +181,9 @@ def _step(job: JobRequest, parts: ScriptParts, wrapper: Sequence[str]) -> str:
     command = shlex.join(("env", *variables, *parts.prefix, *wrapper))
     command = command.replace(FOLDER, '"$dir"')
     pid = f"{shlex.quote(str(parts.directory / CLAIM))}/pid.$SLURM_PROCID"
+    machines = (f"export {name}=${value}; " for name, value in _MACHINES.items() if job.node_count > 1)
     text = (
-        f"dir={shlex.quote(str(job.run_dir))}; "
+        f"{''.join(machines)}dir={shlex.quote(str(job.run_dir))}; "
         '[ "$SLURM_PROCID" = 0 ] || { dir=$dir/node_$SLURM_PROCID; mkdir -p "$dir" || exit 74; }; '
         f"echo $$ > {pid}; "
         f"exec {command}"

@@ -229,7 +229,7 @@ def _action_table(actions: Sequence[Mapping[str, Any]]) -> Table:
 def _change(action: Mapping[str, Any]) -> str:
     """`micro batch 8 → 7`; only the kind where nothing was to change."""
     before, after = action["before"], action["after"]
-    texts = {"micro": "micro batch {} → {}", "duty": "duty {:.0%} → {:.0%}", "power_watts": "{:g} → {:g} W"}
+    texts = {"micro": "micro batch {} → {}", "duty": "duty {:.0%} → {:.0%}"}
     changes = []
     for key, text in texts.items():
         old, new = before.get(key), after.get(key)

@@ -11,13 +11,15 @@ from core.domain.errors import GodMinerError
 from core.domain.hardware import GpuLink, find_kind
 from core.planning.time.speed import LINK_SHARE
 from miner.backends.build_fleet import scan_once
-from miner.backends.trial import TRIAL_TIMEOUT_S, run_trial
+from miner.backends.choose import AUTOMATIC
+from miner.backends.registry import build_engine
+from miner.backends.trial import TRIAL_TIMEOUT_S, run_trial, temporary_data_dir
 from miner.doctor.checks.subnet import running_daemon
-from miner.doctor.checks.training import temporary_data_dir
-from miner.doctor.examine import CheckContext, DoctorCheck, Finding, ok, skip, warn
+from miner.doctor.examine import CheckContext, DoctorCheck
 from miner.fleet.base import Gpu, InventoryState
 from miner.fleet.placement import topology_of
 from miner.settings import BackendKind, Settings
+from miner.support.findings import Finding, ok, skip, warn
 
 #: Less than this part of what plans count on is worth a look: a slower one makes every plan too hopeful.
 ENOUGH = 0.6
@@ -89,8 +91,6 @@ def all_reduce_finding(gpus: list[Gpu], measured: Mapping[str, Any]) -> Finding:
 
 def _measured(settings: Settings, gpus: list[Gpu]) -> Mapping[str, Any]:
     """Run `trainer.runner.check_links` as a training; what it printed, or why there was no way to."""
-    from miner.backends.registry import AUTOMATIC, build_engine
-
     local = settings.local_backend
     if local is None or local is BackendKind.NONE:
         return {"skipped": f"BACKEND={','.join(settings.backend)}: nothing is trained here"}

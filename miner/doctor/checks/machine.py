@@ -20,8 +20,9 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from miner.doctor.examine import CheckContext, DoctorCheck, Finding, fail, ok, skip, warn
+from miner.doctor.examine import CheckContext, DoctorCheck
 from miner.settings import ChainKind, Settings, without_keys
+from miner.support.findings import Finding, fail, ok, skip, warn
 
 
 def check_settings(context: CheckContext) -> Iterator[Finding]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from core.domain.errors import GodMinerError
 from miner.daemon_client import get_page
-from miner.doctor.examine import CheckContext, DoctorCheck, Finding, ok, skip, warn
+from miner.doctor.examine import CheckContext, DoctorCheck
+from miner.support.findings import Finding, ok, skip, warn
 
 WHAT = "notifications"
 

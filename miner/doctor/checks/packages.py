@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from miner.backends.registry import training_python
-from miner.doctor.examine import CheckContext, DoctorCheck, Finding, ok, skip, warn
+from miner.backends.environment import training_python
+from miner.doctor.examine import CheckContext, DoctorCheck
+from miner.support.findings import Finding, ok, skip, warn
 
 WHAT = "packages"
 #: Known `.pth` files with code for every start of Python. Others are reported: in 2026 wallets were stolen

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.domain.errors import GodMinerError
-from miner.doctor.examine import CheckContext, DoctorCheck, Finding, fail, ok, skip, warn
+from miner.doctor.examine import CheckContext, DoctorCheck
 from miner.settings import ChainKind, Settings
 from miner.support.addresses import public_key
+from miner.support.findings import Finding, fail, ok, skip, warn
 
 if TYPE_CHECKING:
     from miner.chain.metagraph import Metagraph, Node
@@ -38,25 +39,19 @@ def check_wallet(context: CheckContext) -> Iterator[Finding]:
 
 
 def _open_hotkey(settings: Settings) -> Finding:
-    from miner.chain.identity import (
-        HotkeyMissing,
-        IdentityError,
-        PasswordNeeded,
-        WrongPassword,
-        opened_hotkey,
-    )
+    from miner.chain.identity import IdentityError, opened_hotkey
 
     try:
         with opened_hotkey(settings) as hotkey:
             address = hotkey.ss58_address
-    except HotkeyMissing as error:
-        return fail("hotkey", str(error), _how_to_make_a_hotkey(settings))
-    except PasswordNeeded as error:
-        return fail("hotkey", str(error), "put WALLET_PASSWORD=… into .env (chmod 600 .env)")
-    except WrongPassword as error:
-        return fail("hotkey", str(error), "correct WALLET_PASSWORD")
     except IdentityError as error:
-        return fail("hotkey", str(error), "correct or restore that file; see `btcli wallet --help`")
+        ways_out = {
+            "hotkey_missing": _how_to_make_a_hotkey(settings),
+            "hotkey_locked": "put WALLET_PASSWORD=… into .env (chmod 600 .env)",
+            "wrong_password": "correct WALLET_PASSWORD",
+        }
+        restore = "correct or restore that file; see `btcli wallet --help`"
+        return fail("hotkey", str(error), ways_out.get(error.code, restore))
     return ok("hotkey", f"{settings.wallet_name}/{settings.hotkey_name} is {address}")
 
 
@@ -117,7 +112,7 @@ def check_chain(context: CheckContext) -> Iterator[Finding]:
 
 
 async def _read_metagraph(settings: Settings) -> Metagraph:
-    from miner.chain.metagraph_refresh import build_source
+    from miner.chain.sources import build_source
 
     source = build_source(settings, None)
     return await asyncio.wait_for(source.metagraph(), READ_SECONDS)

@@ -32,7 +32,7 @@ LAPSES_AFTER = 900.0
 class ReplayedOffer(NamedTuple):
     historical: HistoricalOffer
     decision: Decision
-    #: By the terms that all compared policies are valued by; None: unknown.
+    #: By the terms that all compared policies are valued by, if known.
     value: ExpectedValue | None
 
     @property
@@ -120,9 +120,9 @@ class ReplaySummary:
     points: float
     #: Share of the GPUs held, in intervals of equal length.
     occupancy: tuple[float, ...]
-    #: What became of the accepted ones, as far as they were accepted then.
+    #: Outcomes of the accepted offers, as far as they were accepted then.
     outcomes: dict[OfferOutcome, int]
-    #: Points of those that were published or failed; None: none was.
+    #: Points of those that were published or failed, if any was.
     realised: float | None
 
     @property
@@ -170,7 +170,7 @@ def _expected(entry: ReplayedOffer, start: float, end: float) -> float:
 
 
 def _realised(entry: ReplayedOffer, terms: ValueTerms) -> float | None:
-    """Who won is not known: what was published counts by its chance to win."""
+    """Value the outcome. The winner is unknown: a published task counts by its chance to win."""
     value = entry.value
     if value is None:
         return None

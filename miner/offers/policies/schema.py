@@ -83,7 +83,7 @@ class PolicyRules(Record):
 
 
 class FitTerms(Record):
-    """How an accepted task is fitted onto the GPUs."""
+    """Terms for fitting an accepted task onto the GPUs."""
 
     max_wait: Seconds = Field(
         default=1800.0,
@@ -103,7 +103,7 @@ class FitTerms(Record):
 
 
 class ScoreWeights(Record):
-    """What each factor adds to the score at most."""
+    """Points that each factor adds to the score at most."""
 
     task: float = Field(default=0.35, ge=0, description="`score.task` of the task type.")
     family: float = Field(default=0.25, ge=0, description="Success rate of the model's family.")
@@ -157,7 +157,7 @@ TRAINING_EXPONENT = 0.3
 
 
 class ValueTerms(Record):
-    """What a task is worth: the validators' scoring, and how good this miner expects to be."""
+    """Worth of a task: the validators' scoring, and how good this miner expects to be."""
 
     win_points: float = Field(default=3.0, ge=0, description="Points for the best submission of a task.")
     penalty: float = Field(default=1.0, ge=0, description="Points lost without a valid submission.")
@@ -185,7 +185,7 @@ class ValueTerms(Record):
 
 
 class Goal(Record):
-    """What is to be reached within a time, which counts from the first job."""
+    """Goals to reach within a time, which counts from the first job."""
 
     within: Seconds = Field(gt=0, description="How long from the first job.")
     jobs: int | None = Field(default=None, ge=1, description="Published models.")
@@ -196,7 +196,7 @@ class Goal(Record):
 
 
 class PolicyTargets(Record):
-    """What reports and the page compare with. No decision depends on it."""
+    """Targets that reports and the page compare with. No decision depends on them."""
 
     success_rate: Share = Field(
         default=0.95, description="Published, of the jobs that this miner took on; at least."

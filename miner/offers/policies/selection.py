@@ -24,7 +24,7 @@ class ChosenName(NamedTuple):
 
 
 class ActiveConfig(NamedTuple):
-    """What offers are decided by and trainings are planned by."""
+    """The policy that decides offers, and the profile that plans trainings."""
 
     policy: LoadedPolicy
     profile: LoadedProfile

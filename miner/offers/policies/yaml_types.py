@@ -97,7 +97,7 @@ class BlackoutHours(Record):
     minutes: tuple[tuple[int, int], ...]
 
     def touches(self, start: float, end: float) -> bool:
-        """Whether any of it lies between two moments."""
+        """Return True if any of it lies between two moments."""
         if end - start >= _WEEK_MINUTES * 60:
             return True
         at = datetime.fromtimestamp(start, UTC)

@@ -14,7 +14,7 @@ from typing import Any
 
 from core.domain.records import printable
 from core.system.files import temporary_tree
-from miner.backends.process.sandbox import Sandbox
+from miner.backends.sandbox import Sandbox
 from miner.tournament.check.confinement import find_sandbox, run_confined
 from miner.tournament.check.dockerfiles import dockerfile_text, entry_point, first_dockerfile
 from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding

@@ -24,8 +24,7 @@ import core
 from core.domain.records import printable
 from core.system.files import temporary_tree
 from miner.backends.base import EngineSpec, Mount
-from miner.backends.process.interpreter import Interpreter
-from miner.backends.process.sandbox import REWARD_UIDS, Sandbox, detect_sandbox
+from miner.backends.sandbox import REWARD_UIDS, Interpreter, Sandbox, detect_sandbox
 
 LIMIT_S = 60.0
 #: Of what it prints; a run that was understood has a few kilobytes.
@@ -58,13 +57,9 @@ def find_sandbox(folder: Path) -> Sandbox | str:
     outside = sorted(path for path in needs if not path.is_relative_to("/usr"))
     interpreter = Interpreter(Path(os.path.realpath(sys.executable)), tuple(outside))
     is_root = os.geteuid() == 0
-    found = detect_sandbox(
-        interpreter,
-        folder / "hosts",
-        (Path(core.__file__).parent,),
-        _UID if is_root else None,
-        PROCESSES if is_root else PROCESSES_OF_OPERATOR,
-    )
+    processes = PROCESSES if is_root else PROCESSES_OF_OPERATOR
+    visible, uid = (Path(core.__file__).parent,), _UID if is_root else None
+    found = detect_sandbox(Sandbox(Path("bwrap"), interpreter, folder / "hosts", visible, uid, processes))
     return found if isinstance(found, str) else replace(found, memory_bytes=WRITTEN_BYTES)
 
 

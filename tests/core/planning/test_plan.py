@@ -136,9 +136,7 @@ def test_a_concession_reads_as_a_sentence(wanted: Any, got: Any, shown: str) -> 
     assert str(concession) == f"micro_batch_size {shown}: 61.2 GB over the budget"
 
 
-def test_a_plan_written_with_one_resolution_is_read() -> None:
-    """Plans lie in stores and workspaces from before there were several."""
-    assert ImagePlan.model_validate({"resolution": 768}).resolutions == (768,)
+def test_a_plan_with_several_resolutions_is_read() -> None:
     several = ImagePlan(
         resolutions=(512, 1024), choice=CheckpointChoice(files=4, pictures=2, seeds=3, seconds=400)
     )

@@ -25,9 +25,9 @@ from core.domain.tasks import OFFERED_TASKS, ImageModelType, TaskType
 from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
 from core.planning.budget import Concession
-from core.planning.candidate import LossKind, candidate_of, vary
+from core.planning.candidate import candidate_of, vary
 from core.planning.memory.peak import fits_memory
-from core.planning.plan import RowsPlan, TaskSpec, TrainingPlan
+from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import PlanSummary, plan_task, quick_plan, usable_hours
 from core.planning.time.overheads import JobConditions
 from core.profile.field_names import FIELD_NAMES, NameSystem
@@ -138,29 +138,6 @@ def test_rows_that_would_see_each_other_are_not_packed(architecture: str) -> Non
     assert not asked.sequence.packing
     assert f"sample_packing: off, {model.packing_problem}" in unasked.notes
     assert _concession(asked, "sample_packing").reason == model.packing_problem
-
-
-def test_a_profile_that_leaves_the_rows_alone_plans_nothing_for_them() -> None:
-    assert _plan(resolved()).rows is None
-    asked = resolved(duplicate_weight=0.5, mix_datasets=0.2)
-    assert _plan(asked).rows == RowsPlan(duplicate_weight=0.5, mixed_share=0.2)
-    assert _plan(asked, TaskType.DPO).rows == _plan(asked).rows
-
-
-@each(("prompts", "engine"), [(600, "axolotl"), (600, "native"), (400, "axolotl")])
-def test_prompts_are_learned_where_they_are_long_and_their_share_is_divided_among_their_tokens(
-    prompts: int, engine: str
-) -> None:
-    """Axolotl's fused losses weigh all tokens alike."""
-    data = facts_from_lengths(TaskType.INSTRUCT, [prompts] * 1000, [100] * 1000)
-    plan = _plan(resolved(prompt_loss_share=0.25, engine=engine), data=data)
-    long = prompts > 500
-    assert plan.rows == (RowsPlan(prompt_weight=0.0417) if long else None)
-    assert plan.precision.fused_loss is (not long or engine == "native")
-    assert (candidate_of(plan).loss is LossKind.FULL) is not plan.precision.fused_loss
-    (note,) = (note for note in plan.notes if note.startswith("prompt_loss_share"))
-    assert f"{prompts / 100:.1f} times as long" in note
-    assert _plan(resolved(prompt_loss_share=0.25), TaskType.DPO).rows is None
 
 
 SMALL, MIXTRAL, EXPERTS = "Qwen/Qwen2.5-0.5B", "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"

@@ -71,7 +71,7 @@ def test_every_rule_applies_to_some_profile(tmp_path: Path) -> None:
         "  ema_decay: 0.9,\n"
         "  image_loss: huber, text_encoder_lr: 1e-5, group_by_length: true,\n"
         "  dataloader_drop_last: true, optimizer: adamw_bnb_8bit, lr_scheduler: cosine,\n"
-        "  learning_rate: 0.5, lora_rank_pattern: {q_proj: 8}, prompt_loss_share: 0.2}\n",
+        "  learning_rate: 0.5, lora_rank_pattern: {q_proj: 8}}\n",
     )
     native = from_text(tmp_path, "targets: {engine: native, liger: true}")
     names = ("base", "h100x4", "h100x4-strategy", "h100x8", "h100-fast", "steady", "cpu-demo")

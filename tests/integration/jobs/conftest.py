@@ -10,13 +10,12 @@ import pytest
 import pytest_asyncio
 
 from miner.backends.base import ExecutionEngine
-from miner.backends.registry import docker_engine, process_engine
 from miner.dev.stack import ChildProcess, DevStack, prepare_stack
-from miner.settings import Settings
+from miner.settings import BackendKind, Settings
 from tests.doubles import base_image
 from tests.doubles.base_image import PYTHON
 from tests.doubles.dockerd import Dockerd
-from tests.doubles.engine_bench import quick
+from tests.doubles.engine_bench import quick_engine
 from tests.doubles.slurm import OwnSlurm
 from tests.integration.jobs.field import DAEMON, Field, Files, field_of, field_settings, process_field
 
@@ -55,7 +54,7 @@ def settings(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Setti
 
 @pytest_asyncio.fixture
 async def engine(kind: str, settings: Settings) -> AsyncIterator[ExecutionEngine]:
-    engine: ExecutionEngine = quick(docker_engine if kind == "docker" else process_engine)(settings)
+    engine = quick_engine(settings, BackendKind(kind))
     yield engine
     await engine.close()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from miner.__main__ import main
 from miner.backends import registry
+from miner.backends.slurm import engine
 from miner.jobs import launch
 from miner.jobs.timeline import JobTimings
 from miner.settings import Settings
@@ -21,7 +22,7 @@ def quick_timings(settings: Settings) -> JobTimings:
 
 if __name__ == "__main__":
     JobTimings.from_settings = quick_timings  # type: ignore[method-assign, assignment]
-    registry.SLURM_POLL_SECONDS = 0.2
+    engine.POLL_S = 0.2
     registry.MAX_PROCESSES = 256
     payload = Path(__file__).with_name("payload.py").read_text()
     launch.TRAINERS["text"] = ("python", "-c", payload)

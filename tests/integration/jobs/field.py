@@ -18,7 +18,6 @@ from typing import Any
 from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFailed
 from core.profile.resolve import load_profile
 from miner.backends.base import ExecutionEngine
-from miner.backends.registry import process_engine
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobInputs, JobTask
 from miner.jobs import launch
 from miner.jobs.cleaner import FinishedJobCleaner
@@ -29,14 +28,14 @@ from miner.jobs.timeline import JobTimings
 from miner.observe.alerts import MINER
 from miner.publish import HubPublisher, PublishTarget
 from miner.publish.publisher import SubmissionPublisher
-from miner.settings import Settings, load_settings
+from miner.settings import BackendKind, Settings, load_settings
 from miner.store import database
 from miner.store.attempts import AttemptRow, attempts_of
 from miner.store.jobs import JobRow, get_job
 from miner.store.store import Store
 from tests.core.submission import folders
 from tests.doubles.base_image import PYTHON
-from tests.doubles.engine_bench import quick
+from tests.doubles.engine_bench import quick_engine
 from tests.doubles.flaky import FlakyServer, Reply, Request
 from tests.miner.jobs.harness import MemoryHub, MemoryInputs, TrustedEngine, fleet_of
 
@@ -308,7 +307,7 @@ async def process_field(
 ) -> AsyncIterator[Field]:
     """With everything real, on local processes; `more`: settings."""
     settings = field_settings(data_dir, trainer_python=python, trainer_sandbox="off", **more)
-    engine = quick(process_engine)(settings)
+    engine = quick_engine(settings, BackendKind.PROCESS)
     async with field_of(engine, settings, files, light=False, timings=timings) as field:
         yield field
     await engine.close()

@@ -13,8 +13,9 @@ import pytest_asyncio
 
 from core.domain.job_states import EndReason
 from miner.backends.base import EXIT_FILE
-from miner.backends.registry import docker_engine
+from miner.backends.registry import build_here
 from miner.jobs.recovery import sweep_orphans
+from miner.settings import BackendKind
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_fixtures import own_dockerd
@@ -37,7 +38,7 @@ def dockerd(request: pytest.FixtureRequest) -> Iterator[Dockerd]:
 @pytest_asyncio.fixture
 async def field(dockerd: Dockerd, files: Files, tmp_path: Path) -> AsyncIterator[Field]:
     settings = field_settings(tmp_path / "data", docker_host=dockerd.host, trainer_text_image=base_image.NAME)
-    engine = docker_engine(settings)
+    engine = build_here(settings, BackendKind.DOCKER)
     async with field_of(engine, settings, files, light=True) as field:
         yield field
     await engine.close()

@@ -12,10 +12,10 @@ import pytest_asyncio
 
 from core.domain.job_states import EndReason
 from miner.backends.base import EXIT_FILE
-from miner.backends.registry import slurm_engine
 from miner.jobs.recovery import sweep_orphans
+from miner.settings import BackendKind
 from tests.doubles.base_image import PYTHON
-from tests.doubles.engine_bench import quick
+from tests.doubles.engine_bench import quick_engine
 from tests.doubles.slurm import CONTROLLER, OwnSlurm, own_slurm
 from tests.integration.jobs.field import INSTANTS, LIMIT_S, SEED, Field, Files, field_of, field_settings
 
@@ -35,7 +35,7 @@ async def field(mortal: OwnSlurm, files: Files, tmp_path: Path) -> AsyncIterator
         trainer_sandbox="off",
         slurm_bin_dir=mortal.bin,
     )
-    engine = quick(slurm_engine)(settings)
+    engine = quick_engine(settings, BackendKind.SLURM)
     async with field_of(engine, settings, files, light=True) as field:
         yield field
         mortal.start(until_nodes_answer=False)

@@ -11,8 +11,7 @@ import pytest
 from core.planning.plan import TrainingPlan
 from core.runs.control import RunControl, read_control
 from core.runs.progress import ControlEvent
-from miner.alerts.action_verdict import larger_micro, smaller_micro
-from miner.alerts.actions import LEAST_DUTY
+from miner.alerts.actions import LEAST_DUTY, larger_micro, smaller_micro
 from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.requests import RequestWatch
 from miner.alerts.rules import LiveAlertRules
@@ -24,7 +23,7 @@ from miner.jobs.folder import AttemptFolder
 from miner.jobs.progress import RunProgress
 from miner.observe.metrics import Metrics
 from miner.store import alerts as store_alerts
-from miner.store.alerts import ActionOutcome, ActionRow
+from miner.store.actions import ActionOutcome, ActionRow, actions_of_job, micro_of_next_attempt
 from miner.store.events import list_events
 from miner.store.jobs import record_start
 from miner.store.store import Store
@@ -117,7 +116,7 @@ class Stage:
                 then()
 
     def rows(self) -> list[ActionRow]:
-        return self.store.read_now(store_alerts.actions_of_job, 1)
+        return self.store.read_now(actions_of_job, 1)
 
     def outcomes(self) -> list[ActionOutcome]:
         return [row.outcome for row in self.rows()]
@@ -191,7 +190,7 @@ async def test_an_engine_that_cannot_leaves_it_to_the_next_attempt(stage: Stage)
     assert [(row.outcome, row.detail) for row in stage.rows()] == [
         (ActionOutcome.NEXT_ATTEMPT, "kohya cannot")
     ]
-    assert stage.store.read_now(store_alerts.micro_of_next_attempt, 1) == 13
+    assert stage.store.read_now(micro_of_next_attempt, 1) == 13
 
 
 async def test_a_training_that_does_not_answer_is_left_alone(stage: Stage) -> None:

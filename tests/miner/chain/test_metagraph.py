@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miner.chain.metagraph import (
-    AxonAddressError,
+    ChainError,
     Metagraph,
     Node,
     PublishOutcome,
@@ -104,20 +104,20 @@ def test_a_public_address_is_published_in_its_plain_form(ip: str) -> None:
     ],
 )
 def test_an_address_that_validators_cannot_reach_is_refused_unless_allowed(ip: str, word: str) -> None:
-    with pytest.raises(AxonAddressError, match=f"{word}.*ALLOW_PRIVATE_AXON"):
+    with pytest.raises(ChainError, match=f"{word}.*ALLOW_PRIVATE_AXON"):
         checked_axon_address(ip, 7999, allow_private=False)
     assert checked_axon_address(ip, 7999, allow_private=True)
 
 
 @each("ip", ["0.0.0.0", "::", "224.0.0.1", "miner.example.org", "8.8.4", "8.8.4.4:7999", ""])
 def test_what_is_no_address_of_a_machine_is_never_published(ip: str) -> None:
-    with pytest.raises(AxonAddressError):
+    with pytest.raises(ChainError):
         checked_axon_address(ip, 7999, allow_private=True)
 
 
 @each("port", [-1, 0, 65536])
 def test_a_port_out_of_range_is_refused_with_the_range(port: int) -> None:
-    with pytest.raises(AxonAddressError, match=f"port {port}.*1 to 65535"):
+    with pytest.raises(ChainError, match=f"port {port}.*1 to 65535"):
         checked_axon_address("8.8.4.4", port, allow_private=False)
 
 
@@ -125,7 +125,7 @@ def test_a_port_out_of_range_is_refused_with_the_range(port: int) -> None:
 def test_any_text_is_an_address_or_a_clear_error(text: str, port: int) -> None:
     try:
         published: str | None = checked_axon_address(text, port, allow_private=True)
-    except AxonAddressError:
+    except ChainError:
         published = None
     assert published is None or (ipaddress.ip_address(published) and 1 <= port <= 65535)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from miner.chain import metagraph_refresh
-from miner.chain.metagraph import ChainUnavailable, Metagraph, NoSuchSubnet, WrongChain
+from miner.chain.metagraph import ChainError, ChainUnavailable, Metagraph, WrongChain
 from miner.chain.metagraph_refresh import RETRY_SECONDS, MetagraphRefresher
 from miner.observe.alerts import AlertKind
 from tests.miner.chain.fake_source import FakeSource
@@ -139,7 +139,9 @@ async def test_never_having_had_a_metagraph_is_stale_in_the_end() -> None:
     assert "no metagraph at all" in harness.alerts[0][1]
 
 
-@pytest.mark.parametrize("error", [NoSuchSubnet("no subnet 56"), WrongChain("another chain")])
+@pytest.mark.parametrize(
+    "error", [ChainError("no subnet 56", code="no_such_subnet"), WrongChain("another chain")]
+)
 async def test_what_only_the_operator_can_mend_alerts_at_once_and_once(error: Exception) -> None:
     harness = RefresherHarness(error, error)
     await harness.refresher.refresh_once()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from miner.chain.metagraph_refresh import MetagraphRefresher
-from miner.chain.sdk import SdkSource
+from miner.chain.sources import SdkSource
 from tests.doubles.chain import Subtensor
 from tests.doubles.chain_fixtures import NETUID, chain_spec, node, subtensor
 from tests.doubles.chain_node import ANY, ChainDouble, Fault

@@ -1,4 +1,4 @@
-"""The worker's own parts; `test_sdk` runs it as the process that it is."""
+"""The worker's own parts; `test_sources_sdk` runs it as the process that it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miner.chain import sdk, sdk_worker
+from miner.chain import sdk_worker, sources
 from miner.chain.metagraph import host_and_port
 from miner.chain.sdk_worker import NodeUnavailable, axon_of
 
@@ -66,7 +66,7 @@ def test_what_the_sdk_prints_does_not_get_into_the_answer() -> None:
         capture_output=True,
         text=True,
         check=True,
-        env=sdk._worker_environment(None),
+        env=sources._worker_environment(None),
     )
     assert json.loads(done.stdout) == {"answer": {"netuid": 56}}
     assert "world" in done.stderr

@@ -11,8 +11,7 @@ from typer.testing import CliRunner, Result
 from miner.chain.hotkey import Hotkey
 from miner.chain.identity import create_temporary_hotkey
 from miner.chain.metagraph_refresh import METAGRAPH_FILE, save_metagraph
-from miner.chain.nodes_file import read_nodes
-from miner.chain.sdk import SdkSource
+from miner.chain.sources import SdkSource, read_nodes
 from miner.cli.chain import NEEDS_ACTION, UNDECIDED, app
 from miner.settings import Settings
 from tests.doubles.chain import Subtensor
@@ -207,7 +206,7 @@ def test_a_submission_of_unknown_fate_has_an_exit_code_of_its_own(
     def impatient(settings: Settings, identity: Hotkey | None) -> SdkSource:
         return SdkSource(NETUID, address=node.url, identity=identity, submit_timeout=1.0, read_back=(0.0,))
 
-    monkeypatch.setattr("miner.chain.metagraph_refresh.build_source", impatient)
+    monkeypatch.setattr("miner.chain.sources.build_source", impatient)
     node.faults[WATCH] = Fault.DROP
 
     code, shown = cli.json("publish-ip", *PUBLIC, "--yes", **on_chain)

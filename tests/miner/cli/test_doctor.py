@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from miner.cli.doctor import app
-from miner.doctor import ALL_CHECKS, DoctorCheck
-from miner.doctor.examine import Finding, fail, ok, warn
+from miner.doctor import CHECKS, DoctorCheck
 from miner.settings import Settings
+from miner.support.findings import Finding, fail, ok, warn
 
 TOKEN = "hush-hush-0123456789"
 
@@ -33,7 +33,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def checks(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
-    monkeypatch.setattr("miner.doctor.ALL_CHECKS", (DoctorCheck("all", lambda _: findings),))
+    monkeypatch.setattr("miner.doctor.all_checks", lambda _: [DoctorCheck("all", lambda _: findings)])
 
 
 def test_json_holds_every_finding_and_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +88,8 @@ def test_all_real_checks_run_on_a_bare_machine_and_none_of_them_breaks(
     monkeypatch.setenv("PUBLIC_PORT", "0")
     monkeypatch.setenv("OPERATOR_PORT", "0")
     monkeypatch.setenv("WALLET_PATH", str(Path.cwd() / "wallets"))
-    patient = tuple(replace(check, limit_seconds=300.0) for check in ALL_CHECKS)  # on a busy machine
-    monkeypatch.setattr("miner.doctor.ALL_CHECKS", patient)
+    patient = tuple(replace(check, limit_seconds=300.0) for check in CHECKS)  # on a busy machine
+    monkeypatch.setattr("miner.doctor.all_checks", lambda _: patient)
     done = CliRunner().invoke(app, ["--json"])
     found = {finding["what"]: finding for finding in json.loads(done.output)["findings"]}
     assert {"settings", "system", "data directory", "hotkey", "chain", "clock", "public port"} <= found.keys()

@@ -18,8 +18,7 @@ from miner.cli.render.jobs import job_pages
 from miner.cli.render.terminal import Terminal
 from miner.jobs import views
 from miner.jobs.figures import AttemptFigures
-from miner.store import alerts as store_alerts
-from miner.store.alerts import ActionOutcome, ActionRow
+from miner.store.actions import ActionOutcome, ActionRow, NewAction, add_action
 from tests.miner.cli.pages import JOB
 from tests.miner.history import add_job
 from tests.miner.jobs.harness import JobsHarness, Trainer, open_harness
@@ -270,32 +269,20 @@ def test_a_training_that_runs_is_shown_beside_its_plan_at_80_columns() -> None:
 
 
 async def test_what_rules_did_to_a_job_is_in_its_json(harness: JobsHarness, run: Run, done: int) -> None:
-    about = {"rule": "gpu-memory", "job_id": done, "attempt": 1, "kind": "batch", "now": 5.0}
-    numbers = {"before": {"micro": 8}, "after": {"micro": 7}, "outcome": ActionOutcome.APPLIED}
-    await harness.store.write(lambda db: store_alerts.add_action(db, **about, **numbers))
+    numbers = ({"micro": 8}, {"micro": 7}, ActionOutcome.APPLIED)
+    await harness.store.write(add_action, NewAction("gpu-memory", done, 1, "batch", *numbers), 5.0)
     (action,) = json.loads((await run("show", str(done), "--json")).output)["actions"]
     assert (action["rule"], action["before"], action["after"]) == ("gpu-memory", {"micro": 8}, {"micro": 7})
     assert (action["outcome"], action["asked_at"]) == ("applied", "1970-01-01T00:00:05.000Z")
 
 
 def test_what_rules_did_is_shown_at_80_columns() -> None:
+    kept, undone, later = ActionOutcome.KEPT, ActionOutcome.UNDONE, ActionOutcome.NEXT_ATTEMPT
     rows = [
-        ActionRow(
-            1, "gpu-memory", 1, 1, "batch", 5.0, {"micro": 8}, {"micro": 7}, ActionOutcome.KEPT, "93 %"
-        ),
-        ActionRow(2, "gpu-hot", 1, 1, "duty", 9.0, {"duty": 1.0}, {"duty": 0.97}, ActionOutcome.UNDONE),
-        ActionRow(3, "a-rule-of-my-own-with-a-long-name", 1, 2, "batch", 9.0, {"micro": 1}, {}),
-        ActionRow(
-            4,
-            "gpu-hot",
-            1,
-            2,
-            "duty",
-            9.0,
-            {"duty": 1.0, "power_watts": 700.0},
-            {"power_watts": 679.0},
-            ActionOutcome.NEXT_ATTEMPT,
-        ),
+        ActionRow("gpu-memory", 1, 1, "batch", {"micro": 8}, {"micro": 7}, kept, "93 %", 1, 5.0),
+        ActionRow("gpu-hot", 1, 1, "duty", {"duty": 1.0}, {"duty": 0.97}, undone),
+        ActionRow("a-rule-of-my-own-with-a-long-name", 1, 2, "batch", {"micro": 1}, {}),
+        ActionRow("gpu-memory", 1, 2, "batch", {"micro": 9}, {"micro": 6}, later),
     ]
     out = io.StringIO()
     console = Terminal(file=out, force_terminal=False, width=80)
@@ -305,5 +292,5 @@ def test_what_rules_did_is_shown_at_80_columns() -> None:
     assert max(map(len, out.getvalue().splitlines())) <= 80
     assert "gpu-memory 1 01-01 00:00:05 micro batch 8 → 7 kept" in text
     assert "duty 100% → 97% undone" in text
-    assert "700 → 679 W next attempt" in text
+    assert "9 → 6 next attempt" in text
     assert "rule gpu-memory: 93 %" in text

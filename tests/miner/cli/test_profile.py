@@ -76,8 +76,8 @@ def test_show_gives_every_value_with_its_line_and_with_defaults_what_nobody_wrot
     assert "816 (scaled from 512)" in run("show", "h100x8", "--task", "grpo").output
     assert read("show", "h100x4", "--model", "flux")["for"] == "image flux"
     assert read("show", "h100x4", "--task", "image")["for"] == "image sdxl"
-    assert "targets.neftune_alpha" not in run("show", "steady").output
-    assert "targets.neftune_alpha" in run("show", "steady", "--defaults").output
+    assert "targets.rslora" not in run("show", "steady").output
+    assert "targets.rslora" in run("show", "steady", "--defaults").output
 
 
 def test_one_edited_number_is_seen_with_one_command(mine: Path) -> None:

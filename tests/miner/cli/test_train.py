@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,18 @@ def test_a_training_is_started_in_the_training_environment_and_its_result_shown(
     assert f"the model: {setting}/run/model" in said
     code, said = run("native", "run", "--json")
     assert json.loads(said.splitlines()[-1])["event"] == "result"
+
+
+def test_a_run_can_be_written_as_a_job_for_sbatch(setting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_ACCOUNT", "lab")
+    code, said = run("native", "run", *NEW, "--hours", "2", "--sbatch", "4")
+    assert (code, said.strip()) == (0, str(setting / "run/job.sbatch"))
+    text = (setting / "run/job.sbatch").read_text()
+    for option in ("--gpus-per-node=4", "--cpus-per-task=64", "--time=125", "--account=lab"):
+        assert f"#SBATCH {option}\n" in text
+    assert text.endswith(f"-m miner train native {setting}/run\n")
+    assert not (setting / "asked").exists()
+    subprocess.run(["bash", "-n", setting / "run/job.sbatch"], check=True)
 
 
 def test_a_training_without_a_result_is_an_error_that_names_the_log(setting: Path) -> None:

@@ -10,7 +10,8 @@ from unittest.mock import AsyncMock
 import httpx
 import pytest
 
-from miner.backends.registry import SOURCE_ROOT, NoEngine
+from miner.backends.environment import SOURCE_ROOT
+from miner.backends.registry import NoEngine
 from miner.backends.trial import BEING_TRIED, TRIAL_FAILED
 from miner.cli.render import dev
 from miner.dev import demo, stack

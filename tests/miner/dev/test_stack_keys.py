@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from miner.chain.nodes_file import read_nodes
+from miner.chain.sources import read_nodes
 from miner.dev import stack
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from core.domain.choices import Engine
 from miner.backends import trial
-from miner.backends.registry import EngineChoice
+from miner.backends.choose import EngineChoice
 from miner.fleet.base import EngineAbility
 from miner.jobs import build
 from miner.settings import BackendKind, load_settings

@@ -23,7 +23,7 @@ from miner.jobs.context import JobContext
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.history import read_plan
 from miner.jobs.timeline import JobTimings
-from miner.store.alerts import ActionOutcome, add_action
+from miner.store.actions import ActionOutcome, NewAction, add_action
 from tests.doubles.each import each
 from tests.miner.jobs.harness import CAP_S, ROWS, VALIDATOR, JobsHarness, Trainer, open_harness, waits
 
@@ -235,14 +235,16 @@ async def test_the_next_attempt_has_the_smaller_passes_that_a_rule_wanted_of_the
     assert first.batch.micro > 1
     await harness.store.write(
         add_action,
-        rule="gpu-memory",
-        job_id=job,
-        attempt=1,
-        kind="batch",
-        now=time.time(),
-        before={"micro": first.batch.micro},
-        after={"micro": 1},
-        outcome=ActionOutcome.NEXT_ATTEMPT,
+        NewAction(
+            "gpu-memory",
+            job,
+            1,
+            "batch",
+            {"micro": first.batch.micro},
+            {"micro": 1},
+            ActionOutcome.NEXT_ATTEMPT,
+        ),
+        time.time(),
     )
     await harness.jobs.cancel(job)
     await harness.jobs.retry(job)

@@ -16,7 +16,7 @@ from miner.notify.targets import Delivery, NotifyTargets, target_names
 from miner.observe.alerts import HOST, AlertSubject, gpu_subject
 from miner.observe.redact import Redactor
 from miner.offers.policies.schema import Policy
-from miner.reports.sent import send_due_reports
+from miner.reports.report import send_due_reports
 from miner.store.alerts import (
     AlertRow,
     NewAlert,

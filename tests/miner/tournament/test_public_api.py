@@ -10,7 +10,7 @@ import pytest
 from core.domain.wire import TournamentType
 from miner.settings.load import load_settings
 from miner.tournament.polite_client import PoliteClient, SiteError
-from miner.tournament.public_api import Entry, Prize, PublicApi, open_public_api, task_result
+from miner.tournament.public_api import Entry, PublicApi, open_public_api, task_result
 from tests.doubles.public_api import COLDKEY, HOTKEYS, PublicApiSite
 
 pytestmark = pytest.mark.process
@@ -85,16 +85,6 @@ def test_the_latest_tournament_of_each_kind(api: PublicApi, site: PublicApiSite)
     assert api.details("tourn_0123_20261116") == image
 
 
-def test_the_weights_of_the_kinds(api: PublicApi, site: PublicApiSite) -> None:
-    weights, source = api.weights()
-    assert weights[TournamentType.TEXT] == 0.41
-    assert source.stale is None
-    site.pages["/v1/performance/latest-tournament-weights"] = {"burn_data": {"text_tournament_weight": 35}}
-    api.client.clock = lambda: 1e10
-    with pytest.raises(SiteError, match="names no weight"):
-        api.weights()
-
-
 def test_a_task_is_read_with_the_result_of_each_miner() -> None:
     raw = {
         "task_id": TASK,
@@ -124,26 +114,6 @@ def test_a_task_is_read_with_the_result_of_each_miner() -> None:
 def test_a_task_of_another_shape_costs_only_what_it_lacks(raw: object) -> None:
     found = task_result(raw, TASK)
     assert (found.task_id, found.hours, found.entries) == (TASK, None, ())
-
-
-def test_prizes_are_those_of_the_least_win(api: PublicApi, site: PublicApiSite) -> None:
-    def projection(placement: str, alpha: float) -> dict[str, object]:
-        rows = [{"days": 30, "total_alpha": 2 * alpha}]
-        return {
-            "placement": placement,
-            "projections": [*rows, {"days": 7, "total_alpha": alpha}],
-        }
-
-    site.pages["/v1/performance/weight-projection-static"] = {
-        "projections": [
-            {"percentage_improvement": 10, "text_projection": projection("champion", 900)},
-            {"percentage_improvement": 0.5, "text_projection": projection("runner_up", 5)},
-            {"percentage_improvement": 2, "text_projection": projection("champion", 100)},
-            {"image_projection": projection("champion", 1)},
-        ]
-    }
-    prizes, _ = api.prizes()
-    assert prizes == {TournamentType.TEXT: (Prize(7, 100.0), Prize(30, 200.0))}
 
 
 def test_the_settings_name_the_api_and_the_hub(site: PublicApiSite, tmp_path: Path) -> None:

@@ -11,19 +11,65 @@ import torch
 from axolotl.monkeypatch.loss import chunked
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from core.domain.tasks import TaskType
 from tests.core.recipes.cases import text_plan
 from tests.trainer import tiny
-from tests.trainer.axolotl.test_prompt_loss import SIZES, packed, padded, trainer_of
 from trainer.axolotl.answer_logits import MULTIPLE, labelled, skip_other_logits
 from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import add_kl
 from trainer.inputs.tokens import IGNORED
 
+#: Prompt and answer of each row.
+SIZES = ((9, 3), (20, 4), (14, 2))
 LABELS = sum(answer for _, answer in SIZES)
 CONFIG = SimpleNamespace(trainer_cls=None, liger_fused_linear_cross_entropy=None, cut_cross_entropy=None)
+
+
+def rows() -> list[tuple[list[int], list[int]]]:
+    """Tokens and labels."""
+    chance = torch.Generator().manual_seed(3)
+    made = []
+    for prompt, answer in SIZES:
+        ids = torch.randint(5, 300, (prompt + answer,), generator=chance).tolist()
+        made.append((ids, [IGNORED] * prompt + ids[prompt:]))
+    return made
+
+
+def padded(left: bool = False) -> dict[str, Tensor]:
+    """As a collator without packing makes it."""
+    width = max(map(sum, SIZES)) + 2
+
+    def filled(values: list[int], filler: int) -> list[int]:
+        padding = [filler] * (width - len(values))
+        return padding + values if left else values + padding
+
+    return {
+        "input_ids": torch.tensor([filled(ids, 4) for ids, _ in rows()]),
+        "labels": torch.tensor([filled(labels, IGNORED) for _, labels in rows()]),
+        "attention_mask": torch.tensor([filled([1] * len(ids), 0) for ids, _ in rows()]),
+    }
+
+
+def packed() -> dict[str, Tensor]:
+    """As Axolotl's collator packs: positions that begin again, padding as a row of its own, no mask."""
+    ids, labels, places = [], list[int](), list[int]()
+    for row, marked in [*rows(), ([4] * 5, [IGNORED] * 5)]:
+        ids, labels, places = [*ids, *row], [*labels, *marked], [*places, *range(len(row))]
+    return {
+        "input_ids": torch.tensor([ids]),
+        "labels": torch.tensor([labels]),
+        "position_ids": torch.tensor([places]),
+    }
+
+
+def trainer_of(folder: Path, model: Any) -> Any:
+    arguments = TrainingArguments(str(folder), use_cpu=True, report_to=[])
+    trainer = Trainer(model, arguments)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    return trainer
 
 
 def model_of(kind: str) -> Any:

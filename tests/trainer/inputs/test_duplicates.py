@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.inputs import duplicates
-from trainer.inputs.duplicates import fingerprint, near_duplicates, thinned
+from trainer.inputs.duplicates import fingerprint, near_duplicates
 
 
 def sequences(count: int, seed: int = 0, length: int = 120) -> list[list[int]]:
@@ -79,19 +79,6 @@ def test_every_cluster_is_named_by_its_first_row(rows: list[list[int]]) -> None:
     found = clusters(rows)
     assert all(found[first] == first <= place for place, first in enumerate(found))
     assert all(found[place] == found[rows.index(row)] for place, row in enumerate(rows)), "copies"
-
-
-def test_a_cluster_counts_as_the_root_of_its_rows_or_as_one_and_exact_copies_go_first() -> None:
-    found = [0] * 16 + [16] * 4 + [20, 21]
-    prints = [0] * 14 + [1, 2] + [3] * 4 + [4, 5]  # 14 copies of one row, and two variants of it
-    places = list(range(22))
-    assert thinned(places, found, prints, 1.0, 0) == places
-    kept = thinned(places, found, prints, 0.5, 0)
-    assert [sum(found[place] == first for place in kept) for first in (0, 16, 20, 21)] == [4, 2, 1, 1]
-    assert {14, 15} <= set(kept)
-    assert len(thinned(places, found, prints, 0.0, 0)) == 4
-    assert kept == sorted(kept) == thinned(places, found, prints, 0.5, 0)
-    assert kept != thinned(places, found, prints, 0.5, 1)
 
 
 def test_rows_that_share_many_a_common_run_are_no_doubles() -> None:

@@ -13,10 +13,9 @@ from datasets import load_from_disk
 
 from core.domain.evaluation import Era
 from core.domain.tasks import GrpoDataset, InstructDataset, RewardFunction, TaskType
-from core.planning.plan import RowsPlan
 from core.runs.run_files import EXIT_OF, RunEnd, TrainerExitCode
 from tests.trainer import odd_models, tiny
-from tests.trainer.tasks import DATASETS, ROWS, rows_plan, spec
+from tests.trainer.tasks import ROWS, rows_plan, spec
 from trainer.errors import BadData, BadModel, BadReward
 from trainer.handoff import PreparedRows
 from trainer.inputs.tables import read_table
@@ -94,62 +93,6 @@ def test_another_evaluation_or_length_is_another_place(tmp_path: Path) -> None:
         for length in (8, 40)
     }
     assert len(places) == 4
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_rows_of_requested_datasets_are_mixed_in_at_their_share_and_never_held_out(
-    tmp_path: Path, task: TaskType
-) -> None:
-    """Those that are like a held-out row are left out, however many there are."""
-    changes: dict[str, Any] = {"dataset": DATASETS[task], "eval_rows": 24}
-    alone = prepared(tmp_path, task, ROWS[task](120), **changes)
-    assert alone.eval_path is not None
-    folder = tmp_path / "org--more"
-    folder.mkdir()
-    (folder / "train.json").write_text(json.dumps(ROWS[task](120) + ROWS[task](60, seed=9)))
-    rows = RowsPlan(mixed_share=0.25)
-    more = {"treated": rows, "requested_data": (str(tmp_path / "org--missing"), str(folder))}
-    files = prepared(tmp_path, task, ROWS[task](120), **changes, **more)
-    assert files.eval_path is not None
-    held, train = read_table(files.eval_path), read_table(files.train_path)
-    assert held == read_table(alone.eval_path)
-    assert files.mixed_rows == pytest.approx(alone.train_rows / 3, abs=1)
-    assert len(train) == files.train_rows == alone.train_rows + files.mixed_rows
-    assert train[: alone.train_rows] == read_table(alone.train_path)
-    assert not [row for row in train if row in held]
-    assert "org--missing: 0 rows" in " ".join(files.notes)
-
-
-def test_without_rows_that_fit_the_task_is_trained_alone(tmp_path: Path) -> None:
-    (tmp_path / "org--other").mkdir()
-    (tmp_path / "org--other" / "train.jsonl").write_text('{"board": "x"}\n' * 50)
-    rows = RowsPlan(mixed_share=0.5)
-    for folders in ((), (str(tmp_path / "org--other"),)):
-        files = prepared(tmp_path, TaskType.INSTRUCT, treated=rows, requested_data=folders)
-        assert (files.train_rows, files.mixed_rows) == (108, 0)
-        assert files.notes
-
-
-def test_near_duplicates_among_the_held_out_rows_are_known_as_such(tmp_path: Path) -> None:
-    data = [row for row in tiny.instruct_rows(60, length=30) for _ in range(2)]
-    files = prepared(tmp_path, TaskType.INSTRUCT, data, eval_rows=24)
-    assert files.eval_path is not None
-    held = [tuple(row.ids) for row in read_table(files.eval_path) if isinstance(row, LabelledRow)]
-    assert len(files.eval_clusters) == len(held) == 24
-    assert len(set(files.eval_clusters)) == len(set(held)) == 12
-    assert len(set(zip(files.eval_clusters, held, strict=True))) == 12
-
-
-def test_of_near_duplicates_as_many_are_trained_on_as_the_plan_says(tmp_path: Path) -> None:
-    data = [row for row in tiny.instruct_rows(30, length=30) for _ in range(4)]
-    sizes = {}
-    for weight in (1.0, 0.5, 0.0):
-        rows = RowsPlan(duplicate_weight=weight)
-        files = prepared(tmp_path, TaskType.INSTRUCT, data, treated=rows, eval_rows=24)
-        sizes[weight] = files.train_rows
-    assert sizes == {1.0: 96, 0.5: 48, 0.0: 24}
-    assert sum(files.dropped.values()) == 96 - 24
-    assert "near-duplicates" in files.notes[0]
 
 
 def test_an_incomplete_folder_is_written_again(tmp_path: Path) -> None:

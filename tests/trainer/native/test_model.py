@@ -86,18 +86,6 @@ def test_cheap_recomputation_multiplies_no_matrix_twice(tmp_path: Path) -> None:
     assert spent["none"] == spent["cheap"] < spent["layers"]
 
 
-def test_noise_on_the_embeddings_is_there_only_while_training(tmp_path: Path) -> None:
-    tiny.model_folder(tmp_path / "model")
-    plan = tiny.plan(full=True, precision=PrecisionPlan(bf16=False, tf32=False, neftune_alpha=5.0))
-    model, _ = nets.load_model(tmp_path / "model", plan, tiny.CPU)
-    embed, ids = model.get_input_embeddings(), torch.arange(12).reshape(2, 6)
-    noise = embed(ids) - embed.weight[ids]
-    strength = 5.0 / (6 * 32) ** 0.5
-    assert 0.9 * strength < noise.abs().max() <= strength
-    assert not torch.equal(embed(ids), embed(ids))
-    torch.testing.assert_close(model.eval().get_input_embeddings()(ids), embed.weight[ids])
-
-
 def test_the_frozen_part_below_the_first_adapter_has_no_backward_pass(tmp_path: Path) -> None:
     tiny.model_folder(tmp_path / "model")
     model, attention = nets.load_model(tmp_path / "model", tiny.plan(), tiny.CPU)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from core.domain.choices import Engine, LrSchedule
 from core.domain.tasks import ImageModelType
 from core.planning.plan import ImagePlan, TrainingPlan
-from core.planning.time.efficiency import expected_speed
+from core.planning.time.calibration import expected_speed
 from core.runs.progress import NoteEvent, StepEvent
 from core.runs.run_files import RunEnd, RunSpec
 from tests.core.submission.folders import image_adapter, safetensors

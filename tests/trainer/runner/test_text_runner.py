@@ -320,11 +320,10 @@ def test_an_engine_without_our_plugin_is_no_success(
 def test_what_axolotl_ignores_in_preference_and_reward_training_is_put_back(
     forks: ForkServer, tmp_path: Path, task_type: TaskType
 ) -> None:
-    said = {"neftune_alpha": 3.0, "dataloader_drop_last": True, "max_steps": 2}
+    said = {"dataloader_drop_last": True, "max_steps": 2}
     run = planned(task(tmp_path, task_type), write_profile(tmp_path / "p.yaml", targets=said))
     assert execute(run, forks, patch="dumps_arguments").end is RunEnd.FINISHED
     arguments = json.loads(Path(launch_spec(run).launch_dir, "arguments.json").read_text("utf-8"))
-    assert arguments["neftune_noise_alpha"] == 3.0
     assert arguments["dataloader_drop_last"] is True
     assert arguments["ddp_find_unused_parameters"] is False
     assert "SessionCallback" in arguments["callbacks"]

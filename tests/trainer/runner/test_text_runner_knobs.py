@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
 from core.runs.progress import NoteEvent, StepEvent
 from core.runs.run_files import RunEnd, RunSpec
-from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
 from tests.trainer.runner.test_text_runner import events, execute, gone_on, rates, rescored, stopped
-from tests.trainer.tasks import plan_of, planned, task, write_profile
+from tests.trainer.tasks import planned, task, write_profile
 from trainer.axolotl.host import AVERAGE_FILE, STATE_FILE
 
 
@@ -114,23 +112,6 @@ def test_a_plateau_lowers_the_rate_and_patience_ends_the_run(forks: ForkServer, 
     notes = [event.text for event in events(run) if isinstance(event, NoteEvent)]
     assert any("learning rate × 0.5 (was × 1)" in note for note in notes), notes
     assert rates(run)[-1] == pytest.approx(1e-3 / 2)
-
-
-@pytest.mark.parametrize("engine", ["axolotl", "native"])
-def test_long_prompts_are_learned_too_and_only_answers_are_scored(
-    forks: ForkServer, tmp_path: Path, engine: str
-) -> None:
-    """To an untouched model every token is as hard as any other."""
-    rows = [{"instruct": tiny.sentence(random.Random(at), 30), "output": "apples"} for at in range(120)]
-    said = {"engine": engine, "prompt_loss_share": 1.0, "max_steps": 2, "warmup_steps": 0}
-    run = planned(task(tmp_path, TaskType.INSTRUCT, data=rows), shaped(tmp_path, **said))
-    assert plan_of(run).rows is not None
-    result = execute(run, forks)
-    assert result.end is RunEnd.FINISHED, result.detail
-    assert result.base is not None
-    first = losses(run)[0]
-    assert first is not None
-    assert 1.5 < first / result.base.value < 2.5
 
 
 def losses(run: RunSpec) -> list[float | None]:

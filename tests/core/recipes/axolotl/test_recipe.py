@@ -187,9 +187,6 @@ def test_precision_and_kernels() -> None:
     check(text_plan(SFT, precision=PrecisionPlan(fp8=True)), "fp8", fp8=True, torch_compile=True)
     tuned = PrecisionPlan(compile_mode=CompileMode.MAX_AUTOTUNE)
     check(text_plan(CHAT, precision=tuned), torch_compile_mode="max-autotune")
-    noisy = PrecisionPlan(neftune_alpha=5.0)
-    check(text_plan(SFT, precision=noisy), neftune_noise_alpha=5.0)
-    check(text_plan(DPO, precision=noisy), "neftune_alpha", neftune_noise_alpha=None)
 
 
 def test_stages_are_left_to_the_plugin() -> None:

@@ -59,7 +59,7 @@ CORNERS: tuple[dict[str, Any], ...] = (
     },
     {"method": Method.QLORA, "model": EXPERTS, "gpus": 1, "parallelism": Parallelism.SINGLE},
     {"method": Method.QLORA, "model": EXPERTS, "parallelism": FSDP, "fsdp": FsdpPlan()},
-    {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_2, neftune_alpha=5)},
+    {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_2)},
     {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_3), "method": Method.FULL, "gpus": 8},
     {"precision": PrecisionPlan(liger=True), "parallelism": FSDP, "fsdp": FsdpPlan()},
     {"precision": PrecisionPlan(liger=True), "task": TaskType.DPO},
@@ -70,7 +70,6 @@ CORNERS: tuple[dict[str, Any], ...] = (
             epochs=8, per_epoch=100, total=800, eval_every=20, save_every=40, early_stopping_patience=8
         )
     },
-    {"parallelism": FSDP, "fsdp": FsdpPlan(offload_params=True, wrap_class="LlamaDecoderLayer")},
     {"parallelism": FSDP, "fsdp": FsdpPlan(reshard_after_forward=False)},
     {"sequence": SequencePlan(length=4096, group_by_length=True, per_epoch=9, tokens_per_epoch=9)},
     {"method": Method.FULL, "parallelism": FSDP, "gpus": 8, "precision": PrecisionPlan(fp8=True)},

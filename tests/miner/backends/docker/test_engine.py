@@ -16,6 +16,7 @@ from miner.backends.docker.container import LABEL_DATA, LABEL_KEY, ContainerDefa
 from miner.backends.docker.engine import DockerEngine
 from miner.backends.docker.images import UnknownImage
 from miner.support.untrusted_files import write_untrusted
+from tests.doubles.engine_bench import context_in
 
 KEY = "job-1-1"
 BROKEN = DockerRefused(500, "OCI runtime create failed: no such file or directory")
@@ -105,14 +106,9 @@ def spec(tmp_path: Path) -> EngineSpec:
 def engine_on(
     client: FakeDocker, image_of: Callable[[str], str] = lambda short: f"me/{short}"
 ) -> DockerEngine:
-    return DockerEngine(
-        client,  # type: ignore[arg-type]
-        ContainerDefaults("id", Path("/wrapper.py"), "1:1"),
-        image_of=image_of,
-        redact=str,
-        trusted=(),
-        training_uid=None,
-    )
+    defaults = ContainerDefaults("id", Path("/wrapper.py"), "1:1")
+    context = context_in(Path("/engines"), data_id="id")
+    return DockerEngine(context, client, defaults, image_of)  # type: ignore[arg-type]
 
 
 async def submit(client: FakeDocker, spec: EngineSpec) -> str:

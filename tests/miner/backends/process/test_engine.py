@@ -6,16 +6,16 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from miner.backends.base import EngineSpec
+from miner.backends.environment import TrainingEnvironment
 from miner.backends.process import engine as module
 from miner.backends.process.engine import ProcessEngine, cores_of, process_environment, wrapper_command
-from miner.backends.process.interpreter import Interpreter
 from miner.backends.process.run_registry import RunRegistry
-from miner.backends.process.sandbox import Sandbox
+from miner.backends.sandbox import Interpreter, Sandbox
+from tests.doubles.engine_bench import context_in
 
 PYTHON = Interpreter(Path(sys.executable), ())
 
@@ -23,10 +23,8 @@ PYTHON = Interpreter(Path(sys.executable), ())
 def engine(
     tmp_path: Path, interpreter: Interpreter = PYTHON, sandbox: Sandbox | None = None
 ) -> ProcessEngine:
-    more: dict[str, Any] = {"trusted": (), "ulimits": {}, "pids": 100, "redact": str, "limits": None}
-    return ProcessEngine(
-        RunRegistry(tmp_path), "id", interpreter, code=tmp_path, sandbox=sandbox, why_no_sandbox="", **more
-    )
+    environment = TrainingEnvironment(interpreter, tmp_path, sandbox)
+    return ProcessEngine(context_in(tmp_path), environment, RunRegistry(tmp_path), None)
 
 
 def sandbox(*shown: Path) -> Sandbox:

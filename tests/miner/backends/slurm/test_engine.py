@@ -25,6 +25,7 @@ from miner.backends.slurm import engine as module
 from miner.backends.slurm.commands import SlurmRefused, SlurmUnreachable
 from miner.backends.slurm.engine import SlurmEngine, SlurmOptions
 from miner.backends.slurm.runs import CLAIM, RunNote, SlurmRuns
+from tests.doubles.engine_bench import context_in
 
 pytestmark = pytest.mark.process
 
@@ -89,21 +90,9 @@ def spec(tmp_path: Path) -> EngineSpec:
 
 
 def engine_on(slurm: AnsweringSlurm, folder: Path, **options: Any) -> SlurmEngine:
-    return SlurmEngine(
-        slurm,  # type: ignore[arg-type]
-        SlurmRuns(folder / "runs"),
-        "feed",
-        SlurmOptions(PLACEMENT, **options),
-        interpreter=None,
-        code=None,
-        wrapper_file=folder / "wrapper.py",
-        sandbox=None,
-        why_no_sandbox="there is none",
-        poll_s=0.0,
-        redact=str,
-        trusted=(folder,),
-        ulimits={},
-    )
+    context = context_in(folder, trusted=(folder,))
+    chosen = SlurmOptions(PLACEMENT, poll_s=0.0, **options)
+    return SlurmEngine(context, None, slurm, SlurmRuns(folder / "runs"), chosen)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -226,7 +215,7 @@ async def test_other_refusals_are_final_or_for_the_moment(
 
 
 async def test_hostile_code_needs_a_sandbox(engine: SlurmEngine, spec: EngineSpec) -> None:
-    with pytest.raises(EngineRejected, match="there is none"):
+    with pytest.raises(EngineRejected, match="no sandbox"):
         await engine.submit(replace(spec, hostile=True))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from core.domain.hardware import CPU, GpuSet
+from miner.backends.registry import ClusterContext
 from miner.backends.slurm import gpu_source as slurm_source
 from miner.backends.slurm.commands import SlurmCommands, SlurmUnreachable
 from miner.backends.slurm.gpu_source import ClusterScope, SlurmGpuSource
@@ -79,17 +81,20 @@ class PrintedSlurm(SlurmCommands):
 
 
 class Cluster:
-    def __init__(self, *nodes: str, **scope: Any) -> None:
+    def __init__(self, *nodes: str, kinds: Callable[[], Mapping[str, str]] = dict, **scope: Any) -> None:
         self.slurm = PrintedSlurm(texts={"nodes": list(nodes or [node()]), "partitions": [TRAIN]})
         self.in_use: set[str] = set()
         self.now = float(NOW)
         self.source = SlurmGpuSource(
             ClusterScope(**scope),
             self.slurm,
-            own_jobs=OURS,
-            is_in_use=lambda gpu: gpu in self.in_use,
-            host=lambda: {"disk_free_bytes": 7, "cpu_cores": 2, "cores": ((0, 1),), "memory_bytes": 1},
-            clock=lambda: self.now,
+            OURS,
+            ClusterContext(
+                kinds=kinds,
+                host=lambda: {"disk_free_bytes": 7, "cpu_cores": 2, "cores": ((0, 1),), "memory_bytes": 1},
+                is_in_use=lambda gpu: gpu in self.in_use,
+                clock=lambda: self.now,
+            ),
         )
 
     def show(self, what: str, *lines: str) -> Cluster:

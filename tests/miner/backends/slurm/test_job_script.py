@@ -115,6 +115,8 @@ def test_signals_reach_the_wrapper_of_each_node() -> None:
     assert "kill -$1 $(cat /shared/runs/k1/claim/pid.0)" in one
     assert "srun --mpi=none --overlap --export=ALL --ntasks-per-node=1 bash -c" in two
     assert "--nodes=2 --ntasks=2" in two
+    assert "export GOD_MINER_NODE_RANK=$SLURM_NODEID; " in step(two)
+    assert "GOD_MINER_NODE_RANK" not in one
 
 
 def test_only_the_first_of_two_jobs_begins(tmp_path: Path) -> None:

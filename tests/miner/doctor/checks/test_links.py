@@ -11,9 +11,10 @@ import pytest
 from core.domain.hardware import GPU_KINDS
 from miner.doctor.checks import links
 from miner.doctor.checks.links import all_reduce_finding, check_links, idle_gpus, link_finding
-from miner.doctor.examine import CheckContext, FindingStatus
+from miner.doctor.examine import CheckContext
 from miner.fleet.base import Gpu, InventoryState
 from miner.settings import load_settings
+from miner.support.findings import FindingStatus
 from tests.doubles.each import each
 from tests.miner.fleet.setups import inventory_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from miner.doctor.checks import packages
-from miner.doctor.examine import FindingStatus
+from miner.support.findings import FindingStatus
 
 
 def install(prefix: Path, name: str, files: dict[str, str]) -> Path:

@@ -41,7 +41,7 @@ def check_chain(
     monkeypatch: pytest.MonkeyPatch, answer: Metagraph | Exception, given: Settings
 ) -> dict[str, Finding]:
     source = FakeSource([answer])
-    monkeypatch.setattr("miner.chain.metagraph_refresh.build_source", lambda _settings, _identity: source)
+    monkeypatch.setattr("miner.chain.sources.build_source", lambda _settings, _identity: source)
     return {finding.what: finding for finding in subnet.check_chain(CheckContext(given))}
 
 
@@ -135,7 +135,7 @@ def test_a_chain_that_does_not_answer_is_not_waited_for(
         raise AssertionError("unreachable")
 
     monkeypatch.setattr(source, "metagraph", silent)
-    monkeypatch.setattr("miner.chain.metagraph_refresh.build_source", lambda _settings, _identity: source)
+    monkeypatch.setattr("miner.chain.sources.build_source", lambda _settings, _identity: source)
     monkeypatch.setattr(subnet, "READ_SECONDS", 0.02)
     (finding,) = subnet.check_chain(CheckContext(settings(tmp_path)))
     assert finding.status is FindingStatus.FAIL

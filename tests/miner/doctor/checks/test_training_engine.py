@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from miner.backends.process import backend as process
 from miner.doctor import CheckContext, Finding, FindingStatus
 from miner.doctor.checks import training
 from miner.settings import load_settings
@@ -67,7 +68,7 @@ def test_local_processes_are_tried_out(tmp_path: Path, axolotl: str, status: Fin
 
 @pytest.mark.parametrize(("gib", "status"), [(0.0625, FindingStatus.WARN), (64, FindingStatus.OK)])
 def test_shared_memory_is_judged(gib: float, status: FindingStatus) -> None:
-    assert training.shared_memory(int(gib * training.GIB)).status is status
+    assert process.shared_memory(int(gib * process.GIB)).status is status
 
 
 def test_docker_is_tried_out(tmp_path: Path, docker_host: Dockerd) -> None:

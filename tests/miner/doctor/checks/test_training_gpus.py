@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from miner.doctor.checks.training import check_gpus, gpu_findings
-from miner.doctor.examine import CheckContext, FindingStatus
+from miner.doctor.examine import CheckContext
 from miner.fleet.base import InventoryState
 from miner.settings import load_settings
+from miner.support.findings import FindingStatus
 from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, NvmlHost
 from tests.miner.fleet.conftest import nvml_host, nvml_library
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.backends.process.sandbox import Sandbox
+from miner.backends.sandbox import Sandbox
 from miner.tournament.check.confinement import find_sandbox, run_confined
 from tests.doubles.required import missing
 

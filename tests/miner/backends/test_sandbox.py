@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from miner.backends import sandbox
 from miner.backends.base import EngineSpec, Mount
-from miner.backends.process import sandbox
-from miner.backends.process.interpreter import Interpreter
-from miner.backends.process.sandbox import Sandbox, detect_sandbox, device_files
+from miner.backends.sandbox import Interpreter, Sandbox, detect_sandbox, device_files
 
 PYTHON = Interpreter(Path("/env/bin/python"), (Path("/env"),))
 
@@ -73,7 +72,9 @@ def test_without_bubblewrap_the_package_to_install_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "apt install bubblewrap" in str(detect_sandbox(PYTHON, tmp_path / "hosts", (), None, 10))
+    assert "apt install bubblewrap" in str(
+        detect_sandbox(Sandbox(Path("bwrap"), PYTHON, tmp_path / "hosts", (), None, 10))
+    )
 
 
 @pytest.mark.process
@@ -91,7 +92,7 @@ def test_a_sandbox_that_isolates_nothing_is_not_used(
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert reason in str(detect_sandbox(PYTHON, tmp_path / "hosts", (), None, 10))
+    assert reason in str(detect_sandbox(Sandbox(Path("bwrap"), PYTHON, tmp_path / "hosts", (), None, 10)))
 
 
 #: As /proc/driver/nvidia/gpus/*/information has it; numbers of device files need not follow the bus.

@@ -11,22 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from miner.backends.slurm.commands import SlurmCommands, SlurmRefused, SlurmUnreachable, records
-from miner.backends.slurm.nodes import NO_LIMIT, duration, gpu_counts
-from miner.backends.trial import trial_key
-from miner.doctor.checks.training import reward_isolation, trial_finding
-from miner.doctor.examine import (
-    CheckContext,
-    DoctorCheck,
-    Finding,
-    FindingStatus,
-    fail,
-    is_healthy,
-    ok,
-    skip,
-    warn,
+from miner.backends.slurm.commands import (
+    SlurmCommands,
+    SlurmRefused,
+    SlurmUnreachable,
+    records,
+    slurm_commands,
 )
+from miner.backends.slurm.nodes import NO_LIMIT, duration, gpu_counts
+from miner.backends.slurm.settings import SlurmSection
+from miner.backends.trial import reward_isolation, trial_finding, trial_key
 from miner.settings import BackendKind, Settings
+from miner.support.findings import Finding, FindingStatus, fail, is_healthy, ok, skip, warn
 
 PROGRAMS = ("sbatch", "scontrol", "squeue", "scancel")
 OLDEST = (22, 5)
@@ -52,21 +48,17 @@ class Cluster:
     named: Sequence[str] = ()
 
 
-def check_cluster(context: CheckContext) -> Iterator[Finding]:
-    from miner.backends.registry import slurm_commands
-
-    settings = context.settings
-    if BackendKind.SLURM not in settings.backends:
-        return
+def check(settings: Settings) -> Iterator[Finding]:
+    own = settings.section(SlurmSection)
     commands = slurm_commands(settings)
     try:
         missing = [program for program in PROGRAMS if not _is_there(commands, program)]
         if missing:
-            where = f"in {settings.slurm_bin_dir}" if settings.slurm_bin_dir else "on PATH"
+            where = f"in {own.slurm_bin_dir}" if own.slurm_bin_dir else "on PATH"
             way = "install Slurm's client commands (Debian: slurm-client), or set SLURM_BIN_DIR"
             yield fail("slurm", f"there is no {', '.join(missing)} {where}", way)
             return
-        cluster = _cluster(commands, settings.slurm_nodes)
+        cluster = _cluster(commands, own.slurm_nodes)
     except SlurmUnreachable as error:
         yield fail("slurm", str(error), way_to_the_controller(str(error)))
         return
@@ -132,9 +124,10 @@ def version(here: str, config: Fields) -> Finding:
 def partition_findings(
     settings: Settings, partitions: Sequence[Fields], groups: frozenset[str]
 ) -> Iterator[Finding]:
+    own = settings.section(SlurmSection)
     what = "slurm partition"
     names = ", ".join(one["PartitionName"] for one in partitions) or "none"
-    wanted = (settings.slurm_partition or "").split(",") if settings.slurm_partition else []
+    wanted = (own.slurm_partition or "").split(",") if own.slurm_partition else []
     used = [one for one in partitions if one["PartitionName"] in wanted]
     if not wanted:
         used = [one for one in partitions if one.get("Default") == "YES"]
@@ -184,14 +177,15 @@ def _partition(settings: Settings, partition: Fields, groups: frozenset[str]) ->
 
 def _barred(settings: Settings, partition: Fields, groups: frozenset[str]) -> str:
     """Why this user may not use it, as far as it says so itself; the trial run finds out the rest."""
+    own = settings.section(SlurmSection)
     for field, value, kind in (
-        ("AllowAccounts", settings.slurm_account, "SLURM_ACCOUNT"),
-        ("AllowQos", settings.slurm_qos, "SLURM_QOS"),
+        ("AllowAccounts", own.slurm_account, "SLURM_ACCOUNT"),
+        ("AllowQos", own.slurm_qos, "SLURM_QOS"),
     ):
         allowed = partition.get(field, "ALL")
         if allowed != "ALL" and value and value not in allowed.split(","):
             return f"{kind}={value} may not use it ({field}={allowed})"
-    for field, value in (("DenyAccounts", settings.slurm_account), ("DenyQos", settings.slurm_qos)):
+    for field, value in (("DenyAccounts", own.slurm_account), ("DenyQos", own.slurm_qos)):
         if value and value in partition.get(field, "").split(","):
             return f"{value} may not use it ({field})"
     allowed = partition.get("AllowGroups", "ALL")
@@ -216,6 +210,7 @@ _UNUSABLE = re.compile(r"DOWN|DRAIN|FAIL|UNKNOWN|INVAL|NOT_RESPONDING|MAINT|POWE
 
 
 def node_findings(settings: Settings, cluster: Cluster) -> Iterator[Finding]:
+    own = settings.section(SlurmSection)
     nodes = our_nodes(settings, cluster)
     unknown = sorted(set(cluster.named) - {node["NodeName"] for node in nodes})
     if unknown:
@@ -225,7 +220,7 @@ def node_findings(settings: Settings, cluster: Cluster) -> Iterator[Finding]:
             "see sinfo -N, and correct SLURM_NODES or SLURM_PARTITION",
         )
     features = sorted({name for node in nodes for name in _listed(node.get("AvailableFeatures", ""))})
-    wanted = re.findall(r"[A-Za-z_][\w.-]*", settings.slurm_constraint or "")
+    wanted = re.findall(r"[A-Za-z_][\w.-]*", own.slurm_constraint or "")
     for name in wanted:
         if name not in features:
             there = f"the nodes have: {', '.join(features)}" if features else "the nodes have no features"
@@ -259,11 +254,12 @@ def _is_usable(node: Fields) -> bool:
 
 def our_nodes(settings: Settings, cluster: Cluster) -> list[Fields]:
     """The nodes of the partitions that are used, and of SLURM_NODES."""
-    wanted = (settings.slurm_partition or "").split(",")
+    own = settings.section(SlurmSection)
+    wanted = (own.slurm_partition or "").split(",")
     used = {
         one["PartitionName"]
         for one in cluster.partitions
-        if one["PartitionName"] in wanted or (not settings.slurm_partition and one.get("Default") == "YES")
+        if one["PartitionName"] in wanted or (not own.slurm_partition and one.get("Default") == "YES")
     }
     return [
         node
@@ -278,7 +274,8 @@ def _listed(text: str) -> list[str]:
 
 
 def _reservation(settings: Settings, commands: SlurmCommands) -> Iterator[Finding]:
-    name = settings.slurm_reservation
+    own = settings.section(SlurmSection)
+    name = own.slurm_reservation
     if not name:
         return
     try:
@@ -394,9 +391,10 @@ def way_to_the_controller(message: str) -> str:
 
 def _try_out(settings: Settings, commands: SlurmCommands, cluster: Cluster) -> Iterator[Finding]:
     """Start the smallest training on a node, with the code, Python and container of a real one."""
+    own = settings.section(SlurmSection)
     nodes = [node for node in our_nodes(settings, cluster) if _is_usable(node)]
     with_gpu = settings.gpus != "cpu" and any(gpu_counts(node.get("Gres", "")) for node in nodes)
-    patience = {"slurm_pending_seconds": min(PENDING_S, settings.slurm_pending_seconds)}
+    patience = {"slurm_pending_seconds": min(PENDING_S, own.slurm_pending_seconds)}
     hurried = settings.model_copy(update=patience)
     key = trial_key()
     with _cancelled_at_exit(commands, key):
@@ -442,6 +440,3 @@ def explained(trial: Finding) -> Finding:
 
 def _way_out(ways: Sequence[tuple[str, str]], text: str, otherwise: str) -> str:
     return next((way for pattern, way in ways if re.search(pattern, text, re.IGNORECASE)), otherwise)
-
-
-CLUSTER_CHECK = DoctorCheck("slurm", check_cluster, LIMIT_SECONDS)

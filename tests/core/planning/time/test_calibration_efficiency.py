@@ -8,8 +8,13 @@ from core.domain.choices import Engine
 from core.domain.hardware import CPU, GpuSet
 from core.domain.tasks import TaskType
 from core.planning.plan import TrainingPlan
-from core.planning.time.calibration import MeasuredRun, recalibrate
-from core.planning.time.efficiency import ExpectedSpeed, expected_speed, flops_utilisation
+from core.planning.time.calibration import (
+    ExpectedSpeed,
+    MeasuredRun,
+    expected_speed,
+    flops_utilisation,
+    recalibrate,
+)
 from tests.core.builders import plan
 
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from miner.chain.identity import Identity
-from miner.chain.metagraph import AxonAddressError, IdentityMissing, Metagraph, NodesFileError, PublishOutcome
-from miner.chain.nodes_file import NodesFileSource, read_nodes
+from miner.chain.metagraph import ChainError, Metagraph, NodesFileError, PublishOutcome
+from miner.chain.sources import NodesFileSource, read_nodes
 from tests.doubles.each import each
 
 ALICE, BOB = (Keypair.create_from_uri(uri) for uri in ("//Alice", "//Bob"))
@@ -179,9 +179,9 @@ async def test_publishing_writes_the_own_row_and_nothing_else(path: Path, wrap: 
 
 async def test_the_rules_for_addresses_hold_here_too(path: Path) -> None:
     write(path, [row()])
-    with pytest.raises(AxonAddressError):
+    with pytest.raises(ChainError):
         await NodesFileSource(path, 56, identity=Identity(ALICE)).publish_axon("127.0.0.1", 7999)
-    with pytest.raises(IdentityMissing):
+    with pytest.raises(ChainError):
         await NodesFileSource(path, 56).publish_axon("8.8.4.4", 7999)
     stranger = NodesFileSource(path, 56, identity=Identity(BOB))
     assert (await stranger.publish_axon("8.8.4.4", 7999)).outcome is PublishOutcome.REFUSED

@@ -1,8 +1,9 @@
-"""Completions of one GRPO step, from the estimate of time.
+"""The effective batch, changed after the search where that trains more.
 
-A GPU generates hundreds of completions in little more time than it needs for a few, so small steps leave it
-idle. The batch is doubled while that trains more per second. With a gradient of batch B a step gets as far
-as B / (B + critical batch) of one without noise (McCandlish et al., arXiv 1812.06162).
+A run that would have too few steps to leave its warmup gets a smaller one, a GRPO run that would leave GPUs
+idle a larger one: a GPU generates hundreds of completions in little more time than it needs for a few. The
+batch is doubled while that trains more per second. With a gradient of batch B a step gets as far as
+B / (B + critical batch) of one without noise (McCandlish et al., arXiv 1812.06162).
 """
 
 from __future__ import annotations
@@ -17,6 +18,34 @@ from core.planning.time.overheads import JobConditions
 #: Completions at which half of a step's gradient is noise. No measurement for rewards is published: this is
 #: between two batches in use, the text tournament winner's 160 and DeepSeekMath's 1,024.
 CRITICAL_BATCH = 512
+
+
+#: Gradients of fewer sequences are mostly noise.
+SMALLEST_BATCH = 8
+
+
+def with_enough_steps(
+    needs: Requirements, result: SearchResult, available: int, conditions: JobConditions
+) -> tuple[Requirements, SearchResult]:
+    """Halve the effective batch until the run has the profile's `least_steps`."""
+    least = needs.targets.least_steps
+    if least is None or result.code is not None or not needs.task.task_type.is_text:
+        return needs, result
+    first, asked = result.best.schedule.total, needs.effective(result.best.candidate.world)
+    while result.best.schedule.total < least:
+        smaller = _halved(needs, result.best.candidate.world)
+        if smaller is None:
+            break
+        other = best_fit(smaller, available, conditions)
+        if other.code is not None or other.best.schedule.total <= result.best.schedule.total:
+            break
+        needs, result = smaller, other
+    if needs.asked_batch is None:
+        return needs, result
+    batch = needs.targets.effective_batch_size
+    reason = f"{first:,} steps of {asked} are too few; targets.least_steps is {least}"
+    concession = conceded("effective_batch_size", asked, batch, reason)
+    return needs._replace(concessions=(*needs.concessions, concession)), result
 
 
 def with_larger_steps(
@@ -44,6 +73,13 @@ def with_larger_steps(
     )
     concession = conceded("effective_batch_size", asked, best.candidate.effective, reason)
     return needs._replace(concessions=(*needs.concessions, concession)), result
+
+
+def _halved(needs: Requirements, world: int) -> Requirements | None:
+    half = needs.effective(world) // 2
+    if half < SMALLEST_BATCH:
+        return None
+    return _of_batch(needs, half)._replace(asked_batch=needs.asked_batch or 2 * half)
 
 
 def _of_batch(needs: Requirements, batch: int) -> Requirements:

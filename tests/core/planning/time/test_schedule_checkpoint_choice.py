@@ -13,7 +13,7 @@ from core.models.identify import facts_from_name
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.planning.time.checkpoint_choice import RENDER_PASSES
+from core.planning.time.schedule import RENDER_PASSES
 from core.profile.resolve import load_profile, resolve_profile
 from core.profile.targets import CheckpointChoiceTarget
 from tests.doubles.each import each

@@ -14,13 +14,12 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from miner.backends import sandbox_init
 from miner.backends.base import EngineSpec, Mount
 from miner.backends.preflight import gpus_of, mounts_of
-from miner.backends.process.interpreter import Interpreter
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 DEVICES = Path("/dev")
@@ -76,6 +75,19 @@ _SYSTEM_FILES = (
 #: Links into /usr on most systems, directories on others.
 _TOP_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _TRIAL = "import socket; print([name for _, name in socket.if_nameindex()])"
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    path: Path
+    #: Directories and files outside of /usr that it consists of.
+    needs: tuple[Path, ...]
+
+    def identity(self) -> str:
+        """A text that changes when a package is added or removed, and with the interpreter."""
+        site = self.path.parent.parent / "lib"
+        places = [self.path, *sorted(site.glob("python*/site-packages"))]
+        return " ".join(f"{directory}@{directory.stat().st_mtime_ns}" for directory in places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,21 +186,14 @@ class Sandbox:
         yield "--"
 
 
-def detect_sandbox(
-    interpreter: Interpreter,
-    hosts: Path,
-    visible: tuple[Path, ...],
-    uid: int | None,
-    processes: int,
-    init: Path = Path(sandbox_init.__file__),
-) -> Sandbox | str:
-    """A sandbox that was tried out; or why there is none."""
+def detect_sandbox(wanted: Sandbox) -> Sandbox | str:
+    """Try this sandbox out, with the program that there is; return it, or why it does not work."""
     program = shutil.which("bwrap")
     if program is None:
         return "bubblewrap is not installed (Debian and Ubuntu: apt install bubblewrap)"
-    hosts.parent.mkdir(parents=True, exist_ok=True)
-    hosts.write_text(HOSTS)
-    sandbox = Sandbox(Path(program), interpreter, hosts, visible, uid, processes, init=init)
+    wanted.hosts.parent.mkdir(parents=True, exist_ok=True)
+    wanted.hosts.write_text(HOSTS)
+    sandbox = replace(wanted, program=Path(program))
     with tempfile.TemporaryDirectory(prefix="god-miner-") as folder:
         why = _why_unusable(sandbox, Path(folder))
     return sandbox if why is None else why

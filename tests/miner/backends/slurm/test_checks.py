@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from miner.doctor import CheckContext, Finding, FindingStatus
-from miner.doctor.checks import cluster
-from miner.doctor.checks.cluster import Cluster, explained, way_to_the_controller
+from miner.backends.slurm import checks
+from miner.backends.slurm.checks import Cluster, explained, way_to_the_controller
 from miner.settings import Settings, load_settings
+from miner.support.findings import Finding, FindingStatus
 from tests.doubles.each import each
 
 OK, WARN, FAIL, SKIP = FindingStatus.OK, FindingStatus.WARN, FindingStatus.FAIL, FindingStatus.SKIP
@@ -55,7 +55,7 @@ def worst(findings: Iterable[Finding]) -> Finding:
     [("slurm-wlm 22.05.8", OK), ("slurm 24.11.5", OK), ("slurm 21.08.8-2", FAIL), ("slurm 20.02.7", FAIL)],
 )
 def test_releases_before_the_first_that_was_tried_are_refused(here: str, status: FindingStatus) -> None:
-    found = cluster.version(here, CONFIG)
+    found = checks.version(here, CONFIG)
     assert found.status is status
     assert "23.11.4" in found.detail
 
@@ -80,7 +80,7 @@ def test_releases_before_the_first_that_was_tried_are_refused(here: str, status:
 def test_a_partition_that_cannot_be_used_says_why(
     settings: dict[str, Any], partition: dict[str, str], status: FindingStatus, said: str
 ) -> None:
-    findings = cluster.partition_findings(given(**settings), [{**PARTITION, **partition}], frozenset())
+    findings = checks.partition_findings(given(**settings), [{**PARTITION, **partition}], frozenset())
     found = worst(findings)
     assert (found.status, said in found.detail) == (status, True), found
 
@@ -115,13 +115,13 @@ def test_nodes_that_cannot_be_used_are_named(
     said: str,
 ) -> None:
     known = Cluster(CONFIG, [PARTITION], [{**NODE, **node}], named)
-    found = worst(cluster.node_findings(given(**settings), known))
+    found = worst(checks.node_findings(given(**settings), known))
     assert (found.status, said in found.detail) == (status, True), found
 
 
 def test_a_drained_node_is_shown_with_its_reason_and_who_gave_it() -> None:
     drained = {**NODE, "NodeName": "n2", "State": "IDLE+DRAIN", "Reason": "fan broken [eve@1795487978]"}
-    first, second = cluster.node_findings(given(), Cluster(CONFIG, [PARTITION], [NODE, drained]))
+    first, second = checks.node_findings(given(), Cluster(CONFIG, [PARTITION], [NODE, drained]))
     assert (first.status, first.detail) == (WARN, "n2 is IDLE+DRAIN: fan broken (eve)")
     assert second.detail == "1 of 2 can be used, with 4 GPUs"
 
@@ -141,7 +141,7 @@ def test_a_drained_node_is_shown_with_its_reason_and_who_gave_it() -> None:
 def test_the_site_s_configuration_is_judged_for_trainings(
     config: dict[str, str], status: FindingStatus, said: str
 ) -> None:
-    found = worst(cluster.configuration_findings({**CONFIG, **config}))
+    found = worst(checks.configuration_findings({**CONFIG, **config}))
     assert (found.status, said in found.detail) == (status, True), found
 
 
@@ -206,11 +206,6 @@ def test_other_trials_are_left_as_they_are() -> None:
 
 
 def test_commands_that_are_not_there_are_named(tmp_path: Path) -> None:
-    (found,) = cluster.check_cluster(CheckContext(given(slurm_bin_dir=tmp_path)))
+    (found,) = checks.check(given(slurm_bin_dir=tmp_path))
     assert found.detail == f"there is no sbatch, scontrol, squeue, scancel in {tmp_path}"
     assert "SLURM_BIN_DIR" in found.fix
-
-
-def test_without_slurm_nothing_is_asked(tmp_path: Path) -> None:
-    settings = load_settings(env={}, env_file=None, backend="process", slurm_bin_dir=tmp_path)
-    assert list(cluster.check_cluster(CheckContext(settings))) == []

@@ -9,7 +9,7 @@ from core.domain.tasks import TaskType
 from core.models.identify import facts_from_name
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.planning.search.grpo_batch import CRITICAL_BATCH
+from core.planning.search.batch import CRITICAL_BATCH
 from core.profile.resolve import load_profile, resolve_profile
 from tests.core.planning.candidates import host
 from tests.doubles.each import each

@@ -1,8 +1,12 @@
-"""The subnet from the chain, through the bittensor SDK in a process of its own.
+"""Sources of the subnet: the chain, through the bittensor SDK in a process of its own, or a JSON file.
 
 `sdk_worker` says why the SDK is not imported by the daemon. A process for every request costs about half a
 second of one core every few minutes; in return the daemon's memory grows by 2 MB instead of 27, its event
 loop is not held up by 50 ms of imports, and no hang or leak of the SDK outlives the request.
+
+The file is for trying things out, and for a machine that must not talk to a chain: a list of nodes, or an
+object with `nodes` and, to be safe from mix-ups, `netuid`. It is read again whenever its time or size has
+changed, so an edit counts within a second or two.
 """
 
 from __future__ import annotations
@@ -15,18 +19,23 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from core.domain.errors import Problem
+from core.system.files import write_atomically
 from miner.chain.hotkey import Hotkey
+from miner.chain.identity import Identity
 from miner.chain.metagraph import (
+    ChainError,
+    ChainSource,
     ChainUnavailable,
-    IdentityMissing,
     Metagraph,
     NodeRow,
-    NoSuchSubnet,
+    NodesFileError,
     PublishOutcome,
     PublishResult,
     WrongChain,
@@ -37,6 +46,8 @@ from miner.chain.metagraph import (
     result_without_submitting,
     shows_address,
 )
+from miner.settings import ChainKind, Settings
+from miner.support.addresses import public_key
 from miner.support.subprocess import python_path, run_child
 
 log = logging.getLogger(__name__)
@@ -110,14 +121,15 @@ class SdkSource:
         answer = await self._request({})
         self.genesis, graph = answer["genesis"], answer["metagraph"]
         if graph is None:
-            raise NoSuchSubnet(f"{self.name} has no subnet {self.netuid}: check NETUID and SUBTENSOR_NETWORK")
+            text = f"{self.name} has no subnet {self.netuid}: check NETUID and SUBTENSOR_NETWORK"
+            raise ChainError(text, code="no_such_subnet")
         return self._checked(graph)
 
     async def publish_axon(self, ip: str, port: int) -> PublishResult:
         """Publish the address unless the chain shows it already: the chain limits how often one may."""
         ip = checked_axon_address(ip, port, allow_private=self._allow_private)
         if self._identity is None:
-            raise IdentityMissing("publishing needs the hotkey: set WALLET_NAME and HOTKEY_NAME")
+            raise _no_identity()
         result = result_without_submitting(await self.metagraph(), self._identity.public_key, ip, port)
         return result or await self._submit(self._identity, ip, port)
 
@@ -162,7 +174,7 @@ class SdkSource:
         return PublishResult(PublishOutcome.REFUSED, text)
 
     async def _check_published(self, identity: Hotkey, ip: str, port: int, doubt: str) -> PublishResult:
-        """Whether a call landed whose submission was cut off: to send it again blindly could do it twice."""
+        """Find out if an interrupted call landed: sending it again blindly could do it twice."""
         log.warning("publishing the axon was cut off (%s); checking whether it landed", doubt)
         for wait in self._read_back:
             if wait:
@@ -199,7 +211,7 @@ class SdkSource:
                 f"{self.name}: {response['wrong_chain']}: check SUBTENSOR_NETWORK and SUBTENSOR_ADDRESS"
             )
         if "unavailable" in response:
-            raise ChainUnavailable(f"{self.name} is of no help: {response['unavailable']}")
+            raise ChainUnavailable(f"{self.name} cannot answer: {response['unavailable']}")
         answer: dict[str, Any] = response["answer"]
         return answer
 
@@ -232,6 +244,10 @@ class SdkSource:
         return response
 
 
+def _no_identity() -> ChainError:
+    return ChainError("publishing needs the hotkey: set WALLET_NAME and HOTKEY_NAME", code="no_identity")
+
+
 def node_without_credentials(node: str) -> str:
     """A network's name, or a node's address without user, path and query, where access tokens live."""
     if "://" not in node:
@@ -251,3 +267,135 @@ def _worker_environment(cache_dir: Path | None) -> dict[str, str]:
         # directory, which a service account may not have.
         environment.setdefault("BITTENSOR_RUNTIME_CACHE_DIR", str(cache_dir))
     return environment
+
+
+POLL_SECONDS = 1.0
+
+FileSignature = tuple[int, int, int]
+
+
+class _NodesDocument(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    netuid: int | None = None
+    block: int | None = None
+    nodes: list[NodeRow]
+
+
+class NodesFileSource:
+    """Reads a nodes file. An invalid file raises each time; the refresher then goes on with what it has."""
+
+    def __init__(
+        self,
+        path: Path,
+        netuid: int,
+        *,
+        identity: Hotkey | Identity | None = None,
+        allow_private: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = path
+        self.netuid = netuid
+        self.name = f"file:{path}"
+        self.genesis: str | None = None
+        self.poll_seconds: float | None = POLL_SECONDS
+        self._identity = identity
+        self._allow_private = allow_private
+        self._clock = clock
+        self._last_signature: FileSignature | None = None
+        self._last_result: Metagraph | NodesFileError | None = None
+
+    async def metagraph(self) -> Metagraph:
+        return await asyncio.to_thread(self._read_if_changed)
+
+    async def publish_axon(self, ip: str, port: int) -> PublishResult:
+        """Write the address into the miner's own row, where a chain would store it."""
+        ip = checked_axon_address(ip, port, allow_private=self._allow_private)
+        if self._identity is None:
+            raise _no_identity()
+        key = self._identity.public_key
+        graph = await self.metagraph()
+        result = result_without_submitting(graph, key, ip, port)
+        if result is not None:
+            return result
+        await asyncio.to_thread(self._write_address, key, ip, port)
+        return PublishResult(PublishOutcome.PUBLISHED, f"{host_and_port(ip, port)} is written to {self.path}")
+
+    def _read_if_changed(self) -> Metagraph:
+        signature = self._signature()
+        if self._last_result is None or signature != self._last_signature:
+            self._last_signature = signature
+            try:
+                self._last_result = read_nodes(self.path, self.netuid, at=self._clock())
+            except NodesFileError as error:
+                self._last_result = error
+        if isinstance(self._last_result, NodesFileError):
+            raise NodesFileError(self._last_result.source, self._last_result.problems)
+        self._last_result = self._last_result.with_fetched_at(self._clock())
+        return self._last_result
+
+    def _signature(self) -> FileSignature | None:
+        """Differs whenever the file was changed; the inode changes with an editor's rename, too."""
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return None
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+    def _write_address(self, key: bytes, ip: str, port: int) -> None:
+        document: Any = json.loads(self.path.read_bytes())
+        for row in document if isinstance(document, list) else document["nodes"]:
+            if public_key(row["hotkey"]) == key:
+                row |= {"ip": ip, "port": port}
+        mode = S_IMODE(self.path.stat().st_mode)
+        write_atomically(self.path, json.dumps(document, indent=2).encode() + b"\n", mode=mode)
+
+
+def read_nodes(path: Path, netuid: int, *, at: float) -> Metagraph:
+    """The metagraph that a nodes file describes; NodesFileError names the file and each bad field."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise _nodes_file_error(path, "there is no such file; set NODES_FILE, or CHAIN=bittensor") from None
+    except OSError as error:
+        raise _nodes_file_error(path, f"cannot be read: {error.strerror}") from error
+    try:
+        document = _parse_document(content)
+        if document.netuid not in (None, netuid):
+            raise _nodes_file_error(
+                path, f"the nodes are for another subnet than NETUID={netuid}", "netuid", document.netuid
+            )
+        return Metagraph(netuid, document.block, at, f"file:{path}", nodes_from_rows(document.nodes))
+    except ValidationError as error:
+        raise NodesFileError(str(path), node_problems(error)) from None
+    except ValueError as error:
+        raise _nodes_file_error(path, str(error)) from None
+
+
+def _parse_document(content: bytes) -> _NodesDocument:
+    if content.lstrip()[:1] == b"[":
+        content = b'{"nodes":' + content + b"}"
+    return _NodesDocument.model_validate_json(content)
+
+
+def _nodes_file_error(path: Path, rule: str, where: str = "the file", value: object = None) -> NodesFileError:
+    return NodesFileError(str(path), [Problem(where, "" if value is None else repr(value), rule)])
+
+
+def build_source(settings: Settings, identity: Hotkey | None) -> ChainSource:
+    """The source that `CHAIN` names. Connects to nothing; without an identity it can read but not publish."""
+    if settings.chain is ChainKind.FILE:
+        return NodesFileSource(
+            settings.nodes_file,
+            settings.netuid,
+            identity=identity,
+            allow_private=settings.allow_private_axon,
+        )
+    return SdkSource(
+        settings.netuid,
+        settings.subtensor_network,
+        address=settings.subtensor_address,
+        identity=identity,
+        allow_private=settings.allow_private_axon,
+        cache_dir=settings.data_dir / "runtime-cache",
+    )

@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
-from miner.chain.metagraph_refresh import build_source
-from miner.chain.nodes_file import NodesFileSource
-from miner.chain.sdk import GENESIS_HASHES, SdkSource, node_without_credentials
+from miner.chain.sources import (
+    GENESIS_HASHES,
+    NodesFileSource,
+    SdkSource,
+    build_source,
+    node_without_credentials,
+)
 from miner.settings import load_settings
 from tests.doubles.each import each
 

@@ -11,8 +11,7 @@ from core.models.identify import facts_from_name
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.planning.search.gpu_count import tournament_count
-from core.planning.time.environments import making_rows_share
-from core.planning.time.overheads import JobConditions
+from core.planning.time.overheads import JobConditions, making_rows_share
 from core.profile.resolve import load_profile, resolve_profile
 from tests.core.planning.candidates import host
 from tests.doubles.each import each
