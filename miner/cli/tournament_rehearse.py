@@ -79,10 +79,10 @@ def rehearse(
         Path | None,
         typer.Option(exists=True, file_okay=False, help="Another submission, such as the champion's."),
     ] = None,
-    kills: Annotated[
-        int, typer.Option(min=0, help="Kill so many more trainings, at random moments and during saves.")
-    ] = 0,
-    seed: Annotated[int, typer.Option(help="Draws the moments of the kills.")] = 0,
+    kill: Annotated[
+        bool,
+        typer.Option("--kill", help="Kill one more training after its first submission."),
+    ] = False,
     argument: Annotated[
         list[str] | None,
         typer.Option("--build-arg", metavar="NAME=VALUE", help="For a stand-in base; validators give none."),
@@ -127,8 +127,7 @@ def rehearse(
             build_arguments=parse_build_arguments(argument or []),
             build_network=build_network,
             against=against.resolve() if against else None,
-            kills=kills,
-            seed=seed,
+            kill=kill,
             hide=hide,
             keep=keep,
         )

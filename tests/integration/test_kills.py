@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from core.domain.evaluation import Era
-from miner.tournament.rehearsal.kills import Kill, run_kills
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
 from tests.doubles.dockerd import Dockerd
+from tests.doubles.kills import Kill, run_kills
 from tests.integration import test_trainer_image as image_tests
 from tests.integration.jobs.field import INSTANTS, SEED
 from tests.integration.test_trainer_image import DATASET, REPO, ROOT, TASK, cache, engine, image, training

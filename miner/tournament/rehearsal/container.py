@@ -187,7 +187,6 @@ class TrainerContainer:
     log_file: Path
     on_line: Callable[[str], None] = lambda line: None
     name: str = field(init=False)
-    _killed: bool = False
     _reader: threading.Thread | None = None
 
     def __post_init__(self) -> None:
@@ -242,6 +241,15 @@ class TrainerContainer:
             time.sleep(min(_LOOK_S, max(ends - time.monotonic(), 0.0)))
         return self._end(timed_out)
 
+    def wait_for(self, event: Callable[[], bool], limit_s: float) -> float | None:
+        """Wait for an event while the container runs; return the seconds until it, or None."""
+        began = time.monotonic()
+        while not event():
+            if not self.is_running() or time.monotonic() - began >= limit_s:
+                return None
+            time.sleep(_LOOK_S / 4)
+        return round(time.monotonic() - began, 2)
+
     def copy_out(self, path: str, target: Path) -> bool:
         """Copy a file of the container, running or not; False if it is not there."""
         try:
@@ -255,13 +263,6 @@ class TrainerContainer:
                     target.write_bytes(file.read())
                     return True
         return False
-
-    def kill(self) -> None:
-        """End it without notice, and remove it."""
-        try:
-            self._kill()
-        finally:
-            self.close()
 
     def close(self) -> None:
         """Remove the container, running or not."""

@@ -27,7 +27,7 @@ RECORD = ".rehearsal"
 IMAGE = "god-miner-rehearsal"
 _BUILD, _STEP, _KEPT = "build", "step", "kept"
 #: What an output directory holds besides the report and the logs.
-_LARGE = ("checkout", "*/cache", "*/made", "*/checkpoints", "*/kills", "*/score-*")
+_LARGE = ("checkout", "*/cache", "*/made", "*/checkpoints", "*/killed", "*/score-*")
 _REMOVE_S = 300.0
 
 

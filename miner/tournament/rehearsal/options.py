@@ -41,8 +41,8 @@ class RehearsalOptions:
     build_arguments: Mapping[str, str] = field(default_factory=dict)
     build_network: str | None = None
     against: Path | None = None
-    kills: int = 0
-    seed: int = 0
+    #: Kill one more training after its first submission.
+    kill: bool = False
     #: Removes secrets from a text.
     hide: Callable[[str], str] = field(default_factory=Redactor)
     #: Leave images, caches and checkpoints behind.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from core.domain.units import show_bytes, show_seconds
@@ -16,6 +16,22 @@ from miner.tournament.rules import AS_OF, BUILD_LIMIT_S
 #: Our own steps of a build should take no longer on two cores.
 OWN_STEPS_S = 300.0
 _WIDTH = 80
+
+
+@dataclass(frozen=True, slots=True)
+class KilledTraining:
+    """One more training, killed after its first submission."""
+
+    #: Seconds from its start, if it submitted.
+    first_submission_s: float | None
+    killed_s: float
+    #: Why nothing is left that scores, or why nothing was killed.
+    problem: str | None
+
+    def summary(self) -> str:
+        if self.problem is None:
+            return f"killed after {show_seconds(self.killed_s)}: the output folder holds a model that scores"
+        return f"kill after {show_seconds(self.killed_s)}: {self.problem}"
 
 
 @dataclass
@@ -34,8 +50,7 @@ class TaskRehearsal:
     #: What `scoring` found; None if there was nothing to score.
     score: dict[str, Any] | None = None
     score_text: str = ""
-    kills: dict[str, Any] | None = None
-    kills_text: str = ""
+    kill: KilledTraining | None = None
     log_lines: int = 0
     log_findings: list[LogFinding] = field(default_factory=list)
     #: What differs from a validator's run.
@@ -78,7 +93,7 @@ class TaskRehearsal:
                 "rewritten": self.rewritten,
             },
             "score": self.score,
-            "kills": self.kills,
+            "kill": asdict(self.kill) if self.kill else None,
             "log": {
                 "lines": self.log_lines,
                 "findings": [
@@ -192,7 +207,7 @@ def _task_lines(task: TaskRehearsal) -> Iterator[str]:
         )
     if task.rewritten:
         yield from _wrapped(f"the uploader changes {'; '.join(task.rewritten)}", indent="  ")
-    for text in (task.score_text, task.kills_text):
+    for text in (task.score_text, task.kill.summary() if task.kill else ""):
         for line in text.splitlines():
             yield from _wrapped(line, indent="  ")
     if task.score and task.score.get("rows"):

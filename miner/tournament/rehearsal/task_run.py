@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import secrets
 import time
@@ -26,7 +25,6 @@ from miner.tournament.rehearsal.container import (
 )
 from miner.tournament.rehearsal.game_scoring import score_games
 from miner.tournament.rehearsal.inputs import STATISTICS, make_model_and_statistics, training_data
-from miner.tournament.rehearsal.kills import Kill, KillReport, run_kills
 from miner.tournament.rehearsal.log_review import review_log, secret_values
 from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions, Save, Say
 from miner.tournament.rehearsal.picture_scoring import (
@@ -36,7 +34,7 @@ from miner.tournament.rehearsal.picture_scoring import (
     pictures_in,
     score_pictures,
 )
-from miner.tournament.rehearsal.report import TaskRehearsal, log_problems
+from miner.tournament.rehearsal.report import KilledTraining, TaskRehearsal, log_problems
 from miner.tournament.rehearsal.scoring import CannotScore, FolderScore, NoScorer, load_problems, score_text
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
 from miner.tournament.rules import (
@@ -53,7 +51,7 @@ HOTKEY = "5RehearsalRehearsalRehearsalRehearsalRehearsalRe"
 TOURNAMENT = "tourn_rehearsal"
 #: Hours of a task with stand-ins: their training takes a minute, starting it on a busy CPU up to five.
 STAND_IN_HOURS = 0.2
-#: The part of a training after its first submission in which kills come; another one may be shorter.
+#: The kill comes in this part of the time after the first submission; a second training may be shorter.
 KILL_SHARE = 0.6
 #: Where our trainer works.
 _WORK_PLACES = (
@@ -166,8 +164,8 @@ class TaskRun:
             return
         self._score(image, layout, options.place, test)
         self.save()
-        if self.options.kills:
-            self._kills(image, layout, test)
+        if self.options.kill:
+            self._kill(image, layout, test)
 
     def _model(self, image: str, rows: Path) -> Path:
         """The operator's, or a tiny one."""
@@ -360,55 +358,40 @@ class TaskRun:
         if text not in self.report.deviations:
             self.report.deviations.append(text)
 
-    def _kills(self, image: str, layout: CacheLayout, test: Path) -> None:
-        """Kill more trainings, between the first submission and the end that the first training had."""
-        last = self.report.attempts[-1]
-        span_s = KILL_SHARE * (last.seconds - (self.report.first_submission_s or last.seconds))
-        folders = (f"kills/{number}" for number in itertools.count(1))
+    def _kill(self, image: str, layout: CacheLayout, test: Path) -> None:
+        """Kill one more training, at a random moment between its first submission and the usual end."""
+        first = self.report.attempts[-1]
+        usual_s = first.seconds - (self.report.first_submission_s or first.seconds)
+        options = self._container_options(image, layout, "killed")
+        self.say(f"{self.task.name}: one more training, to be killed")
+        with TrainerContainer(self.client, options, self.folder / "killed.txt") as container:
+            submitted_s = container.wait_for(options.place.is_dir, self.hours * 3600)
+            end = container.wait(random.uniform(0, KILL_SHARE * usual_s))  # noqa: S311 - a moment
+        if submitted_s is None:
+            problem: str | None = f"no submission within {show_seconds(end.seconds)}"
+        elif not end.timed_out:
+            problem = "the training had ended before its kill: give it more time"
+        else:
+            problem = self._problem_of_killed(image, layout, options.place, test)
+        self.report.kill = KilledTraining(submitted_s, round(end.seconds, 2), problem)
+        self.say(f"  {self.report.kill.summary()}")
+        if problem:
+            self.report.problems.append(self.report.kill.summary())
 
-        def start() -> TrainerContainer:
-            folder = next(folders)
-            options = self._container_options(image, layout, folder)
-            container = TrainerContainer(self.client, options, self.folder / "kills.txt")
-            container.start()
-            return container
-
-        def check(place: Path) -> str | None:
-            take_over(self.client, image, place.parent)
-            problems = what_is_uploaded(
-                place, self.given.model_id, image=self.task.image_type is not None
-            ).problems
-            if problems:
-                return "; ".join(problems)
-            try:
-                self._scored(image, layout, place, test, brief=True)
-            except CannotScore as error:
-                return str(error)
-            return None
-
-        kills: list[Kill] = []
-
-        def keep(kill: Kill) -> None:
-            kills.append(kill)
-            report = KillReport(self.options.seed, tuple(kills))
-            self.report.kills, self.report.kills_text = report.as_dict(), report.summary()
-            self.save()
-            self.say(f"  {kill.summary()}")
-
-        report = run_kills(
-            start,
-            self.options.kills,
-            self.options.seed,
-            check,
-            span_s=span_s,
-            on_kill=keep,
-        )
-        if report.problem:
-            self.report.problems.append(report.problem)
+    def _problem_of_killed(self, image: str, layout: CacheLayout, place: Path, test: Path) -> str | None:
+        take_over(self.client, image, place.parent)
+        is_image = self.task.image_type is not None
+        if problems := what_is_uploaded(place, self.given.model_id, image=is_image).problems:
+            return "; ".join(problems)
+        try:
+            self._scored(image, layout, place, test, brief=True)
+        except CannotScore as error:
+            return str(error)
+        return None
 
     def _clear(self, image: str) -> None:
         """Leave the logs only."""
-        for name in ("checkpoints", "kills"):
+        for name in ("checkpoints", "killed"):
             if (self.folder / name).exists():
                 take_over(self.client, image, self.folder / name)
                 remove_tree(self.folder / name)

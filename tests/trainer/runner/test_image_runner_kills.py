@@ -22,8 +22,8 @@ from core.domain.tasks import ImageModelType, TaskType
 from core.runs.run_files import RunResult, RunSpec
 from core.submission.check import BaseModelRef
 from core.submission.prepare import check_submission
-from miner.tournament.rehearsal.kills import Kill, run_kills
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
+from tests.doubles.kills import Kill, run_kills
 from tests.trainer.runner.engines import LAST_MARKER, lay_out
 from tests.trainer.runner.gated_runner import marker
 from tests.trainer.runner.test_image_choice import with_choice

@@ -23,8 +23,8 @@ from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
 from core.runs.progress import ProgressEvent, StageEvent, parse_events
 from core.runs.run_files import EvalTask, RunResult, RunSpec
-from miner.tournament.rehearsal.kills import Kill, KillKind, run_kills
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
+from tests.doubles.kills import Kill, KillKind, run_kills
 from tests.trainer import tiny
 from tests.trainer.forks import Fork, ForkServer
 from tests.trainer.tasks import plan_of, planned, task, write_profile

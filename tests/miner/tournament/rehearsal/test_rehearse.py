@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from miner.backends.docker.client import DockerClient
-from miner.tournament.rehearsal import task_run
 from miner.tournament.rehearsal.cache_layout import BadInput
 from miner.tournament.rehearsal.container import run_helper
-from miner.tournament.rehearsal.kills import Kill, KillKind, KillMoment, KillReport
 from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions
 from miner.tournament.rehearsal.rehearse import rehearse
 from miner.tournament.rehearsal.report import Rehearsal, TaskRehearsal, report_lines
@@ -150,13 +148,19 @@ def test_a_secret_in_the_public_log_is_a_failure_and_the_plan_a_warning(
     assert not any("hf_" in text for text in (*task.problems, *task.warnings))
 
 
-def test_trainings_that_ended_before_their_kill_were_not_rehearsed(
-    docker_host: Dockerd, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [("forever", None), ("submit", "the training had ended before its kill: give it more time")],
+)
+def test_one_more_training_is_killed_after_its_first_submission(
+    docker_host: Dockerd, tmp_path: Path, model: Path, word: str, problem: str | None
 ) -> None:
-    kill = Kill(1, KillMoment(KillKind.RANDOM, 1.0), 1.0, 2.0, in_save=False, ended=True, problem=None)
-    monkeypatch.setattr(task_run, "run_kills", lambda *_, **__: KillReport(0, (kill,)))
-    task = only(rehearsed(docker_host, tmp_path, model, "submit", kills=1))
-    assert task.problems == ["1 of 1 trainings had ended before their kill: give them more time"]
+    hours = 5 / 3600 if word == "forever" else 1.0
+    task = only(rehearsed(docker_host, tmp_path, model, word, hours=hours, kill=True))
+    assert task.kill is not None
+    assert task.kill.problem == problem
+    assert task.passed is (problem is None)
+    assert not (tmp_path / "out/flux/killed").exists()
 
 
 def test_a_helper_has_no_rights_but_to_the_files_that_it_is_given(

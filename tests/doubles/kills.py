@@ -1,9 +1,8 @@
-"""Kill a training again and again; whatever is there then must be a submission that scores.
+"""Campaigns of kills: a training is killed repeatedly, and each time must leave a submission that scores.
 
 Validators end a container at its limit with SIGKILL and upload what they find. Moments are drawn from the
-first submission on; before it there is nothing to upload, so the seconds until then are reported instead.
-Half of the kills come at a random moment, half in the middle of a save: as soon as so many changes were seen
-in the directory.
+first submission on. Every second kill comes in the middle of a save: after a drawn number of changes in the
+directory.
 """
 
 from __future__ import annotations
@@ -12,21 +11,18 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
-from core.domain.units import show_seconds
-
-#: A save of a LoRA as seen from outside: directory, weights, configuration, card, scores, rename.
+#: Changes of a LoRA's save as seen from outside: directory, weights, configuration, card, scores, rename.
 MOST_CHANGES = 6
-#: From the first submission on, seconds in which moments are drawn.
+#: Seconds after the first submission in which moments are drawn.
 SPAN_S = 20.0
-#: For the first submission; loading a large model takes minutes.
+#: Longest wait for the first submission; loading a model on a busy CPU takes minutes.
 FIRST_LIMIT_S = 1800.0
-#: A kill that came after its training's end is tried again so often, each time in half of the span.
+#: Repeats of a kill that came after its training's end, each in half of the span.
 MOST_REPEATS = 2
 _LOOK_S = 0.05
 #: A save of a small model takes milliseconds.
@@ -54,9 +50,9 @@ class KillKind(StrEnum):
 @dataclass(frozen=True)
 class KillMoment:
     kind: KillKind
-    #: From the first submission on.
+    #: Counted from the first submission.
     seconds: float
-    #: Of a save: changes in the directory that are waited for, from the first one after `seconds` on.
+    #: Changes in the directory to wait for after `seconds`, in a save.
     changes: int = 0
 
 
@@ -64,20 +60,20 @@ class KillMoment:
 class Kill:
     number: int
     moment: KillMoment
-    #: From the start to the first submission; None if none came.
+    #: Seconds from the start to the first submission, if there was one.
     first_s: float | None
-    #: From the start to the kill.
+    #: Seconds from the start to the kill.
     killed_s: float
-    #: Whether the kill left an unfinished save beside the submission.
+    #: True if the kill left an unfinished save beside the submission.
     in_save: bool
-    #: The training had ended by itself: there was nothing to kill.
+    #: True if the training had ended by itself.
     ended: bool
-    #: What is wrong with what is there; None: it scores.
+    #: Why the submission does not score, if it does not.
     problem: str | None
 
     @property
     def is_late(self) -> bool:
-        """Whether it shows nothing: there is a submission that scores, and nothing was killed."""
+        """Return True if the training had ended before its kill, with a submission that scores."""
         return self.ended and self.problem is None
 
     @property
@@ -115,19 +111,13 @@ class KillReport:
 
     @property
     def problem(self) -> str | None:
-        """What the operator has to know, in one line; None: every kill was one, and left what scores."""
+        """The first failure, or None if every training was killed and left a submission that scores."""
         if bad := next((kill for kill in self.kills if kill.problem), None):
             return f"kill {bad.number} left nothing that scores: {bad.problem}"
         if self.late:
             count = f"{self.late} of {len(self.kills)}"
             return f"{count} trainings had ended before their kill: give them more time"
         return None
-
-    @property
-    def first_s(self) -> float | None:
-        """The usual time until the first submission."""
-        seconds = [kill.first_s for kill in self.kills if kill.first_s is not None]
-        return median(seconds) if seconds else None
 
     def summary(self) -> str:
         parts = [
@@ -136,27 +126,12 @@ class KillReport:
         ]
         if self.late:
             parts.append(f"{self.late} trainings had ended before their kill")
-        if self.first_s is not None:
-            parts.append(f"the first submission usually came after {show_seconds(self.first_s)}")
-        return f"{'; '.join(parts)}; --seed {self.seed} repeats their moments"
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "count": len(self.kills),
-            "survivors": self.survivors,
-            "in_saves": self.in_saves,
-            "late": self.late,
-            "passed": self.passed,
-            "problem": self.problem,
-            "first_submission_s": self.first_s,
-            "kills": [asdict(kill) for kill in self.kills],
-        }
+        return f"{'; '.join(parts)}; the seed {self.seed} repeats their moments"
 
 
 def kill_moments(count: int, seed: int, span_s: float = SPAN_S) -> list[KillMoment]:
-    """The same for the same seed. Every second one lies in a save."""
-    chance = random.Random(seed)  # noqa: S311 - repeatable
+    """Draw moments by a seed; every second one lies in a save."""
+    chance = random.Random(seed)
     moments = []
     for number in range(count):
         seconds, changes = chance.uniform(0, span_s), chance.randint(1, MOST_CHANGES)
@@ -177,9 +152,11 @@ def run_kills(
     first_limit_s: float = FIRST_LIMIT_S,
     on_kill: Callable[[Kill], None] = lambda kill: None,
 ) -> KillReport:
-    """Start and kill a training `count` times. `check` gets the submission's folder and says what is wrong
-    with it. Where no save comes within `span_s`, the kill comes then. A kill after the training's end is
-    repeated earlier, and those after it come earlier too: the span was measured on a slower training."""
+    """Start and kill a training `count` times.
+
+    `check` gets the submission's folder and returns what is wrong with it. If no save comes within `span_s`,
+    the kill comes then. A kill after the training's end is repeated earlier, and those after it come earlier
+    too: the span was measured on a slower training."""
     kills, share = [], 1.0
     for number, drawn in enumerate(kill_moments(count, seed, span_s), 1):
         for repeat in range(MOST_REPEATS + 1):
@@ -248,7 +225,7 @@ def _wait_in_save(container: RunningContainer, changes: int, until: float) -> No
 
 
 def _beside(place: Path) -> Iterator[os.DirEntry[str]]:
-    """What the trainer keeps beside its submission while it writes a better one."""
+    """Iterate over what the trainer keeps beside its submission while it writes a better one."""
     try:
         with os.scandir(place.parent) as entries:
             yield from (entry for entry in entries if entry.name.startswith(f".{place.name}."))
@@ -257,7 +234,7 @@ def _beside(place: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _state(place: Path) -> tuple[object, ...]:
-    """Changes whenever a file beside the submission appears or grows, or the submission is replaced."""
+    """Return a value that changes with the submission and the files beside it."""
     found: list[object] = []
     for entry in _beside(place):
         try:
