@@ -18,9 +18,9 @@ from statistics import median
 from benchmarks import machine, subjects
 from benchmarks.report import Report
 from core.domain.keys import TaskKey
+from miner.api.fleet import GpuSample
 from miner.dev import stack
 from miner.fleet.sampler import OpenMinutes
-from miner.fleet.samples import GpuSample
 from miner.store import database
 from miner.store.samples import MINUTE, add_minutes, prune_rollups
 from tests.doubles.nvml import NvmlHost, compiled, training, uuid

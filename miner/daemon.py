@@ -17,6 +17,8 @@ from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.requests import RequestWatch
 from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import AlertService
+from miner.api.jobs import LiveJob
+from miner.api.reports import Rank
 from miner.backends.build_fleet import build_fleet, build_inventory, build_sampler
 from miner.chain.auth import Authenticator, CallerPolicy
 from miner.chain.identity import IdentityError
@@ -31,7 +33,6 @@ from miner.http.prometheus import DaemonCollector
 from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
 from miner.jobs.control import RunningTraining
 from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
-from miner.jobs.events import LiveJob
 from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager, JobsNotReady, cancel_in_store
 from miner.notify.notifier import PERIOD_SECONDS, Notifier
@@ -49,7 +50,7 @@ from miner.store import database
 from miner.store.alerts import prune_alerts
 from miner.store.events import prune_history
 from miner.store.jobs import JobRow
-from miner.store.ranks import RankRow, record_rank
+from miner.store.ranks import record_rank
 from miner.store.samples import prune_rollups
 from miner.store.store import Store
 from miner.support.addresses import public_key
@@ -329,8 +330,14 @@ class Daemon:
         node, rank = graph.nodes_by_key.get(key), graph.rank(key)
         if node is None or rank is None:
             return
-        row = RankRow(
-            graph.fetched_at, graph.block, node.uid, rank, len(graph.nodes), node.incentive, node.emission
+        row = Rank(
+            at=graph.fetched_at,
+            block=graph.block,
+            uid=node.uid,
+            rank=rank,
+            miners=len(graph.nodes),
+            incentive=node.incentive,
+            emission=node.emission,
         )
         with contextlib.suppress(GodMinerError):  # the disk is full: the next refresh brings another
             self.store.write(record_rank, row).add_done_callback(_log_if_not_recorded)

@@ -9,9 +9,9 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from core.domain.errors import GodMinerError
 from core.system.files import write_atomically
@@ -27,6 +27,9 @@ TOKEN_FILE = "operator-token"  # noqa: S105 - the name of a file
 _TIMEOUT_SECONDS = 5.0
 #: A stream without an event or a heartbeat for this long is dead.
 _STREAM_TIMEOUT_SECONDS = 60.0
+
+
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 
 class NoDaemon(GodMinerError):
@@ -59,6 +62,39 @@ def stored_operator_token(data_dir: Path) -> str:
         return (data_dir / TOKEN_FILE).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return ""
+
+
+def get(settings: Settings, path: str, answer: type[AnswerT]) -> AnswerT:
+    """GET a record from the operator's port. `NoDaemon`, `DaemonRefused`."""
+    return _read(answer, _request(settings, "GET", path))
+
+
+def post(
+    settings: Settings,
+    path: str,
+    answer: type[AnswerT],
+    payload: BaseModel | None = None,
+    *,
+    seconds: float = _TIMEOUT_SECONDS,
+) -> AnswerT:
+    """POST to the operator's port. `DaemonRefused` with the daemon's message if it refuses."""
+    content = None if payload is None else payload.model_dump(mode="json")
+    return _read(answer, _request(settings, "POST", path, content, seconds))
+
+
+def delete(settings: Settings, path: str, answer: type[AnswerT]) -> AnswerT:
+    """DELETE on the operator's port."""
+    return _read(answer, _request(settings, "DELETE", path))
+
+
+def _read(answer: type[AnswerT], content: dict[str, Any]) -> AnswerT:
+    try:
+        return answer.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        text = f"the daemon's answer cannot be read ({where}: {first['msg']}); is it of this version?"
+        raise DaemonRefused(text) from None
 
 
 def get_page(settings: Settings, path: str) -> dict[str, Any]:

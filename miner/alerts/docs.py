@@ -20,7 +20,7 @@ from miner.alerts.rules import (
     load_alert_rules,
 )
 from miner.alerts.state import condition_text
-from miner.store.alerts import Severity
+from miner.api.alerts import Severity
 
 _INTRO = """\
 # Alerts

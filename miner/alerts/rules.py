@@ -29,8 +29,8 @@ from core.domain.errors import ConfigError, Problem, nearest_name
 from core.domain.records import Record
 from core.domain.units import MetricUnit, Seconds, parse_bytes, parse_seconds
 from miner.alerts.metrics import METRICS, Metric
+from miner.api.alerts import Severity
 from miner.observe.alerts import AlertKind, SendAlert
-from miner.store.alerts import Severity
 
 FILE_NAME = "alerts.yaml"
 #: Samples are kept for an hour; what is read from the store goes back as far as it does.

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from core.domain.errors import GodMinerError
@@ -24,6 +23,7 @@ from miner.alerts.metrics import (
 from miner.alerts.requests import unknown_fields
 from miner.alerts.rules import AlertRule, LiveAlertRules
 from miner.alerts.state import AlertChange, ChangeKind, MeasuredValue, RuleEngine, TrackedRule, measure
+from miner.api.alerts import RuleStatus, Severity
 from miner.jobs.control import RunningTraining
 from miner.observe.alerts import (
     ENDED_BY,
@@ -36,7 +36,7 @@ from miner.observe.alerts import (
 )
 from miner.observe.metrics import Metrics
 from miner.store import alerts as store_alerts
-from miner.store.alerts import AlertRow, NewAlert, Severity
+from miner.store.alerts import AlertRow, NewAlert
 from miner.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -261,29 +261,33 @@ class AlertService:
 
     # For displays
 
-    def rule_states(self) -> list[dict[str, Any]]:
+    def rule_states(self) -> list[RuleStatus]:
         """Every rule with its state and value: one entry for each subject, or one without."""
         tracked: dict[str, list[TrackedRule]] = {}
         for one in self.engine.states():
             tracked.setdefault(one.rule, []).append(one)
-        found = []
+        shown = []
         for name, rule in self.rules.current().rules.items():
             unit, limit = METRICS[rule.when.metric or ""].unit, rule.when.above or rule.when.below
             sign = ">" if rule.when.above else "<"
-            about = {
-                "name": name,
-                "metric": rule.when.metric,
-                "severity": (rule.severity or Severity.WARNING).value,
-                "description": rule.description,
-                "limit_text": f"{sign} {unit.show(limit.value)}" if limit else "",
-            }
             states = tracked.get(name, [])
-            for one in states or [TrackedRule(name, MINER, no_data=True)]:
-                state = asdict(one) | {"subject": str(one.subject) if states else ""}
-                del state["rule"], state["seen_at"]
-                value_text = None if one.value is None else unit.show(one.value)
-                found.append({**about, **state, "value_text": value_text})
-        return found
+            for state in states or [TrackedRule(name, MINER, no_data=True)]:
+                status = RuleStatus(
+                    name=name,
+                    metric=rule.when.metric,
+                    severity=rule.severity or Severity.WARNING,
+                    description=rule.description,
+                    limit_text=f"{sign} {unit.show(limit.value)}" if limit else "",
+                    subject=str(state.subject) if states else "",
+                    state=state.state,
+                    since=state.since,
+                    value=state.value,
+                    detail=state.detail,
+                    no_data=state.no_data,
+                    value_text=None if state.value is None else unit.show(state.value),
+                )
+                shown.append(status)
+        return shown
 
 
 def training_since(subject: AlertSubject, trainings: list[RunningTraining]) -> float | None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from miner.alerts.metrics import METRICS, MetricSeries, Point
 from miner.alerts.rules import AlertRule, WindowStat
+from miner.api.alerts import Severity
 from miner.observe.alerts import AlertSubject, SubjectKind
-from miner.store.alerts import Severity
 
 #: A job that is not seen for so long is over; between two attempts it is not seen for a moment.
 GONE_SECONDS = 30.0

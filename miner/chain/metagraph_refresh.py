@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from core.domain.errors import GodMinerError
 from core.system.files import write_atomically
+from miner.api.status import ChainStatus
 from miner.chain.metagraph import (
     ChainSource,
     ChainUnavailable,
@@ -103,20 +104,6 @@ _ALERTS = {
     "no_such_subnet": AlertKind.NO_SUCH_SUBNET,
     "bad_nodes_file": AlertKind.BAD_NODES_FILE,
 }
-
-
-@dataclass(frozen=True)
-class ChainStatus:
-    """The metagraph's state, to be shown. `last_error` is the latest refresh's, None if it worked."""
-
-    source: str
-    netuid: int
-    block: int | None
-    age: float | None
-    nodes: int
-    last_error: str | None
-    last_error_at: float | None
-    stale: bool
 
 
 class MetagraphRefresher:

@@ -12,6 +12,7 @@ import typer
 
 from core.domain.errors import ConfigError, Problem, nearest_name
 from core.domain.units import parse_seconds
+from miner.api.alerts import Alert, Silence
 from miner.cli.options import AsJson, load_settings
 from miner.cli.output import echo, echo_json, print_pages
 
@@ -206,12 +207,15 @@ def _from_store(settings: Settings, limit: int, *, only_open: bool) -> dict[str,
     from miner.store.database import open_store
 
     def silences(connection: sqlite3.Connection) -> list[dict[str, Any]]:
-        return [row.as_dict() for row in store_alerts.silences_in_force(connection, time.time())]
+        return [
+            Silence.model_validate(row).model_dump(mode="json")
+            for row in store_alerts.silences_in_force(connection, time.time())
+        ]
 
     with open_store(settings.store_dir) as connection:
         rows = store_alerts.newest_alerts(connection, limit, only_open=only_open)
         return {
-            "alerts": [row.as_dict() for row in rows],
+            "alerts": [Alert.model_validate(row).model_dump(mode="json") for row in rows],
             "silences": silences(connection),
             "rules": [],
             "problem": None,

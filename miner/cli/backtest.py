@@ -184,10 +184,10 @@ def _replay_entry(stored: StoredOffer) -> ReplayedOffer:
 def _print_runs(runs: Sequence[BacktestRun], profile: str, as_json: bool) -> None:
     from miner.cli.render.offers import backtest_pages
     from miner.offers.backtest.replay import decision_changes
-    from miner.offers.views import backtest_as_json
+    from miner.offers.views import policy_backtest
 
     if as_json:
-        echo_json([{**backtest_as_json(run), "profile": profile} for run in runs])
+        echo_json([{**policy_backtest(run).model_dump(mode="json"), "profile": profile} for run in runs])
         return
     changes = decision_changes(runs[-2], runs[-1]) if len(runs) > 1 else []
     print_pages(backtest_pages(runs, changes))
@@ -198,11 +198,14 @@ def _explain_offer(
 ) -> None:
     """Explain one offer in each run, given everything that the run had accepted before."""
     from miner.cli.render.offers import decision_pages, offer_heading
-    from miner.offers.views import decision_as_json
+    from miner.offers.views import decision_details
 
     found = [(run.summary.name, _find_entry(run, which, stored)) for run in runs]
     if as_json:
-        data = {name: decision_as_json(entry.historical.offer, entry.decision) for name, entry in found}
+        data = {
+            name: decision_details(entry.historical.offer, entry.decision).model_dump(mode="json")
+            for name, entry in found
+        }
         echo_json(data)
         return
     console = terminal()

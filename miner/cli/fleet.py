@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from miner.api.fleet import NodeStatus
 from miner.cli.options import AsJsonObject, load_settings
 from miner.cli.output import echo_json, show_time, terminal
 
@@ -59,7 +60,8 @@ def _without_daemon(settings: Settings) -> dict[str, Any]:
     if is_current:
         taken = store.read_now(open_reservations)
         names = store.read_now(task_names, [row.hold.key for row, _ in taken])
-    return view_without_daemon(seen.inventory, source, samples, taken, names, time.time())
+    view = view_without_daemon(seen.inventory, source, samples, taken, names, time.time())
+    return view.model_dump(mode="json")
 
 
 def _keep_node(page: dict[str, Any], name: str) -> None:
@@ -97,7 +99,7 @@ def _print_nodes(page: dict[str, Any], node: str | None) -> None:
     from miner.fleet.node_view import node_classes, nodes_to_show
 
     console = terminal()
-    nodes = page["nodes"]
+    nodes = [NodeStatus.model_validate(one) for one in page["nodes"]]
     classes = node_classes(nodes)
     if node is None:
         console.print(page["source"], highlight=False)
@@ -106,7 +108,7 @@ def _print_nodes(page: dict[str, Any], node: str | None) -> None:
     rows = nodes_to_show(nodes)
     if rows:
         table = ("node", "GPUs", "ours", "others'", "free", "next free", "state")
-        console.print(plain_table(*table, rows=map(_node_row, rows)))
+        console.print(plain_table(*table, rows=[_node_row(node.model_dump()) for node in rows]))
     if len(rows) < len(nodes):
         more = f"{len(nodes) - len(rows)} more nodes: `--node NAME` shows one, `--json` all"
         console.print(more, style="dim")

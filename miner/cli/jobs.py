@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from miner.api.reports import JobStatistics
 from miner.cli import options
 from miner.cli.options import AsJson, load_settings
 from miner.cli.output import echo, echo_json, print_pages, terminal
@@ -53,7 +54,8 @@ def list_jobs(
         found = _query_store(
             settings,
             lambda db: [
-                views.job_summary(db, row) for row in store_jobs.newest_jobs(db, limit, only_open=open_only)
+                views.job_summary(db, row).model_dump(mode="json")
+                for row in store_jobs.newest_jobs(db, limit, only_open=open_only)
             ],
         )
     if as_json:
@@ -89,7 +91,8 @@ def stats(
     here = options.local_hardware(settings) if settings.policy == "auto" else None
     sizes = policy_in_force(settings, here).terms.success.size
     jobs = _query_store(settings, lambda db: ended_jobs(db, now - days * 86_400, now))
-    found = {"days": days, "all": success_of(jobs), **success_by(jobs, sizes)}
+    statistics = JobStatistics(days=days, all=success_of(jobs), **dict(success_by(jobs, sizes)))
+    found = statistics.model_dump(mode="json")
     if as_json:
         echo_json(found)
     else:
@@ -112,7 +115,7 @@ def logs(
     piece = last_log_lines(row, lines)
     while True:
         if as_json and (piece.text or not follow):
-            echo_json(piece.as_dict(), line=True)
+            echo_json(piece.model_dump(mode="json"), line=True)
         elif not as_json:
             typer.echo(piece.text, nl=False)  # control characters were removed when it was read
         if not follow:
@@ -181,7 +184,10 @@ def _job(settings: Settings, which: str) -> dict[str, Any]:
         return get_page(settings, f"/jobs/{job_id}")
     except NoDaemon:
         return _query_store(
-            settings, lambda db: views.job_details(db, store_jobs.get_job(db, job_id), settings.data_dir)
+            settings,
+            lambda db: views.job_details(db, store_jobs.get_job(db, job_id), settings.data_dir).model_dump(
+                mode="json"
+            ),
         )
 
 

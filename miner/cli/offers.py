@@ -29,14 +29,14 @@ def list_offers(
 ) -> None:
     """List offers, oldest first, with answers and outcomes."""
     from miner.offers.past_offers import stored_offers
-    from miner.offers.views import offer_as_json
+    from miner.offers.views import offer_summary
     from miner.store.database import open_store
 
     start = 0.0 if since is None else parse_time(since, time.time())
     with open_store(load_settings().store_dir) as connection:
         found = stored_offers(connection, since=start, accepted=accepted, most=most)
     if as_json:
-        echo_json([offer_as_json(one) for one in found])
+        echo_json([offer_summary(one).model_dump(mode="json") for one in found])
         return
     _print_list(found)
 
@@ -44,13 +44,13 @@ def list_offers(
 @app.command()
 def show(which: Which, as_json: AsJson = False) -> None:
     """Show one offer as it came, the answer and the outcome."""
-    from miner.offers.views import offer_as_json
+    from miner.offers.views import offer_summary
 
     one = _load_offer(which)
     if as_json:
-        echo_json(offer_as_json(one))
+        echo_json(offer_summary(one).model_dump(mode="json"))
         return
-    for name, value in offer_as_json(one).items():
+    for name, value in offer_summary(one).model_dump(mode="json").items():
         if name.endswith("_at"):
             value = f"{show_time(value, year=True)} UTC"
         echo(f"{name.replace('_', ' '):14} {'–' if value is None else value}")
@@ -60,11 +60,11 @@ def show(which: Which, as_json: AsJson = False) -> None:
 def explain(which: Which, as_json: AsJson = False) -> None:
     """Explain an answer: every rule, every factor, and what would have to change."""
     from miner.cli.render.offers import decision_pages, offer_heading
-    from miner.offers.views import decision_as_json
+    from miner.offers.views import decision_details
 
     one = _load_offer(which)
     if as_json:
-        echo_json(decision_as_json(one.offer, one.decision))
+        echo_json(decision_details(one.offer, one.decision).model_dump(mode="json"))
         return
     console = terminal()
     what = f"start without an accepted offer (job {one.number})" if one.is_start else f"offer {one.number}"

@@ -95,9 +95,10 @@ async def _run_here(settings: Settings, task: TaskFile, on_event: EventCallback)
             await jobs.wait_until_over(started.job_id)
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-        return await jobs.services.store.read(
+        finished = await jobs.services.store.read(
             lambda db: views.job_details(db, store_jobs.get_job(db, started.job_id), settings.data_dir)
         )
+        return finished.model_dump(mode="json")
 
 
 @asynccontextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from core.domain.errors import ConfigError, Problem
+from miner.api.reports import PolicyOutcome
 from miner.cli.options import AsJson, load_settings, local_hardware
 from miner.cli.output import echo_json
 
@@ -46,10 +47,11 @@ def _print_report(
     backtest: WithBacktest = False,
     as_json: AsJson = False,
 ) -> None:
+    from miner.api.reports import PeriodKind
     from miner.observe.redact import Redactor
     from miner.reports import text as report_text
-    from miner.reports.periods import PeriodKind, calendar_period, last_period
-    from miner.reports.report import build_report, redact_report
+    from miner.reports.periods import calendar_period, last_period
+    from miner.reports.report import build_report, redacted_report
     from miner.store.database import open_store
 
     settings, now = load_settings(), time.time()
@@ -58,11 +60,11 @@ def _print_report(
     here = local_hardware(settings) if backtest or settings.policy == "auto" else None
     policy = policy_in_force(settings, here)
     with open_store(settings.store_dir) as connection:
-        report = redact_report(build_report(connection, period, policy.terms), Redactor(settings.secrets()))
+        report = redacted_report(build_report(connection, period, policy.terms), Redactor(settings.secrets()))
     if backtest:
-        report["backtest"] = _backtest(settings, period, policy, here)
+        report = report.model_copy(update={"backtest": _backtest(settings, period, policy, here)})
     if as_json:
-        echo_json(report)
+        echo_json(report.model_dump(mode="json"))
     elif as_html:
         typer.echo(report_text.as_html(report), nl=False)
     elif as_markdown:
@@ -94,7 +96,7 @@ def policy_in_force(settings: Settings, here: Hardware | None) -> LoadedPolicy:
 
 def _backtest(
     settings: Settings, period: ReportPeriod, policy: LoadedPolicy, here: Hardware | None
-) -> list[dict[str, Any]]:
+) -> list[PolicyOutcome]:
     from core.domain.hardware import Hardware, parse_gpus
     from core.profile.resolve import load_profile
     from miner.offers.policies.load import load_policy

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from core.profile.resolve import LoadedProfile
+from miner.api.offers import BacktestComparison, ChangedAnswer
 from miner.config_files.what_if import BacktestOrder, TermsInForce
-from miner.offers.backtest.replay import Backtest, BacktestRun, DecisionChange, decision_changes
+from miner.offers.backtest.replay import Backtest, DecisionChange, decision_changes
 from miner.offers.history import JobOutcome, job_outcomes
 from miner.offers.past_offers import StoredOffer, stored_offers
 from miner.offers.policies.load import LoadedPolicy
-from miner.offers.views import backtest_as_json
+from miner.offers.views import backtest_figures
 from miner.store.database import open_store
 
-#: The newest so many: 10,000 take 10 to 20 seconds and 280 MB.
+#: The newest offers: 10,000 take 10 to 20 seconds and 280 MB.
 MAX_OFFERS = 10_000
 MAX_CHANGES = 200
 
@@ -31,50 +30,42 @@ class PastOffers:
 
     def compare(
         self, terms: TermsInForce, profile: LoadedProfile, before: LoadedPolicy, after: LoadedPolicy
-    ) -> dict[str, Any]:
+    ) -> BacktestComparison:
         """Return both policies' figures, and the offers that they answer differently."""
-        offers = [one.historical for one in self.stored]
+        offers = [stored.historical for stored in self.stored]
         test = Backtest(offers, profile, terms.hardware, before.terms, self.outcomes)
         runs = test.run("now", before), test.run("changed", after)
         changes = decision_changes(*runs)
-        return {
-            "offers": len(offers),
-            "is_limited": len(offers) >= self._most,
-            "policy": before.name,
-            "profile": profile.name,
-            "gpus": str(terms.hardware.gpus),
-            "before": _figures(runs[0]),
-            "after": _figures(runs[1]),
-            "changed": len(changes),
-            "changes": [_change(one) for one in _newest(changes)],
-        }
+        return BacktestComparison(
+            offers=len(offers),
+            is_limited=len(offers) >= self._most,
+            policy=before.name,
+            profile=profile.name,
+            gpus=str(terms.hardware.gpus),
+            before=backtest_figures(runs[0]),
+            after=backtest_figures(runs[1]),
+            changed=len(changes),
+            changes=[_changed_answer(change) for change in reversed(changes[-MAX_CHANGES:])],
+        )
 
 
-def backtest_changes(order: BacktestOrder) -> dict[str, Any]:
-    """Carry out an order: what would other values in the policy in force have done?"""
+def backtest_changes(order: BacktestOrder) -> BacktestComparison:
+    """Carry out an order: the policy in force against the same with other values."""
     policy = order.terms.loaded_policy()
     changed = policy.with_overrides(order.changes)
     past = PastOffers(Path(order.store_dir), order.since, order.now)
     return past.compare(order.terms, order.terms.loaded_profile(), policy, changed)
 
 
-def _figures(run: BacktestRun) -> dict[str, Any]:
-    return {name: value for name, value in backtest_as_json(run).items() if name not in ("answers", "policy")}
-
-
-def _newest(changes: Sequence[DecisionChange]) -> list[DecisionChange]:
-    return list(reversed(changes[-MAX_CHANGES:]))
-
-
-def _change(one: DecisionChange) -> dict[str, Any]:
-    past = one.after.historical
-    return {
-        "at": past.at,
-        "task_id": past.offer.task_id,
-        "task_type": past.offer.task_type.value,
-        "model": past.offer.model,
-        "hours": past.offer.hours_to_complete,
-        "accepted": one.after.decision.accepted,
-        "why": one.why,
-        "points": one.after.value.points if one.after.value else None,
-    }
+def _changed_answer(change: DecisionChange) -> ChangedAnswer:
+    past = change.after.historical
+    return ChangedAnswer(
+        at=past.at,
+        task_id=past.offer.task_id,
+        task_type=past.offer.task_type,
+        model=past.offer.model,
+        hours=past.offer.hours_to_complete,
+        accepted=change.after.decision.accepted,
+        why=change.why,
+        points=change.after.value.points if change.after.value else None,
+    )

@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from core.config.yaml_lines import KeyPath, LocatedYaml, dotted_path, parse_yaml
 from core.domain.errors import ConfigError, Problem
@@ -15,8 +15,9 @@ from core.profile.explain import ProfileFinding, ProfileFindingLevel, check_prof
 from core.profile.resolve import PROFILE_KIND, LoadedProfile
 from core.recipes.dry_run import check_profile_plan
 from miner.alerts.rules import LoadedAlertRules, alert_rules_of_text
+from miner.api.config_files import EditedValue, FileKind, TextCheck, TextProblem
 from miner.config_files import effects
-from miner.config_files.files import FileKind, LoadedFile
+from miner.config_files.files import LoadedFile
 from miner.config_files.what_if import CheckOrder
 from miner.offers.backtest.policy_check import policy_findings
 from miner.offers.policies.load import POLICY_KIND, LoadedPolicy
@@ -25,17 +26,7 @@ MAX_EDITS = 100
 _ERROR = ProfileFindingLevel.ERROR
 
 
-class TextProblem(NamedTuple):
-    """What is wrong with a text. Lines and columns count from 1; None: it is not in this file."""
-
-    level: ProfileFindingLevel
-    line: int | None
-    column: int | None
-    key: str
-    text: str
-
-
-def check_text(order: CheckOrder) -> dict[str, Any]:
+def check_text(order: CheckOrder) -> TextCheck:
     """Carry out an order."""
     directories = [Path(order.directory)]
     loaded: LoadedFile | None = None
@@ -48,16 +39,16 @@ def check_text(order: CheckOrder) -> dict[str, Any]:
             _located(ProfileFindingLevel.ERROR, one.where, _words(one), order) for one in error.problems
         ]
     is_valid = not any(one.level is ProfileFindingLevel.ERROR for one in problems)
-    changes: dict[str, Any] | None = None
+    changes: effects.Effects | None = None
     if order.effects and is_valid and loaded is not None:
         changes = effects.changes_of(order, loaded, directories)
-    return {
-        "valid": is_valid,
-        "problems": [one._asdict() for one in problems],
-        "diff": _diff(order),
-        "edited": [one._asdict() for one in edited_values(order.saved or "", order.text)],
-        "effects": changes,
-    }
+    return TextCheck(
+        valid=is_valid,
+        problems=problems,
+        diff=_diff(order),
+        edited=edited_values(order.saved or "", order.text),
+        effects=changes,
+    )
 
 
 def load_text(order: CheckOrder, text: str) -> LoadedFile:
@@ -94,9 +85,10 @@ def _located(level: ProfileFindingLevel, where: str, text: str, order: CheckOrde
     shown = lines[line - 1] if line is not None and line <= len(lines) else ""
     # A file may extend the shipped one of its own name: then the line may be one of that.
     if line is None or word not in shown:
-        return TextProblem(level, None, None, key, text if key == where else f"{where}: {text}")
+        shown = text if key == where else f"{where}: {text}"
+        return TextProblem(level=level, line=None, column=None, key=key, text=shown)
     column = shown.find(word) if word else len(shown) - len(shown.lstrip())
-    return TextProblem(level, line, column + 1, key, text)
+    return TextProblem(level=level, line=line, column=column + 1, key=key, text=text)
 
 
 def _line_of(key: str, text: str) -> int | None:
@@ -113,14 +105,6 @@ def _diff(order: CheckOrder) -> str:
     return "\n".join(difflib.unified_diff(before, after, f"{name} (saved)", f"{name} (edited)", lineterm=""))
 
 
-class EditedValue(NamedTuple):
-    """A value of the file itself; None: not written."""
-
-    path: str
-    before: Any
-    after: Any
-
-
 def edited_values(before: str, after: str) -> list[EditedValue]:
     """Return what differs between two texts of a file, without what they extend. Values of environment
     variables may be secrets, and are left out."""
@@ -129,7 +113,7 @@ def edited_values(before: str, after: str) -> list[EditedValue]:
     except ConfigError:
         return []
     found = [
-        EditedValue(dotted_path(path), there.get(path), here.get(path))
+        EditedValue(path=dotted_path(path), before=there.get(path), after=here.get(path))
         for path in dict.fromkeys((*there, *here))
         if there.get(path) != here.get(path)
     ]
@@ -149,5 +133,5 @@ def _written(located: LocatedYaml) -> Iterator[tuple[KeyPath, Any]]:
 def _without_secrets(one: EditedValue) -> EditedValue:
     if "env" not in one.path.split("."):
         return one
-    before, after = (value if value is None else "(set)" for value in one[1:])
-    return EditedValue(one.path, before, after)
+    before, after = (value if value is None else "(set)" for value in (one.before, one.after))
+    return EditedValue(path=one.path, before=before, after=after)

@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from miner.api.config_files import EffectiveValue
 
 #: A word that YAML reads as the text it is, or as the number or measure that it shows.
 _PLAIN = re.compile(r"[A-Za-z0-9._/+-][A-Za-z0-9._/+ -]*")
 #: Where comments begin, unless a line is longer.
 _COLUMN = 44
-
-
-class EffectiveValue(NamedTuple):
-    #: Dotted.
-    path: str
-    value: Any
-    #: `h100x4.yaml:12`, `default`, or `set` for a setting of the daemon's.
-    origin: str
 
 
 def effective_yaml(values: Sequence[EffectiveValue]) -> str:
@@ -28,8 +22,8 @@ def effective_yaml(values: Sequence[EffectiveValue]) -> str:
 
 def _lines(values: Sequence[EffectiveValue]) -> Iterator[str]:
     above: list[str] = []
-    for path, value, origin in values:
-        *parents, key = _steps(path)
+    for entry in values:
+        *parents, key = _steps(entry.path)
         shared = next(
             (at for at, pair in enumerate(zip(above, parents, strict=False)) if pair[0] != pair[1]),
             min(len(above), len(parents)),
@@ -37,8 +31,8 @@ def _lines(values: Sequence[EffectiveValue]) -> Iterator[str]:
         for depth in range(shared, len(parents)):
             yield f"{'  ' * depth}{_key(parents[depth])}:"
         above = parents
-        line = f"{'  ' * len(parents)}{_key(key)}: {_scalar(value)}"
-        yield f"{line:<{_COLUMN}}  # {origin}"
+        line = f"{'  ' * len(parents)}{_key(key)}: {_scalar(entry.value)}"
+        yield f"{line:<{_COLUMN}}  # {entry.origin}"
 
 
 def _steps(path: str) -> list[str]:

@@ -19,6 +19,16 @@ from core.planning.planner import plan_task, usable_hours
 from core.profile.resolve import LoadedProfile, load_profile
 from core.recipes.differences import flatten, plan_differences
 from miner.alerts.rules import AlertRule, LoadedAlertRules, load_alert_rules
+from miner.api.config_files import (
+    PlanChange,
+    PlanEffects,
+    PlanFigures,
+    RuleChange,
+    RuleEffects,
+    RuleValueChange,
+    TaskEffects,
+)
+from miner.api.offers import BacktestComparison
 from miner.config_files.backtest import PastOffers
 from miner.config_files.files import LoadedFile
 from miner.config_files.what_if import CheckOrder
@@ -39,6 +49,9 @@ _SAMPLES: tuple[tuple[TaskType, str, int | None, float], ...] = (
     (TaskType.IMAGE, "stabilityai/stable-diffusion-xl-base-1.0", None, 2.0),
     (TaskType.IMAGE, "rayonlabs/FLUX.1-dev", None, 2.0),
 )
+
+
+Effects = RuleEffects | PlanEffects | BacktestComparison
 
 
 class TypicalTask(NamedTuple):
@@ -64,11 +77,11 @@ class TypicalTask(NamedTuple):
         )
 
 
-def changes_of(order: CheckOrder, edited: LoadedFile, directories: Sequence[Path]) -> dict[str, Any]:
+def changes_of(order: CheckOrder, edited: LoadedFile, directories: Sequence[Path]) -> Effects:
     """Compare with the present file of this name. A new name is compared with what it extends, or else with
     what is in force."""
     if isinstance(edited, LoadedAlertRules):
-        return {"rules": list(_rule_changes(_rules_before(order), edited))}
+        return RuleEffects(rules=list(_rule_changes(_rules_before(order), edited)))
     past = PastOffers(Path(order.store_dir), order.now - _DAYS * 86_400, order.now, _MAX_OFFERS)
     if isinstance(edited, LoadedProfile):
         before = _before(order, edited, lambda name: load_profile(name, directories))
@@ -87,16 +100,18 @@ def _rules_before(order: CheckOrder) -> LoadedAlertRules:
         return load_alert_rules()
 
 
-def _rule_changes(before: LoadedAlertRules, after: LoadedAlertRules) -> Iterator[dict[str, Any]]:
+def _rule_changes(before: LoadedAlertRules, after: LoadedAlertRules) -> Iterator[RuleChange]:
     for name in dict.fromkeys((*before.rules, *after.rules)):
         there, here = (_flat_rule(rules.rules.get(name)) for rules in (before, after))
         if there != here:
-            what = "new" if not there else "off" if not here else "changed"
             keys = [key for key in dict.fromkeys((*there, *here)) if there.get(key) != here.get(key)]
             values = [
-                {"key": key, "before": _word(there.get(key)), "after": _word(here.get(key))} for key in keys
+                RuleValueChange(key=key, before=_word(there.get(key)), after=_word(here.get(key)))
+                for key in keys
             ]
-            yield {"rule": name, "what": what, "values": values}
+            yield RuleChange(
+                rule=name, what="new" if not there else "off" if not here else "changed", values=values
+            )
 
 
 def _flat_rule(rule: AlertRule | None) -> dict[str, Any]:
@@ -104,7 +119,7 @@ def _flat_rule(rule: AlertRule | None) -> dict[str, Any]:
 
 
 def _before(order: CheckOrder, edited: Any, load: Any) -> Any:
-    """The file as it is saved, or what is inherited; None where neither can be loaded."""
+    """Return the saved file, else its parent; None if neither loads."""
     names = [order.file if order.saved is not None else order.name, edited.content.extends]
     for name in filter(None, names):
         try:
@@ -116,16 +131,16 @@ def _before(order: CheckOrder, edited: Any, load: Any) -> Any:
 
 def _plan_changes(
     before: LoadedProfile, after: LoadedProfile, order: CheckOrder, past: PastOffers
-) -> dict[str, Any]:
+) -> PlanEffects:
     hardware = order.terms.hardware
     if after.hardware and parse_gpus(after.hardware).is_cpu is not hardware.gpus.is_cpu:
         hardware = Hardware(gpus=parse_gpus(after.hardware))
     offers = [one.offer for one in reversed(past.stored)]
-    return {
-        "gpus": str(hardware.gpus),
-        "before": before.name,
-        "tasks": [_task_change(task, before, after, hardware) for task in typical_tasks(offers)],
-    }
+    return PlanEffects(
+        gpus=str(hardware.gpus),
+        before=before.name,
+        tasks=[_task_effects(task, before, after, hardware) for task in typical_tasks(offers)],
+    )
 
 
 def typical_tasks(newest: Sequence[MinerTaskOffer]) -> list[TypicalTask]:
@@ -159,38 +174,43 @@ def _typical(offer: MinerTaskOffer) -> TypicalTask:
     return TypicalTask(label, task, parsed.model, data, parsed.planned_params)
 
 
-def _task_change(
+def _task_effects(
     task: TypicalTask, before: LoadedProfile, after: LoadedProfile, hardware: Hardware
-) -> dict[str, Any]:
+) -> TaskEffects:
     plans = task.plan(before, hardware), task.plan(after, hardware)
-    return {
-        "task": task.label,
-        "before": _figures(plans[0]),
-        "after": _figures(plans[1]),
-        "differences": list(_differences(*plans))[:_MAX_DIFFERENCES],
-    }
+    return TaskEffects(
+        task=task.label,
+        before=_figures(plans[0]),
+        after=_figures(plans[1]),
+        differences=list(_differences(*plans))[:_MAX_DIFFERENCES],
+    )
 
 
-def _figures(plan: TrainingPlan) -> dict[str, Any]:
-    return {
-        "feasible": plan.verdict.feasible,
-        "reason": plan.verdict.reason,
-        "gpus": str(plan.gpus),
-        "batch": f"{plan.batch.micro} × {plan.batch.accumulation} × {plan.batch.world_size}",
-        "memory_bytes": plan.memory.total_bytes,
-        "budget_bytes": plan.memory.budget_bytes,
-        "seconds": plan.time.total_s,
-        "slack_s": plan.time.slack_s,
-        "epochs": plan.steps.epochs,
-        "gave_way": [str(one) for one in plan.concessions],
-    }
+def _figures(plan: TrainingPlan) -> PlanFigures:
+    return PlanFigures(
+        feasible=plan.verdict.feasible,
+        reason=plan.verdict.reason,
+        gpus=str(plan.gpus),
+        batch=f"{plan.batch.micro} × {plan.batch.accumulation} × {plan.batch.world_size}",
+        memory_bytes=plan.memory.total_bytes,
+        budget_bytes=plan.memory.budget_bytes,
+        seconds=plan.time.total_s,
+        slack_s=plan.time.slack_s,
+        epochs=plan.steps.epochs,
+        gave_way=[str(concession) for concession in plan.concessions],
+    )
 
 
-def _differences(before: TrainingPlan, after: TrainingPlan) -> Iterator[dict[str, str]]:
+def _differences(before: TrainingPlan, after: TrainingPlan) -> Iterator[PlanChange]:
     shown = {"configuration": _word, "memory": show_bytes, "time": show_seconds}
-    for one in plan_differences(before, after):
-        show = shown[one.part]
-        yield {"part": one.part, "what": one.what, "before": show(one.before), "after": show(one.after)}
+    for difference in plan_differences(before, after):
+        show = shown[difference.part]
+        yield PlanChange(
+            part=difference.part,
+            what=difference.what,
+            before=show(difference.before),
+            after=show(difference.after),
+        )
 
 
 def _word(value: Any) -> str:

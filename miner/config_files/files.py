@@ -10,7 +10,6 @@ import hashlib
 import re
 import stat
 from collections.abc import Iterator
-from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,20 +17,28 @@ from typing import Any, NamedTuple
 from pydantic import JsonValue
 
 from core.config.files import ConfigKind, config_dir
-from core.config.schema_docs import KeyHelp, key_help
+from core.config.schema_docs import key_help
 from core.config.yaml_lines import MAX_BYTES
 from core.domain.errors import ConfigError, GodMinerError
 from core.profile.explain import Subject, format_value, profile_settings, representative_subjects
 from core.profile.resolve import PROFILE_KIND, LoadedProfile, load_profile, resolve_profile
 from core.system.files import read_regular_file, write_atomically
 from miner.alerts.rules import ALERTS_KIND, LoadedAlertRules, load_alert_rules
-from miner.config_files.effective import EffectiveValue, effective_yaml
+from miner.api.config_files import (
+    ConfigFile,
+    ConfigFileList,
+    ConfigFileText,
+    ConfigKey,
+    EffectiveValue,
+    FileKind,
+    FilesInForce,
+)
+from miner.config_files.effective import effective_yaml
 from miner.offers.policies.load import POLICY_KIND, LoadedPolicy, load_policy
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.settings import Settings
 
 #: The largest shipped profile has 8 kB.
-MAX_TEXT = 64 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 DEFAULT_SUBJECT = "instruct Llama-8B"
 
@@ -48,12 +55,6 @@ class StaleFile(GodMinerError):
 
 class NotWritable(GodMinerError):
     code = "not_writable"
-
-
-class FileKind(StrEnum):
-    PROFILES = "profiles"
-    POLICIES = "policies"
-    ALERTS = "alerts"
 
 
 #: The name of the one file of alert rules.
@@ -83,32 +84,38 @@ class ConfigFiles:
             FileKind.ALERTS: _KindFiles(ALERTS_KIND, settings.alerts_file.parent),
         }
 
-    def overview(self) -> dict[str, Any]:
+    def overview(self) -> ConfigFileList:
         """Every file that has a name, and what is in force."""
-        return {
-            "files": [self._entry(kind, name) for kind in FileKind for name in self._names(kind)],
-            "directories": {kind.value: str(files.directory) for kind, files in self._kinds.items()},
-            "in_force": {
-                "profile": self._runtime.profile.name,
-                "policy": self._runtime.policy.name,
+        return ConfigFileList(
+            files=[self._entry(kind, name) for kind in FileKind for name in self._names(kind)],
+            directories={kind: str(files.directory) for kind, files in self._kinds.items()},
+            in_force=FilesInForce(
+                profile=self._runtime.profile.name,
+                policy=self._runtime.policy.name,
                 **self._runtime.problems,
-            },
-        }
+            ),
+        )
 
-    def show(self, kind: FileKind, name: str, subject: str = "") -> dict[str, Any]:
+    def show(self, kind: FileKind, name: str, subject: str = "") -> ConfigFileText:
         """One file: its text, and every value that is in force where it is, with its origin."""
         path = self.path(kind, name)
         own = self.saved_text(kind, name)
         shown = path if own is not None else self._named(kind, name)
-        return {
-            **self._entry(kind, name),
-            "text": _read(shown) if own is None else own,
-            "digest": "" if own is None else text_digest(own),
-            "draft": None if own is not None else _draft(kind, name),
-            "keys": [one._asdict() for one in _keys(kind)],
-            "subjects": [one.label for one in representative_subjects()] if kind is FileKind.PROFILES else [],
-            **self._effective(kind, shown, subject or DEFAULT_SUBJECT),
-        }
+        effective = self._effective(kind, shown, subject or DEFAULT_SUBJECT)
+        return ConfigFileText(
+            **dict(self._entry(kind, name)),
+            text=_read(shown) if own is None else own,
+            digest="" if own is None else text_digest(own),
+            draft=None if own is not None else _draft(kind, name),
+            keys=list(_keys(kind)),
+            subjects=[about.label for about in representative_subjects()]
+            if kind is FileKind.PROFILES
+            else [],
+            subject=effective.subject,
+            notes=effective.notes,
+            effective=effective.values,
+            effective_yaml=effective_yaml(effective.values),
+        )
 
     def path(self, kind: FileKind, name: str) -> Path:
         """Where the operator's file of this name is, or would be."""
@@ -156,7 +163,7 @@ class ConfigFiles:
         files = self._kinds[kind]
         return (name for name in files.kind.files([files.directory]) if _NAME.fullmatch(name))
 
-    def _entry(self, kind: FileKind, name: str) -> dict[str, Any]:
+    def _entry(self, kind: FileKind, name: str) -> ConfigFile:
         path = self._named(kind, name)
         own = not self._is_shipped(path)
         hardware, description, problem = None, "", None
@@ -166,25 +173,27 @@ class ConfigFiles:
             hardware = None if isinstance(loaded, LoadedAlertRules) else loaded.newest("hardware")
         except ConfigError as error:
             problem = str(error.problems[0])
-        return {
-            "kind": kind.value,
-            "name": name,
-            "file": str(path if own else path.resolve().relative_to(config_dir().resolve().parent)),
-            "own": own,
-            "writable": own and not path.is_symlink(),
-            **self._use(kind, path),
-            "hardware": hardware,
-            "description": description,
-            "problem": problem,
-        }
+        in_force, used_by = self._use(kind, path)
+        return ConfigFile(
+            kind=kind,
+            name=name,
+            file=str(path if own else path.resolve().relative_to(config_dir().resolve().parent)),
+            own=own,
+            writable=own and not path.is_symlink(),
+            in_force=in_force,
+            used_by=used_by,
+            hardware=hardware,
+            description=description,
+            problem=problem,
+        )
 
-    def _use(self, kind: FileKind, path: Path) -> dict[str, Any]:
-        """Whether a file is in force, or what is in force extends it."""
+    def _use(self, kind: FileKind, path: Path) -> tuple[bool, str | None]:
+        """Return whether the file is in force, and the name of the file in force that extends it."""
         if kind is FileKind.ALERTS:
-            return {"in_force": True, "used_by": None}
+            return True, None
         used = self._runtime.profile if kind is FileKind.PROFILES else self._runtime.policy
         is_parent = path in [layer.file for layer in used.layers[:-1]]
-        return {"in_force": path == used.file, "used_by": used.name if is_parent else None}
+        return path == used.file, used.name if is_parent else None
 
     def _named(self, kind: FileKind, name: str) -> Path:
         path = self.path(kind, name)
@@ -208,20 +217,24 @@ class ConfigFiles:
         overrides = in_force.overrides if in_force.file == path else None
         return load_policy(str(path), directories, overrides)
 
-    def _effective(self, kind: FileKind, path: Path, subject: str) -> dict[str, Any]:
-        """What the file says with all that it extends; nothing where it cannot be loaded."""
+    def _effective(self, kind: FileKind, path: Path, subject: str) -> _Effective:
+        """Return the values of the file with all that it extends; nothing if it cannot be loaded."""
         try:
             loaded = self._load(kind, path)
             values = _values(loaded, subject)
         except ConfigError:
-            return {"subject": subject, "notes": [], "effective": [], "effective_yaml": ""}
+            return _Effective(subject, [], [])
         noted = () if isinstance(loaded, LoadedAlertRules) else loaded.layers
-        return {
-            "subject": subject if isinstance(loaded, LoadedProfile) else None,
-            "notes": [note for layer in noted for note in layer.content.notes],
-            "effective": [one._asdict() for one in values],
-            "effective_yaml": effective_yaml(values),
-        }
+        about = subject if isinstance(loaded, LoadedProfile) else None
+        return _Effective(about, [note for layer in noted for note in layer.content.notes], values)
+
+
+class _Effective(NamedTuple):
+    """The values of a file for a task and model, and the notes of its layers."""
+
+    subject: str | None
+    notes: list[str]
+    values: list[EffectiveValue]
 
 
 def _read(path: Path) -> str:
@@ -251,12 +264,17 @@ def _draft(kind: FileKind, name: str) -> str:
 
 def _values(loaded: LoadedFile, subject: str) -> list[EffectiveValue]:
     if isinstance(loaded, LoadedAlertRules):
-        return [EffectiveValue(*one) for one in loaded.written()]
+        return [
+            EffectiveValue(path=path, value=value, origin=origin) for path, value, origin in loaded.written()
+        ]
     if isinstance(loaded, LoadedPolicy):
-        return [EffectiveValue(one.path, one.value, one.origin) for one in loaded.written().values()]
+        return [EffectiveValue.model_validate(setting) for setting in loaded.written().values()]
     about = subject_named(subject)
     settings = profile_settings(resolve_profile(loaded, about.task_type, about.model))
-    return [EffectiveValue(one.path, _shown(one.path, one.value), one.origin) for one in settings]
+    return [
+        EffectiveValue(path=setting.path, value=_shown(setting.path, setting.value), origin=setting.origin)
+        for setting in settings
+    ]
 
 
 def _shown(path: str, value: JsonValue) -> JsonValue:
@@ -265,10 +283,10 @@ def _shown(path: str, value: JsonValue) -> JsonValue:
 
 
 @lru_cache
-def _keys(kind: FileKind) -> tuple[KeyHelp, ...]:
+def _keys(kind: FileKind) -> tuple[ConfigKey, ...]:
     kinds: dict[FileKind, ConfigKind[Any]] = {
         FileKind.PROFILES: PROFILE_KIND,
         FileKind.POLICIES: POLICY_KIND,
         FileKind.ALERTS: ALERTS_KIND,
     }
-    return tuple(key_help(kinds[kind].model))
+    return tuple(map(ConfigKey.model_validate, key_help(kinds[kind].model)))

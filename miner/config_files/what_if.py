@@ -17,6 +17,8 @@ from core.domain.errors import ConfigError, GodMinerError, Problem
 from core.domain.hardware import Hardware
 from core.domain.records import Record
 from core.profile.resolve import PROFILE_KIND, LoadedProfile
+from miner.api.config_files import TextCheck
+from miner.api.offers import BacktestComparison
 from miner.offers.policies.load import POLICY_KIND, LoadedPolicy
 from miner.support.child_main import ChildProtocol
 from miner.support.subprocess import ChildSilent, run_order, worker_environment
@@ -103,13 +105,18 @@ class CheckOrder(Record):
     now: float
 
 
-class WhatIfAnswer(Record):
-    event: Literal["answer"] = "answer"
-    answer: dict[str, Any]
+class BacktestDone(Record):
+    event: Literal["backtest"] = "backtest"
+    answer: BacktestComparison
+
+
+class CheckDone(Record):
+    event: Literal["check"] = "check"
+    answer: TextCheck
 
 
 class WhatIfRefused(Record):
-    """What was asked is wrong, as `ConfigError` says it."""
+    """A refusal of a wrong question, as a `ConfigError` states it."""
 
     event: Literal["refused"] = "refused"
     text: str
@@ -122,7 +129,7 @@ class WhatIfError(Record):
 
 
 WhatIfOrder = Annotated[BacktestOrder | CheckOrder, Field(discriminator="order")]
-WhatIfEvent = Annotated[WhatIfAnswer | WhatIfRefused | WhatIfError, Field(discriminator="event")]
+WhatIfEvent = Annotated[BacktestDone | CheckDone | WhatIfRefused | WhatIfError, Field(discriminator="event")]
 PROTOCOL: ChildProtocol[WhatIfOrder, WhatIfEvent] = ChildProtocol(
     "miner.config_files.worker", TypeAdapter(WhatIfOrder), TypeAdapter(WhatIfEvent), max_line=16 << 20
 )
@@ -134,9 +141,21 @@ class WhatIf:
     def __init__(self) -> None:
         self._asked: set[str] = set()
 
-    async def ask(self, order: WhatIfOrder, what: str, seconds: float) -> dict[str, Any]:
-        """Return the child's answer. `what` is the kind of question. `ConfigError` when what was asked is
-        wrong, `WhatIfBusy`, `WhatIfFailed`. A caller that is cancelled ends the child."""
+    async def backtest(self, order: BacktestOrder) -> BacktestComparison:
+        """Replay past offers with changed values. `ConfigError` if the values are wrong, `WhatIfBusy`,
+        `WhatIfFailed`."""
+        event = await self._ask(order, "backtest", BACKTEST_SECONDS)
+        assert isinstance(event, BacktestDone)
+        return event.answer
+
+    async def check(self, order: CheckOrder, what: str) -> TextCheck:
+        """Check a text. `what` is the kind of question. `WhatIfBusy`, `WhatIfFailed`."""
+        event = await self._ask(order, what, CHECK_SECONDS)
+        assert isinstance(event, CheckDone)
+        return event.answer
+
+    async def _ask(self, order: WhatIfOrder, what: str, seconds: float) -> BacktestDone | CheckDone:
+        """Return the child's answer. A caller that is cancelled ends the child."""
         if what in self._asked:
             raise WhatIfBusy(f"another {what} is running; ask again when it is over")
         self._asked.add(what)
@@ -149,8 +168,8 @@ class WhatIf:
             raise WhatIfFailed(f"the {what} cannot be started: {error}") from None
         finally:
             self._asked.discard(what)
-        if isinstance(reply.event, WhatIfAnswer):
-            return reply.event.answer
+        if isinstance(reply.event, BacktestDone | CheckDone):
+            return reply.event
         if isinstance(reply.event, WhatIfRefused):
             raise ConfigError(what, [Problem(**one) for one in reply.event.problems])
         text = reply.event.text if reply.event is not None else reply.ending

@@ -9,9 +9,10 @@ from typing import assert_never
 from core.domain.errors import ConfigError
 from miner.config_files.what_if import (
     PROTOCOL,
+    BacktestDone,
     BacktestOrder,
+    CheckDone,
     CheckOrder,
-    WhatIfAnswer,
     WhatIfError,
     WhatIfEvent,
     WhatIfOrder,
@@ -24,15 +25,15 @@ NICENESS = 15
 MAX_MEMORY = 2 << 30
 
 
-def carry_out(order: WhatIfOrder, _: EventWriter) -> WhatIfAnswer:
+def carry_out(order: WhatIfOrder, _: EventWriter) -> BacktestDone | CheckDone:
     if isinstance(order, BacktestOrder):
         from miner.config_files.backtest import backtest_changes
 
-        return WhatIfAnswer(answer=backtest_changes(order))
+        return BacktestDone(answer=backtest_changes(order))
     if isinstance(order, CheckOrder):
         from miner.config_files.checks import check_text
 
-        return WhatIfAnswer(answer=check_text(order))
+        return CheckDone(answer=check_text(order))
     assert_never(order)
 
 

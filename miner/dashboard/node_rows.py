@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from miner.api.fleet import NodeStatus
 from miner.dashboard.parts import (
     Column,
     Table,
@@ -47,12 +48,12 @@ class NodeTable:
         set_visible(self._all, False)
 
     def show(self, fleet: Record) -> None:
-        nodes: Sequence[Record] = fleet["nodes"]
+        nodes = [NodeStatus.model_validate(node) for node in fleet["nodes"]]
         classes = node_classes(nodes)
         set_visible(self._all, bool(nodes) or bool(fleet["notes"]))
         self._summary.show("\n".join([*map(_class_text, classes, classes.values()), *fleet["notes"]]))
         shown = nodes_to_show(nodes)
-        self._table.show(shown)
+        self._table.show([node.model_dump() for node in shown])
         left = len(nodes) - len(shown)
         self._more.show(f"{left} more: `god-miner fleet show --node NAME` shows one" if left else "")
         set_visible(self._more, left > 0)

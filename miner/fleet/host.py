@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from miner.fleet.samples import HostSample
+from miner.api.fleet import HostSample
 
 _STAT = Path("/proc/stat")
 _MEMINFO = Path("/proc/meminfo")

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from core.domain.keys import TaskKey
+from miner.api.fleet import GpuSample
 from miner.fleet.base import Gpu
 from miner.fleet.fleet import Fleet
 from miner.fleet.host import HostMeter
 from miner.fleet.nvml import NumberedSample
-from miner.fleet.samples import GPU_NUMBERS, GpuSample, SampleHistory
+from miner.fleet.samples import GPU_NUMBERS, SampleHistory
 from miner.fleet.sources import NoNvidiaDriver, ScanFailed
 from miner.store.database import StoreUnavailable
 from miner.store.samples import HIGHEST, MINUTE, GpuRollup, add_minutes

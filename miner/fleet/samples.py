@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from core.domain.units import MetricUnit
+from miner.api.fleet import GpuSample, HostSample
 
 #: How much is kept in memory; older measurements are in the store, rolled up.
 KEPT_SECONDS = 3600.0
@@ -17,71 +17,6 @@ FRESH_SECONDS = 30.0
 
 
 #: Throttling that tells of a fault.
-_FAULTS = frozenset({"heat", "hardware"})
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSample:
-    """One GPU at one moment. None: this GPU or driver does not report it, which is not zero."""
-
-    at: float
-    gpu: str
-    #: Share of the last interval in which a kernel ran.
-    utilization: float | None = None
-    memory_used: int | None = None
-    memory_total: int | None = None
-    #: Degrees Celsius.
-    temperature: float | None = None
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    sm_clock_mhz: int | None = None
-    max_sm_clock_mhz: int | None = None
-    #: What holds the clocks down: "heat", "power", "hardware". Empty: nothing.
-    throttle: tuple[str, ...] | None = None
-    #: Both directions together.
-    pcie_bytes_s: float | None = None
-    nvlink_bytes_s: float | None = None
-    #: Uncorrected memory errors since the driver was loaded.
-    ecc_errors: int | None = None
-    #: Xid errors since the last sample.
-    xids: tuple[int, ...] = ()
-    #: Shares of the last interval: the tensor cores worked, the memory's bandwidth was used.
-    tensor: float | None = None
-    dram: float | None = None
-
-    @property
-    def memory_share(self) -> float | None:
-        if self.memory_used is None or not self.memory_total:
-            return None
-        return self.memory_used / self.memory_total
-
-    @property
-    def clock_share(self) -> float | None:
-        if self.sm_clock_mhz is None or not self.max_sm_clock_mhz:
-            return None
-        return self.sm_clock_mhz / self.max_sm_clock_mhz
-
-    @property
-    def throttled(self) -> float | None:
-        """1 while anything holds the clocks down, else 0."""
-        return None if self.throttle is None else float(bool(self.throttle))
-
-    @property
-    def throttled_by_fault(self) -> float | None:
-        """The same without the power limit, which is normal at full load."""
-        return None if self.throttle is None else float(not _FAULTS.isdisjoint(self.throttle))
-
-
-@dataclass(frozen=True, slots=True)
-class HostSample:
-    """The host at one moment."""
-
-    at: float
-    #: Share of all cores.
-    cpu: float | None = None
-    memory_share: float | None = None
-    disk_free_bytes: int | None = None
-    disk_free_share: float | None = None
 
 
 class SampledNumber(NamedTuple):

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import sqlite3
 from http import HTTPStatus
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import BeforeValidator, Field
 
 from core.domain.errors import GodMinerError
-from core.domain.records import Record
 from miner.alerts.service import AlertService
+from miner.api.alerts import (
+    Alert,
+    AlertsPage,
+    EndedSilence,
+    Silence,
+    SilenceRequest,
+    TrialDelivery,
+    TrialNotification,
+    TrialReport,
+)
 from miner.http.operator import MAX_ROW, operator_only
 from miner.notify.notifier import Notifier
-from miner.observe.alerts import MINER, AlertSubject
 from miner.settings import Settings
 from miner.store import alerts as store_alerts
-from miner.store.alerts import AlertRow, Severity
+from miner.store.alerts import AlertRow
 from miner.store.store import Store
 
 MAX_ALERTS_LISTED = 1000
-MAX_SILENCE_SECONDS = 365 * 86_400.0
 
 
 class HasAlerts(Protocol):
@@ -40,22 +46,6 @@ class HasAlerts(Protocol):
     def notifier(self) -> Notifier: ...
 
     def clock(self) -> float: ...
-
-
-class SilenceRequest(Record):
-    rule: str = Field(default="*", min_length=1, max_length=100)
-    subject: str = Field(default="*", min_length=1, max_length=200)
-    seconds: float = Field(gt=0, le=MAX_SILENCE_SECONDS)
-    reason: str = Field(default="", max_length=500)
-
-
-class TrialNotification(Record):
-    """A notification to try out."""
-
-    rule: str = Field(default="test", min_length=1, max_length=100)
-    subject: Annotated[AlertSubject, BeforeValidator(AlertSubject.parse)] = MINER
-    severity: Severity = Severity.INFO
-    text: str = Field(default="a test: notifications arrive", max_length=500)
 
 
 class NobodyNotified(GodMinerError):
@@ -85,44 +75,46 @@ async def list_alerts(
     daemon: AlertsOf,
     limit: Annotated[int, Query(ge=1, le=MAX_ALERTS_LISTED)] = 100,
     open_only: Annotated[bool, Query(alias="open")] = False,
-) -> dict[str, Any]:
-    """Alerts, newest first; every rule with its state; the silences in force."""
+) -> AlertsPage:
+    """List alerts, newest first; every rule with its state; the silences in force."""
     now = daemon.clock()
 
-    def query(connection: sqlite3.Connection) -> dict[str, Any]:
+    def query(connection: sqlite3.Connection) -> tuple[list[Alert], list[Silence]]:
         alerts = store_alerts.newest_alerts(connection, limit, only_open=open_only)
-        silences = store_alerts.silences_in_force(connection, now)
-        return {
-            "alerts": [row.as_dict() for row in alerts],
-            "silences": [row.as_dict() for row in silences],
-        }
+        return Alert.of_each(alerts), Silence.of_each(store_alerts.silences_in_force(connection, now))
 
-    found = await daemon.store.read(query)
+    alerts, silences = await daemon.store.read(query)
     service = daemon.alert_service
-    return {**found, "rules": service.rule_states(), "problem": service.rules.problem}
+    return AlertsPage(
+        alerts=alerts, silences=silences, rules=service.rule_states(), problem=service.rules.problem
+    )
 
 
-async def add_silence(silence: SilenceRequest, daemon: AlertsOf) -> dict[str, Any]:
+async def add_silence(silence: SilenceRequest, daemon: AlertsOf) -> Silence:
     """Notify nobody of some alerts for a while; they are still stored and shown."""
     now = daemon.clock()
     row = await daemon.store.write(
         store_alerts.add_silence, silence.rule, silence.subject, silence.reason, now, now + silence.seconds
     )
-    return row.as_dict()
+    return Silence.model_validate(row)
 
 
-async def send_test(daemon: AlertsOf, test: TrialNotification | None = None) -> dict[str, Any]:
-    """Send a notification that is no alert, neither stored nor counted, to every target now; say of each
-    whether it took it."""
+async def send_test(daemon: AlertsOf, test: TrialNotification | None = None) -> TrialReport:
+    """Send a notification to every target now, without storing or counting it as an alert. Return each
+    target's result."""
     if not daemon.settings.notify_urls:
         raise NobodyNotified("nobody is notified: NOTIFY_URLS names no target")
     wanted, now = test or TrialNotification(), daemon.clock()
     alert = AlertRow(wanted.rule, wanted.subject, wanted.severity, wanted.text, raised_at=now, last_at=now)
     deliveries = await daemon.notifier.test(alert)
-    return {"targets": [{"target": one.target, "error": one.error or None} for one in deliveries]}
+    return TrialReport(
+        targets=[
+            TrialDelivery(target=delivery.target, error=delivery.error or None) for delivery in deliveries
+        ]
+    )
 
 
-async def end_silence(silence: Annotated[int, Path(ge=1, le=MAX_ROW)], daemon: AlertsOf) -> dict[str, Any]:
+async def end_silence(silence: Annotated[int, Path(ge=1, le=MAX_ROW)], daemon: AlertsOf) -> EndedSilence:
     """End a silence before its time."""
     await daemon.store.write(store_alerts.end_silence, silence, daemon.clock())
-    return {"ended": silence}
+    return EndedSilence(ended=silence)

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field
 
-from core.domain.records import Record
-from miner.config_files.files import MAX_TEXT, ConfigFiles, FileKind
-from miner.config_files.what_if import CHECK_SECONDS, CheckOrder, WhatIf
+from miner.api.config_files import (
+    ConfigFileList,
+    ConfigFileText,
+    EditedValue,
+    FileKind,
+    TextCheck,
+    TextToCheck,
+    TextToSave,
+)
+from miner.config_files.files import ConfigFiles
+from miner.config_files.what_if import CheckOrder, WhatIf
 from miner.http.offers import terms_in_force
 from miner.http.operator import operator_only
-
-
-class TextToCheck(Record):
-    text: str = Field(max_length=MAX_TEXT)
-    #: Also what the edit would change in plans or answers, which takes a second or two.
-    effects: bool = True
-
-
-class TextToSave(Record):
-    text: str = Field(max_length=MAX_TEXT)
-    #: Of the text that the editor began with; empty for a new file.
-    digest: str = Field(max_length=64)
 
 
 def build_config_router() -> APIRouter:
@@ -55,22 +51,22 @@ def config_files(request: Request) -> ConfigFiles:
 Files = Annotated[ConfigFiles, Depends(config_files)]
 
 
-async def list_files(files: Files) -> dict[str, Any]:
-    """Every profile and policy that has a name, whose it is, and what is in force."""
+async def list_files(files: Files) -> ConfigFileList:
+    """List every profile and policy that has a name, whose it is, and what is in force."""
     return await asyncio.to_thread(files.overview)
 
 
 async def show_file(
     kind: FileKind, name: str, files: Files, subject: Annotated[str, Query(max_length=100)] = ""
-) -> dict[str, Any]:
-    """The text, the values with all that it extends and their origins, and every key that there is."""
+) -> ConfigFileText:
+    """Show the text, the values with all that it extends and their origins, and every key that there is."""
     return await asyncio.to_thread(files.show, kind, name, subject)
 
 
 async def check_file(
     kind: FileKind, name: str, wanted: TextToCheck, files: Files, request: Request
-) -> dict[str, Any]:
-    """Problems by line, the difference from what is saved, and what the edit would change."""
+) -> TextCheck:
+    """Check a text: problems by line, the difference from what is saved, and the edit's effects."""
     return await _check(kind, name, wanted.text, request, files, effects=wanted.effects)
 
 
@@ -83,7 +79,7 @@ async def _check(
     *,
     effects: bool,
     what: str = "check of a text",
-) -> dict[str, Any]:
+) -> TextCheck:
     daemon = request.app.state.daemon
     what_if: WhatIf = request.app.state.what_if
     file = files.path(kind, name)
@@ -99,32 +95,34 @@ async def _check(
         store_dir=str(daemon.settings.store_dir),
         now=time.time(),
     )
-    return await what_if.ask(order, what, CHECK_SECONDS)
+    return await what_if.check(order, what)
 
 
 async def _save_file(kind: FileKind, name: str, wanted: TextToSave, request: Request) -> Any:
     daemon, files, text = request.app.state.daemon, config_files(request), wanted.text.rstrip() + "\n"
     await asyncio.to_thread(files.check_writable, kind, name)
     checked = await _check(kind, name, text, request, files, effects=False, what="check of a save")
-    if not checked["valid"]:
+    if not checked.valid:
         refused = {
             "error": "bad_config",
             "message": f"{name}.yaml is not saved: it has mistakes",
-            "problems": checked["problems"],
+            "problems": [problem.model_dump(mode="json") for problem in checked.problems],
         }
         return JSONResponse(refused, HTTPStatus.UNPROCESSABLE_ENTITY)
     await asyncio.to_thread(files.save, kind, name, text, wanted.digest)
-    edited = checked["edited"]
+    edited = checked.edited
     what = f"{kind.value}/{name}.yaml was saved on the operator's port: {_edits_in_words(edited)}"
-    await daemon.store.add_event("config_saved", text=what, edited=edited)
+    await daemon.store.add_event(
+        "config_saved", text=what, edited=[value.model_dump(mode="json") for value in edited]
+    )
     # As every second: the reply says whether the file is in force.
     await daemon.reload_files()
     return await asyncio.to_thread(files.show, kind, name)
 
 
-def _edits_in_words(edited: list[dict[str, Any]]) -> str:
+def _edits_in_words(edited: Sequence[EditedValue]) -> str:
     """`targets.lora_r 16 → 32, and 3 more`."""
-    first = [f"{one['path']} {_word(one['before'])} → {_word(one['after'])}" for one in edited[:5]]
+    first = [f"{value.path} {_word(value.before)} → {_word(value.after)}" for value in edited[:5]]
     rest = [f"and {len(edited) - 5} more"] if len(edited) > 5 else []
     return ", ".join(first + rest) or "no value has changed"
 

@@ -7,16 +7,16 @@ import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from core.domain.job_states import JobState
+from miner.api.jobs import JobDetails, JobList, JobSummary, LiveJob, LogChunk, StartedJob
 from miner.http.operator import MAX_ROW, caller_address, operator_only
 from miner.jobs import views
-from miner.jobs.events import LiveJob
 from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager
 from miner.jobs.tasks import OPERATOR, read_task_file
@@ -102,23 +102,22 @@ async def list_jobs(
     state: JobState | None = None,
     q: Annotated[str, Query(max_length=200)] = "",
     before: Annotated[int | None, Query(ge=1, le=MAX_ROW)] = None,
-) -> dict[str, Any]:
-    """The newest first, with the progress of those that a worker has. `next`: what `before` has to be for
-    those that came earlier; null at the end."""
+) -> JobList:
+    """List jobs, newest first, with the progress of those that a worker has. `next` is the value of `before`
+    for earlier ones; null at the end."""
 
-    def query(db: sqlite3.Connection) -> dict[str, Any]:
+    def query(db: sqlite3.Connection) -> JobList:
         rows = store_jobs.newest_jobs(
             db, limit, only_open=open_only, state=state, text=q.strip(), before=before
         )
         shown = [views.job_summary(db, row, daemon.live(row.id)) for row in rows]
-        return {"jobs": shown, "next": rows[-1].id if len(rows) == limit else None}
+        return JobList(jobs=shown, next=rows[-1].id if len(rows) == limit else None)
 
     return await daemon.store.read(query)
 
 
-async def show_job(job: str, daemon: ReadableJobs) -> dict[str, Any]:
-    """By number, by task id, or by the beginning of a task id."""
-
+async def show_job(job: str, daemon: ReadableJobs) -> JobDetails:
+    """Show a job, by number, task id, or the beginning of a task id."""
     row = await daemon.store.read(store_jobs.find_job, job)
     figures = daemon.figures(row.id)
     return await daemon.store.read(
@@ -130,20 +129,20 @@ async def show_job(job: str, daemon: ReadableJobs) -> dict[str, Any]:
     )
 
 
-async def start_job(request: Request, jobs: RunningJobs) -> dict[str, Any]:
+async def start_job(request: Request, jobs: RunningJobs) -> StartedJob:
     """Start a task of the operator's."""
     local = is_loopback(caller_address(request))
     task = read_task_file(await request.body(), "the task", may_name_files=local)
     started = await jobs.start_own(task.start(jobs.services.clock()), OPERATOR)
-    return {"job_id": started.job_id, "task_id": task.task_id, "state": started.state}
+    return StartedJob(job_id=started.job_id, task_id=task.task_id, state=started.state)
 
 
-async def cancel_job(job: str, daemon: ReadableJobs) -> dict[str, Any]:
+async def cancel_job(job: str, daemon: ReadableJobs) -> JobSummary:
     """End a job; what is published stays."""
     return await _job_summary(daemon.store, await daemon.cancel_job(await _job_id(daemon.store, job)))
 
 
-async def retry_job(job: str, jobs: RunningJobs) -> dict[str, Any]:
+async def retry_job(job: str, jobs: RunningJobs) -> JobSummary:
     """Reopen a failed or cancelled job, while there is time."""
     store = jobs.services.store
     return await _job_summary(store, await jobs.retry(await _job_id(store, job)))
@@ -156,16 +155,14 @@ async def job_log(
     start: Annotated[str, Query(alias="from", max_length=60)] = "",
     limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 65_536,
     tail: Annotated[int | None, Query(ge=1, le=MAX_TAIL_LINES)] = None,
-) -> dict[str, Any]:
-    """A part of an attempt's log, by default of the newest attempt: from `from` on, or its last `tail` lines;
-    go on from `next`."""
+) -> LogChunk:
+    """Read a part of an attempt's log, by default of the newest attempt: from `from` on, or its last `tail`
+    lines. Continue from `next`."""
     attempts = await daemon.store.read(attempts_of, await _job_id(daemon.store, job))
     row = select_attempt(attempts, attempt)
     if tail is not None:
-        piece = await asyncio.to_thread(last_log_lines, row, tail)
-    else:
-        piece = await asyncio.to_thread(read_log_chunk, row, start, limit)
-    return piece.as_dict()
+        return await asyncio.to_thread(last_log_lines, row, tail)
+    return await asyncio.to_thread(read_log_chunk, row, start, limit)
 
 
 async def all_events(jobs: RunningJobs) -> EventStream:
@@ -215,11 +212,11 @@ async def _current_state(jobs: JobManager, job_id: int) -> str:
     live = jobs.live(job_id)
     if live is None:
         row = await jobs.services.store.read(store_jobs.get_job, job_id)
-        live = jobs.live(job_id) or LiveJob.from_row(row)
+        live = jobs.live(job_id) or views.idle_state(row)
     return jobs.services.events.current("job", job_id, asdict(live)).as_text()
 
 
-async def _job_summary(store: Store, row: JobRow) -> dict[str, Any]:
+async def _job_summary(store: Store, row: JobRow) -> JobSummary:
     return await store.read(views.job_summary, row)
 
 

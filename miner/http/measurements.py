@@ -12,17 +12,9 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from core.domain.units import MetricUnit
+from miner.api.fleet import FleetSamples, GpuHistory, GpuSample, HostSample
 from miner.fleet.sampler import GpuSampler
-from miner.fleet.samples import (
-    GPU_NUMBERS,
-    HOST_NUMBERS,
-    KEPT_SECONDS,
-    GpuSample,
-    HostSample,
-    SampledNumber,
-    SampleHistory,
-    SampleT,
-)
+from miner.fleet.samples import GPU_NUMBERS, HOST_NUMBERS, KEPT_SECONDS, SampledNumber, SampleHistory, SampleT
 from miner.http.operator import operator_only
 from miner.store.samples import HIGHEST, HOUR, MINUTE, ROLLUP_COLUMNS, rollups
 from miner.store.store import Store
@@ -63,15 +55,15 @@ Measured = Annotated[MeasuringDaemon, Depends(measurements_dependency)]
 
 def build_measurements_router() -> APIRouter:
     router = APIRouter(dependencies=[Depends(operator_only)])
-    router.add_api_route("/samples", show_samples, methods=["GET"])
-    router.add_api_route("/samples/history", show_history, methods=["GET"])
+    router.add_api_route("/samples", show_samples, methods=["GET"], response_model=FleetSamples)
+    router.add_api_route("/samples/history", show_history, methods=["GET"], response_model=GpuHistory)
     return router
 
 
 async def show_samples(
     daemon: Measured, seconds: Annotated[float, Query(gt=0, le=KEPT_SECONDS)] = KEPT_SECONDS
 ) -> Response:
-    """What GPUs and host measured in the last seconds."""
+    """Show the measurements of GPUs and host in the last seconds."""
     history, since = daemon.samples, daemon.clock() - seconds
     gpus = []
     for gpu in history.gpus:
@@ -88,7 +80,7 @@ async def show_samples(
 async def show_history(
     daemon: Measured, hours: Annotated[float, Query(gt=0, le=MAX_HOURS)] = 24.0
 ) -> Response:
-    """The minutes or hours of each GPU, from the store."""
+    """Show the minutes or hours of each GPU, from the store."""
     period = MINUTE if hours <= MAX_HOURS_OF_MINUTES else HOUR
     since = daemon.clock() - hours * HOUR
 

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import Field, JsonValue
 
 from core.domain.hardware import Hardware, parse_gpus
-from core.domain.records import Record
 from core.domain.tasks import TaskType
-from miner.config_files.what_if import BACKTEST_SECONDS, BacktestOrder, TermsInForce, WhatIf
+from miner.api.offers import BacktestReport, BacktestRequest, OfferDetails, OfferList
+from miner.config_files.what_if import BacktestOrder, TermsInForce, WhatIf
 from miner.http.operator import MAX_ROW, operator_only
 from miner.offers.past_offers import find_stored_offer, stored_offers
 from miner.offers.policy_runtime import PolicyRuntime
-from miner.offers.views import decision_as_json, offer_as_json, settings_to_accept
+from miner.offers.views import offer_details, offer_summary
 
 MAX_OFFERS_LISTED = 500
-MAX_DAYS = 366.0
 _DAY = 86_400.0
 #: What a backtest is played on where nobody knows the GPUs and the policy names none.
 _DEFAULT_GPUS = "4xH100"
-
-
-class BacktestRequest(Record):
-    days: float = Field(default=7.0, gt=0, le=MAX_DAYS)
-    #: By dotted path, like `rules.max_hours`.
-    overrides: dict[Annotated[str, Field(max_length=200)], JsonValue] = Field(min_length=1, max_length=50)
 
 
 def build_offers_router() -> APIRouter:
@@ -46,35 +38,30 @@ async def list_offers(
     accepted: bool | None = None,
     task_type: TaskType | None = None,
     q: Annotated[str, Query(max_length=200)] = "",
-) -> dict[str, Any]:
-    """The newest first. `next`: what `before` has to be for those that came earlier; null at the end."""
+) -> OfferList:
+    """List offers, newest first. `next` is the value of `before` for earlier ones; null at the end."""
 
-    def query(db: sqlite3.Connection) -> dict[str, Any]:
-        found = stored_offers(
+    def query(db: sqlite3.Connection) -> OfferList:
+        newest = stored_offers(
             db, before=before, accepted=accepted, task_type=task_type, text=q.strip(), most=limit
         )
-        rows = [offer_as_json(one) for one in reversed(found)]
-        return {"offers": rows, "next": rows[-1]["id"] if len(rows) == limit else None}
+        rows = [offer_summary(offer) for offer in reversed(newest)]
+        return OfferList(offers=rows, next=rows[-1].id if len(rows) == limit else None)
 
     return await request.app.state.daemon.store.read(query)  # type: ignore[no-any-return]
 
 
-async def explain_offer(offer: str, request: Request) -> dict[str, Any]:
-    """By number, or by the task's id: every rule, every factor, and what would have to change."""
+async def explain_offer(offer: str, request: Request) -> OfferDetails:
+    """Explain an offer, by number or by the task's id: every rule, every factor, and what would have to
+    change."""
 
-    def query(db: sqlite3.Connection) -> dict[str, Any]:
-        one = find_stored_offer(db, offer)
-        return {
-            **offer_as_json(one),
-            "is_start": one.is_start,
-            "explanation": decision_as_json(one.offer, one.decision),
-            "overrides": settings_to_accept(one.decision),
-        }
+    def query(db: sqlite3.Connection) -> OfferDetails:
+        return offer_details(find_stored_offer(db, offer))
 
     return await request.app.state.daemon.store.read(query)  # type: ignore[no-any-return]
 
 
-async def backtest(wanted: BacktestRequest, request: Request) -> dict[str, Any]:
+async def backtest(wanted: BacktestRequest, request: Request) -> BacktestReport:
     """Replay the offers of some days with other values in the policy in force: before and after."""
     daemon, now = request.app.state.daemon, time.time()
     what_if: WhatIf = request.app.state.what_if
@@ -85,11 +72,8 @@ async def backtest(wanted: BacktestRequest, request: Request) -> dict[str, Any]:
         terms=terms_in_force(daemon.policy_runtime, daemon.fleet.inventory.installed),
         changes=wanted.overrides,
     )
-    return {
-        "days": wanted.days,
-        "overrides": wanted.overrides,
-        **await what_if.ask(order, "backtest", BACKTEST_SECONDS),
-    }
+    comparison = await what_if.backtest(order)
+    return BacktestReport(**dict(comparison), days=wanted.days, overrides=wanted.overrides)
 
 
 def terms_in_force(runtime: PolicyRuntime, installed: Hardware | None) -> TermsInForce:

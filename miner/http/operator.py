@@ -5,18 +5,18 @@ from __future__ import annotations
 import hmac
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import SecretStr
 
+from miner.api.fleet import FleetStatus
 from miner.fleet.fleet import Fleet
 from miner.fleet.fleet_view import fleet_view
 from miner.fleet.inventory import GpuInventory
-from miner.fleet.samples import FRESH_SECONDS, SampleHistory
+from miner.fleet.samples import SampleHistory
 from miner.settings.values import is_loopback
 from miner.store.offers import task_names
 from miner.store.store import Store
@@ -75,10 +75,10 @@ def build_operator_router() -> APIRouter:
         return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/fleet")
-    async def fleet(request: Request, short: bool = False) -> dict[str, Any]:
-        """The GPUs, which job has them until when, what they measure, and what waits. `short`: of a
-        cluster's nodes only the GPUs that a task of ours has."""
-        return await fleet_page(request.app.state.daemon, is_short=short)
+    async def fleet(request: Request, short: bool = False) -> FleetStatus:
+        """Show the GPUs, who has them until when, what they measure, and what waits. With `short`, leave out
+        a cluster's GPUs without a task of ours."""
+        return await fleet_status(request.app.state.daemon, is_short=short)
 
     return router
 
@@ -94,9 +94,8 @@ class MeasuredFleet(Protocol):
     def clock(self) -> float: ...
 
 
-async def fleet_page(daemon: MeasuredFleet, *, is_short: bool = False) -> dict[str, Any]:
+async def fleet_status(daemon: MeasuredFleet, *, is_short: bool = False) -> FleetStatus:
     claimed = [claim.key for claim in daemon.fleet.ledger.claims]
     names = await daemon.store.read(task_names, claimed) if claimed else {}
-    now, host = daemon.clock(), daemon.samples.host
-    page = fleet_view(daemon.fleet, daemon.inventory, daemon.samples, names, now, is_short=is_short)
-    return {**page, "host": asdict(host) if host and host.at >= now - FRESH_SECONDS else None}
+    now = daemon.clock()
+    return fleet_view(daemon.fleet, daemon.inventory, daemon.samples, names, now, is_short=is_short)

@@ -3,32 +3,42 @@ needs, for which one dashboard asks every two seconds."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Request
 
 from miner import __version__
+from miner.api.alerts import Alert
+from miner.api.fleet import FleetStatus
+from miner.api.jobs import LiveJob, RunningJob
+from miner.api.reports import Kpi
+from miner.api.status import (
+    ChainSummary,
+    DaemonStatus,
+    DaemonSummary,
+    GpuCounts,
+    Overview,
+    ReservationCounts,
+    TrainingStatus,
+)
 from miner.chain.auth import Authenticator
 from miner.chain.metagraph_refresh import MetagraphRefresher
 from miner.chain.nonces import NonceLedger
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
 from miner.fleet.samples import SampleHistory
-from miner.http.operator import fleet_page, operator_only
+from miner.http.operator import fleet_status, operator_only
 from miner.jobs import views
-from miner.jobs.events import LiveJob
 from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager
 from miner.notify.notifier import Notifier
 from miner.offers.past_offers import stored_offers
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
-from miner.offers.views import offer_as_json
+from miner.offers.views import offer_summary
 from miner.publish.reachable import HubReachability
 from miner.reports.kpis import CurrentKpis
 from miner.store import alerts as store_alerts
@@ -78,71 +88,64 @@ def build_overview_router() -> APIRouter:
     return router
 
 
-async def show_status(daemon: Annotated[ObservedDaemon, Depends(overview_dependency)]) -> dict[str, Any]:
-    """The daemon's own state."""
-    chain, graph = daemon.metagraphs.status(), daemon.metagraphs.current
+async def show_status(daemon: Annotated[ObservedDaemon, Depends(overview_dependency)]) -> DaemonStatus:
+    """Show the daemon's own state."""
+    graph, reservations = daemon.metagraphs.current, daemon.offer_service.reservations
     own = graph.nodes_by_key.get(daemon.authenticator.miner_key) if graph else None
-    fleet, ability = daemon.fleet.inventory, daemon.fleet.ability
-    return {
-        "version": __version__,
-        "hotkey": daemon.hotkey,
-        "uid": own.uid if own else None,
-        "uptime_seconds": round(time.time() - daemon.started_at, 1),
-        "chain": asdict(chain),
-        "reservations": {
-            "jobs": len(daemon.offer_service.reservations.jobs),
-            "held_offers": len(daemon.offer_service.reservations.holds),
-        },
-        "gpus": {
-            "known": len(fleet.gpus),
-            "usable": daemon.fleet.usable_count,
-            "waiting_jobs": len(daemon.fleet.queue()),
-            "trouble": fleet.problem,
-        },
-        "training": {
-            "engine": _engine_names(daemon),
-            "trouble": ability.problem,
-            "no_sandbox": ability.no_sandbox,
-            "lacks": dict(ability.missing),
-            "jobs_worked_on": daemon.jobs.running_workers if daemon.jobs else 0,
-        },
-        "policy": daemon.policy_runtime.policy.name,
-        "profile": daemon.policy_runtime.profile.name,
+    inventory, ability = daemon.fleet.inventory, daemon.fleet.ability
+    return DaemonStatus(
+        version=__version__,
+        hotkey=daemon.hotkey,
+        uid=own.uid if own else None,
+        uptime_seconds=_uptime(daemon),
+        chain=daemon.metagraphs.status(),
+        reservations=ReservationCounts(jobs=len(reservations.jobs), held_offers=len(reservations.holds)),
+        gpus=GpuCounts(
+            known=len(inventory.gpus),
+            usable=daemon.fleet.usable_count,
+            waiting_jobs=len(daemon.fleet.queue()),
+            trouble=inventory.problem,
+        ),
+        training=TrainingStatus(
+            engine=_engine_names(daemon),
+            trouble=ability.problem,
+            no_sandbox=ability.no_sandbox,
+            lacks=dict(ability.missing),
+            jobs_worked_on=daemon.jobs.running_workers if daemon.jobs else 0,
+        ),
+        policy=daemon.policy_runtime.policy.name,
+        profile=daemon.policy_runtime.profile.name,
         **daemon.policy_runtime.problems,
-        "doubted_clock_seconds": daemon.clock.doubted_seconds,
-        "hub": daemon.hub.status(),
-        "notifications": daemon.notifier.status(),
-        "store": await daemon.store.summary(),
-        "live_nonces": len(daemon.nonces),
-    }
+        doubted_clock_seconds=daemon.clock.doubted_seconds,
+        hub=daemon.hub.status(),
+        notifications=daemon.notifier.status(),
+        store=await daemon.store.summary(),
+        live_nonces=len(daemon.nonces),
+    )
 
 
-async def show_overview(daemon: Annotated[ObservedDaemon, Depends(overview_dependency)]) -> Response:
-    """Is it alive, is it earning: state, indicators, GPUs, jobs, alerts and the last decisions."""
-    stored = await daemon.store.read(_stored, daemon)
-    page = {
-        "at": time.time(),
-        "daemon": _state(daemon),
-        "kpis": await daemon.kpis.read(),
-        "fleet": await fleet_page(daemon, is_short=True),
-        **stored,
-    }
-    # FastAPI's own encoder would walk the whole answer once more.
-    return Response(json.dumps(page, separators=(",", ":")), media_type="application/json")
+async def show_overview(daemon: Annotated[ObservedDaemon, Depends(overview_dependency)]) -> Overview:
+    """Show whether it is alive and earns: state, indicators, GPUs, jobs, alerts and the last decisions."""
+    kpis, fleet = await daemon.kpis.read(), await fleet_status(daemon, is_short=True)
+    return await daemon.store.read(_overview, daemon, kpis, fleet)
 
 
-def _stored(db: sqlite3.Connection, daemon: ObservedDaemon) -> dict[str, Any]:
-    open_jobs = store_jobs.newest_jobs(db, SHOWN_JOBS, only_open=True)
-    ended = store_jobs.newest_ended_jobs(db, SHOWN_ENDED)
-    return {
-        "jobs": [
-            {**views.job_summary(db, row, daemon.live(row.id)), "spark": _spark(daemon, row.id)}
-            for row in open_jobs
+def _overview(
+    db: sqlite3.Connection, daemon: ObservedDaemon, kpis: list[Kpi], fleet: FleetStatus
+) -> Overview:
+    return Overview(
+        at=time.time(),
+        daemon=_summary(daemon),
+        kpis=kpis,
+        fleet=fleet,
+        jobs=[
+            RunningJob(**dict(views.job_summary(db, row, daemon.live(row.id))), spark=_spark(daemon, row.id))
+            for row in store_jobs.newest_jobs(db, SHOWN_JOBS, only_open=True)
         ],
-        "ended": [views.job_summary(db, row) for row in ended],
-        "alerts": [row.as_dict() for row in store_alerts.open_alerts(db)[:SHOWN_ALERTS]],
-        "decisions": [offer_as_json(one) for one in reversed(stored_offers(db, most=SHOWN_DECISIONS))],
-    }
+        ended=[views.job_summary(db, row) for row in store_jobs.newest_ended_jobs(db, SHOWN_ENDED)],
+        alerts=Alert.of_each(store_alerts.open_alerts(db)[:SHOWN_ALERTS]),
+        decisions=[offer_summary(offer) for offer in reversed(stored_offers(db, most=SHOWN_DECISIONS))],
+    )
 
 
 def _spark(daemon: ObservedDaemon, job_id: int) -> list[float]:
@@ -155,31 +158,34 @@ def _engine_names(daemon: ObservedDaemon) -> str | None:
     return ", ".join(engine.name for engine in daemon.jobs.services.engines.values()) if daemon.jobs else None
 
 
-def _state(daemon: ObservedDaemon) -> dict[str, Any]:
-    ability, chain = daemon.fleet.ability, daemon.metagraphs.status()
-    reservations = daemon.offer_service.reservations
-    return {
-        "version": __version__,
-        "hotkey": daemon.hotkey,
-        "uptime_seconds": round(time.time() - daemon.started_at, 1),
-        "engine": _engine_names(daemon),
-        "policy": daemon.policy_runtime.policy.name,
-        "profile": daemon.policy_runtime.profile.name,
-        "open_jobs": len(reservations.jobs),
-        "held_offers": len(reservations.holds),
-        "waiting_jobs": len(daemon.fleet.queue()),
-        "chain": {"source": chain.source, "block": chain.block, "age": chain.age},
-        "troubles": _troubles(
+def _uptime(daemon: ObservedDaemon) -> float:
+    return round(time.time() - daemon.started_at, 1)
+
+
+def _summary(daemon: ObservedDaemon) -> DaemonSummary:
+    chain, reservations = daemon.metagraphs.status(), daemon.offer_service.reservations
+    return DaemonSummary(
+        version=__version__,
+        hotkey=daemon.hotkey,
+        uptime_seconds=_uptime(daemon),
+        engine=_engine_names(daemon),
+        policy=daemon.policy_runtime.policy.name,
+        profile=daemon.policy_runtime.profile.name,
+        open_jobs=len(reservations.jobs),
+        held_offers=len(reservations.holds),
+        waiting_jobs=len(daemon.fleet.queue()),
+        chain=ChainSummary.model_validate(chain),
+        troubles=_troubles(
             ("GPUs", daemon.fleet.inventory.problem),
-            ("training", ability.problem),
+            ("training", daemon.fleet.ability.problem),
             ("chain", chain.last_error if chain.stale else None),
             ("hub", daemon.hub.problem),
             *daemon.policy_runtime.problems.items(),
         ),
-    }
+    )
 
 
-def _troubles(*found: tuple[str, str | None]) -> Sequence[str]:
+def _troubles(*found: tuple[str, str | None]) -> list[str]:
     return [f"{what.replace('_problem', '')}: {text}" for what, text in found if text]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 
+from miner.api.reports import PeriodKind, Report
 from miner.http.operator import operator_only
 from miner.observe.redact import Redactor
-from miner.reports.periods import PeriodKind, calendar_period, last_period
+from miner.reports.periods import calendar_period, last_period
 
 #: The year 2100: calendars end somewhere.
 MAX_MOMENT = 4_102_444_800
@@ -25,11 +26,12 @@ async def report(
     request: Request,
     period: PeriodKind = PeriodKind.DAILY,
     at: Annotated[float | None, Query(ge=0, le=MAX_MOMENT, allow_inf_nan=False)] = None,
-) -> dict[str, Any]:
-    """The last day, week or month; or with `at`, seconds since the epoch, the one of the calendar."""
+) -> Report:
+    """Report the last day, week or month; with `at`, seconds since the epoch, the calendar period around
+    it."""
     from miner.reports.report import (  # some milliseconds that the start need not take
         build_report,
-        redact_report,
+        redacted_report,
     )
 
     daemon = request.app.state.daemon
@@ -37,7 +39,7 @@ async def report(
     policy = daemon.policy_runtime.policy.terms
     redact = Redactor(daemon.settings.secrets())
 
-    def query(connection: sqlite3.Connection) -> dict[str, Any]:
-        return redact_report(build_report(connection, wanted, policy), redact)  # type: ignore[no-any-return]
+    def query(connection: sqlite3.Connection) -> Report:
+        return redacted_report(build_report(connection, wanted, policy), redact)
 
     return await daemon.store.read(query)  # type: ignore[no-any-return]

@@ -18,6 +18,7 @@ from core.domain.keys import TaskKey
 from core.domain.tasks import ImageModelType
 from core.domain.wire import MinerSubmission, MinerTaskOffer
 from core.profile.resolve import LoadedProfile
+from miner.api.jobs import LiveJob
 from miner.backends.base import ExecutionEngine
 from miner.backends.trial import EngineTrials
 from miner.fleet.base import FleetSnapshot, GpuGrant
@@ -26,7 +27,7 @@ from miner.fleet.samples import SampleHistory
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobTask
 from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.control import RunningTraining
-from miner.jobs.events import JobEventBus, LiveJob
+from miner.jobs.events import JobEventBus
 from miner.jobs.figures import STORED_POINTS, RunFigures, read_figures
 from miner.jobs.folder import AttemptFolder, JobFolder, job_folder
 from miner.jobs.history import read_result

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from core.planning.plan import TrainingPlan
 from core.runs.control import MAX_CONTROL_BYTES, RunControl
 from core.runs.progress import ControlEvent
-from miner.jobs.events import LiveJob
+from miner.api.jobs import LiveJob
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.progress import RunProgress
 from miner.support.untrusted_files import read_untrusted, write_untrusted

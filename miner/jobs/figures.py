@@ -18,14 +18,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ConfigDict
-
-from core.domain.records import Record
 from core.planning.plan import GoalPlan, TrainingPlan
 from core.planning.time.calibration import expected_speed
 from core.runs.progress import EvalEvent, ProgressEvent, StepEvent
 from core.runs.run_files import HeldOutScore, RunResult
-from miner.jobs.events import LiveJob
+from miner.api.jobs import AttemptFigures, LiveJob
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.history import read_plan
 from miner.jobs.progress import WARM_UP_STEPS, ProgressTail
@@ -43,54 +40,6 @@ CURVES = ("loss", "lr", "tokens_s", "samples_s", "mfu", "wait", "memory_bytes", 
 #: Curves whose peaks stay when they are thinned.
 _PEAKS = ("loss", "grad_norm", "samples_s")
 _MEANS = ("tokens_s", "samples_s", "mfu", "wait")
-
-
-class AttemptFigures(Record):
-    """Final figures of one attempt; None if not measured, or unknown for this kind of training."""
-
-    #: Those that another version stored are read too.
-    model_config = ConfigDict(extra="ignore")
-
-    steps: int = 0
-    seconds: float | None = None
-    #: Means over its steps, without the first few.
-    tokens_s: float | None = None
-    samples_s: float | None = None
-    mfu: float | None = None
-    #: Share of the time that the GPU waited for data.
-    wait: float | None = None
-    #: Measured speed relative to the plan's (`core/planning/time/calibration.py`).
-    efficiency: float | None = None
-    #: Of the GPU that used the most, and what the plan expected of each.
-    memory_bytes: int | None = None
-    memory_estimate_bytes: int | None = None
-    #: Mean share of the time in which its GPUs ran a kernel.
-    utilization: float | None = None
-    #: The held-out score of the untouched model, and the best of the training.
-    base: float | None = None
-    best: float | None = None
-    metric: str | None = None
-    lower_is_better: bool | None = None
-    #: How much better the best is, relative to the base.
-    gain: float | None = None
-    #: The profile's target, and whether the best score misses it.
-    target: str | None = None
-    target_missed: bool | None = None
-
-    @property
-    def standing(self) -> str:
-        """The best score and its gain, beside the target."""
-        gain = "" if self.gain is None else f", {100 * self.gain:+.3g} % over the base"
-        return f"{self.metric} {self.best:.4g}{gain}; wanted: {self.target}" if self.best is not None else ""
-
-    @property
-    def target_text(self) -> str:
-        """The target, and whether it was reached; empty without one."""
-        if self.target is None:
-            return ""
-        if self.target_missed is None:
-            return f"{self.target}: not measured"
-        return f"{self.target}: {'not reached' if self.target_missed else 'reached'}"
 
 
 def misses(goal: GoalPlan, best: HeldOutScore | None, gain: float | None) -> bool | None:

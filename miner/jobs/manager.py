@@ -12,11 +12,11 @@ from collections.abc import Callable
 from core.domain.errors import GodMinerError
 from core.domain.job_states import EndReason, JobState
 from core.domain.keys import TaskKey
+from miner.api.jobs import LiveJob
 from miner.jobs import recovery
 from miner.jobs.context import JobContext, JobServices
 from miner.jobs.control import RunningTraining
 from miner.jobs.engine_ability import watch_engine
-from miner.jobs.events import LiveJob
 from miner.jobs.figures import RunFigures
 from miner.jobs.worker import JobWorker
 from miner.observe.alerts import AlertKind

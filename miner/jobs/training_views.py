@@ -11,11 +11,12 @@ import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from core.domain.records import printable
 from core.planning.time.calibration import expected_speed
-from miner.jobs.figures import AttemptFigures, FiguresSnapshot, read_figures
+from miner.api.alerts import RuleAction
+from miner.api.jobs import AttemptFigures, JobFile
+from miner.jobs.figures import FiguresSnapshot, read_figures
 from miner.jobs.folder import AttemptFolder, JobFolder
 from miner.jobs.history import read_plan, read_result
 from miner.store.actions import ActionRow, actions_of_job
@@ -60,7 +61,11 @@ def _attempt_json(row: AttemptRow, figures: AttemptFigures, curves: str, actions
         "engine": row.engine,
         "started_at": row.started_at,
         "ended_at": row.ended_at,
-        "actions": [action.as_dict() for action in actions if action.attempt == row.number],
+        "actions": [
+            RuleAction.model_validate(action).model_dump(mode="json")
+            for action in actions
+            if action.attempt == row.number
+        ],
     }
     return f'{json.dumps(head)[:-1]}, "figures": {figures.model_dump_json()}, {curves[1:]}'
 
@@ -95,14 +100,14 @@ def plan_json(
     return json.dumps(page)
 
 
-def files_view(folder: JobFolder) -> list[dict[str, Any]]:
+def files_view(folder: JobFolder) -> list[JobFile]:
     """List the files of the attempts and the submission by name. Trainings can write there: no link is
     followed, and nothing but plain files is listed."""
-    found: list[dict[str, Any]] = []
+    found: list[JobFile] = []
     for path, status in _files(folder.path) if folder.path.is_dir() else ():
         if len(found) == MAX_FILES:
             break
-        found.append({"name": printable(path), "bytes": status.st_size, "at": status.st_mtime})
+        found.append(JobFile(name=printable(path), bytes=status.st_size, at=status.st_mtime))
     return found
 
 

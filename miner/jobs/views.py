@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from core.domain.job_states import END_MEANINGS
+from core.domain.job_states import END_MEANINGS, EndReason
 from core.domain.records import printable
 from core.runs.run_files import RunResult
+from miner.api.alerts import RuleAction
+from miner.api.jobs import AttemptDetails, EndText, JobDetails, JobResult, JobSummary, LiveJob, LogChunk
 from miner.backends.run_folder import LOG_START, LogPosition, log_tail, read_log
-from miner.jobs.events import LiveJob
 from miner.jobs.figures import FiguresSnapshot, loss_line, relative_gain
 from miner.jobs.folder import AttemptFolder, job_folder
 from miner.jobs.history import read_result
@@ -28,33 +28,45 @@ from miner.store.figures import StoredFigures, figures_of
 from miner.store.jobs import JobRow, NoSuchJob
 
 
-def job_summary(db: sqlite3.Connection, row: JobRow, live: LiveJob | None = None) -> dict[str, Any]:
+def job_summary(db: sqlite3.Connection, row: JobRow, live: LiveJob | None = None) -> JobSummary:
     """One job in a list."""
     return _job_summary(row, live, store_attempts.attempts_of(db, row.id))
 
 
-def _job_summary(row: JobRow, live: LiveJob | None, attempts: Sequence[AttemptRow]) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "task_id": row.task_id,
-        "validator": row.validator,
-        "task_type": row.task_type.value,
-        "model": row.model,
-        "hours": row.hours,
-        "state": row.state.value,
-        "end_reason": row.end_reason.value if row.end_reason else None,
-        "detail": row.detail,
-        "expected_repo_name": row.expected_repo_name,
-        "submission": row.submission.model_dump() if row.submission else None,
-        "submitted_at": row.submitted_at,
-        "started_at": row.started_at,
-        "deadline_at": row.deadline_at,
-        "ended_at": row.ended_at,
-        "took_s": row.ended_at - row.started_at if row.ended_at else None,
-        "starts": row.starts,
-        "result": training_result(attempts),
-        "live": asdict(live) if live else None,
-    }
+def _job_summary(row: JobRow, live: LiveJob | None, attempts: Sequence[AttemptRow]) -> JobSummary:
+    return JobSummary(
+        id=row.id,
+        task_id=row.task_id,
+        validator=row.validator,
+        task_type=row.task_type,
+        model=row.model,
+        hours=row.hours,
+        state=row.state,
+        end_reason=row.end_reason,
+        detail=row.detail,
+        expected_repo_name=row.expected_repo_name,
+        submission=row.submission,
+        submitted_at=row.submitted_at,
+        started_at=row.started_at,
+        deadline_at=row.deadline_at,
+        ended_at=row.ended_at,
+        took_s=row.ended_at - row.started_at if row.ended_at else None,
+        starts=row.starts,
+        result=training_result(attempts),
+        live=replace(live) if live else None,  # its worker goes on changing it
+    )
+
+
+def idle_state(row: JobRow) -> LiveJob:
+    """The display state of a job that no worker has."""
+    return LiveJob(
+        row.id,
+        row.task_id,
+        row.state.value,
+        deadline_at=row.deadline_at,
+        published=row.submission.repo if row.submission else None,
+        trouble="" if row.end_reason is EndReason.PUBLISHED else row.detail,
+    )
 
 
 def job_details(
@@ -63,46 +75,46 @@ def job_details(
     data_dir: Path,
     live: LiveJob | None = None,
     running: FiguresSnapshot | None = None,
-) -> dict[str, Any]:
+) -> JobDetails:
     """One job with everything that the store knows of it."""
     meaning = END_MEANINGS[row.end_reason] if row.end_reason else None
     attempts, stored = store_attempts.attempts_of(db, row.id), figures_of(db, row.id)
-    return {
-        **_job_summary(row, live, attempts),
-        "meaning": {"operator": meaning.operator, "validator": meaning.validator} if meaning else None,
-        "folder": str(job_folder(data_dir, row.id).path),
-        "request": request_for_display(row.request),
-        "attempts": [
+    return JobDetails(
+        **dict(_job_summary(row, live, attempts)),
+        meaning=meaning and EndText(operator=meaning.operator, validator=meaning.validator),
+        folder=str(job_folder(data_dir, row.id).path),
+        request=dict(request_for_display(row.request)),
+        attempts=[
             attempt_details(attempt, measured(attempt, stored.get(attempt.id), running))
             for attempt in attempts
         ],
-        "steps": [asdict(step) for step in store_attempts.steps_of(db, row.id)],
-        "actions": [action.as_dict() for action in actions_of_job(db, row.id)],
-    }
+        steps=store_attempts.steps_of(db, row.id),
+        actions=RuleAction.of_each(actions_of_job(db, row.id)),
+    )
 
 
-def attempt_details(row: AttemptRow, stored: StoredFigures) -> dict[str, Any]:
-    found = FiguresSnapshot.from_stored(stored)
-    return {
-        "number": row.number,
-        "engine": row.engine,
-        "key": row.key,
-        "gpus": list(row.gpus),
-        "folder": row.folder,
-        "started_at": row.started_at,
-        "end_by": row.end_by,
-        "ended_at": row.ended_at,
-        "end_reason": row.end_reason.value if row.end_reason else None,
-        "meaning": END_MEANINGS[row.end_reason].operator if row.end_reason else None,
-        "detail": row.detail,
-        "result": training_result([row]),
-        "figures": found.figures.model_dump(),
-        "target": found.figures.target_text,
-        "losses": loss_line(found.curves),
-    }
+def attempt_details(row: AttemptRow, stored: StoredFigures) -> AttemptDetails:
+    snapshot = FiguresSnapshot.from_stored(stored)
+    return AttemptDetails(
+        number=row.number,
+        engine=row.engine,
+        key=row.key,
+        gpus=list(row.gpus),
+        folder=row.folder,
+        started_at=row.started_at,
+        end_by=row.end_by,
+        ended_at=row.ended_at,
+        end_reason=row.end_reason,
+        meaning=END_MEANINGS[row.end_reason].operator if row.end_reason else None,
+        detail=row.detail,
+        result=training_result([row]),
+        figures=snapshot.figures,
+        target=snapshot.figures.target_text,
+        losses=loss_line(snapshot.curves),
+    )
 
 
-def training_result(attempts: Sequence[AttemptRow]) -> dict[str, Any] | None:
+def training_result(attempts: Sequence[AttemptRow]) -> JobResult | None:
     """The result of a training by its own word: the best of the attempts that left a model, otherwise the
     last that has one."""
     best: tuple[int, RunResult] | None = None
@@ -113,19 +125,19 @@ def training_result(attempts: Sequence[AttemptRow]) -> dict[str, Any] | None:
     if best is None:
         return None
     number, result = best
-    return {
-        "attempt": number,
-        "end": result.end.value,
-        "metric": result.best.metric if result.best else None,
-        "base": result.base.value if result.base else None,
-        "best": result.best.value if result.best else None,
-        "best_step": result.best.step if result.best else None,
-        "gain": relative_gain(result.base, result.best),
-        "steps": result.steps,
-        "seconds": round(result.seconds, 1),
-        "tokens_s": result.tokens_s,
-        "memory_bytes": result.memory_bytes,
-    }
+    return JobResult(
+        attempt=number,
+        end=result.end,
+        metric=result.best.metric if result.best else None,
+        base=result.base.value if result.base else None,
+        best=result.best.value if result.best else None,
+        best_step=result.best.step if result.best else None,
+        gain=relative_gain(result.base, result.best),
+        steps=result.steps,
+        seconds=round(result.seconds, 1),
+        tokens_s=result.tokens_s,
+        memory_bytes=result.memory_bytes,
+    )
 
 
 def _is_better(new: RunResult, old: RunResult) -> bool:
@@ -136,19 +148,6 @@ def _is_better(new: RunResult, old: RunResult) -> bool:
 
 #: Progress bars overwrite their line.
 _KEPT_CONTROLS = "\n\t\r"
-
-
-@dataclass(frozen=True, slots=True)
-class LogChunk:
-    attempt: int
-    text: str
-    #: Where to continue.
-    next: str
-    #: Whether the attempt has ended and this was the last of it.
-    ended: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def select_attempt(attempts: Sequence[AttemptRow], number: int | None) -> AttemptRow:
@@ -166,7 +165,10 @@ def read_log_chunk(row: AttemptRow, start: str, limit: int) -> LogChunk:
     data, position = read_log(Path(row.folder), _position_of(start), limit)
     ended = row.ended_at is not None and len(data) < limit
     return LogChunk(
-        row.number, printable(data.decode(errors="replace"), _KEPT_CONTROLS), _position_text(position), ended
+        attempt=row.number,
+        text=printable(data.decode(errors="replace"), _KEPT_CONTROLS),
+        next=_position_text(position),
+        ended=ended,
     )
 
 
@@ -177,10 +179,10 @@ def last_log_lines(row: AttemptRow, lines: int) -> LogChunk:
     kept = log_tail(folder, max(lines, 1) * 1000).splitlines(keepends=True)[-lines:] if lines else []
     size = _log_size(folder)
     return LogChunk(
-        row.number,
-        printable("".join(kept), _KEPT_CONTROLS),
-        _position_text(LogPosition(position.inode, size)),
-        row.ended_at is not None,
+        attempt=row.number,
+        text=printable("".join(kept), _KEPT_CONTROLS),
+        next=_position_text(LogPosition(position.inode, size)),
+        ended=row.ended_at is not None,
     )
 
 

@@ -18,9 +18,11 @@ from typing import Any
 
 from core.domain.errors import GodMinerError
 from core.domain.records import printable
+from miner.api.alerts import Severity
+from miner.api.status import NotificationTarget
 from miner.notify.messages import NotifyMessage
 from miner.notify.targets import Delivery, NotifyTargets
-from miner.store.alerts import AlertRow, Severity, mark_notified, unsent_alerts
+from miner.store.alerts import AlertRow, mark_notified, unsent_alerts
 from miner.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -137,16 +139,16 @@ class Notifier:
         results = await self._targets.deliver({number: [message] for number in range(len(self._states))})
         return [results[number] for number in sorted(results)]
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[NotificationTarget]:
         """Each target by its name, which holds no secret."""
         return [
-            {
-                "target": name,
-                "waiting": len(state.notices) + len(state.reports),
-                "failures": state.failures,
-                "error": state.error or None,
-                "sent_at": state.sent_at,
-            }
+            NotificationTarget(
+                target=name,
+                waiting=len(state.notices) + len(state.reports),
+                failures=state.failures,
+                error=state.error or None,
+                sent_at=state.sent_at,
+            )
             for name, state in zip(self._targets.names, self._states, strict=True)
         ]
 

@@ -9,7 +9,6 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field, ValidationError
@@ -19,20 +18,11 @@ from core.domain.errors import ConfigError, GodMinerError, Problem
 from core.domain.job_states import JobState, ReservationState
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerTaskOffer
+from miner.api.offers import OfferOutcome
 from miner.store.offers import decision_from
 
 #: A longer line of JSON is not an offer.
 MAX_LINE_LENGTH = 64 * 1024
-
-
-class OfferOutcome(StrEnum):
-    """Outcome of an offer."""
-
-    REFUSED = "refused"
-    LAPSED = "lapsed"  # accepted, and never started
-    OPEN = "open"
-    PUBLISHED = "published"
-    FAILED = "failed"
 
 
 class HistoricalOffer(NamedTuple):

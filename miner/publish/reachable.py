@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from miner.api.status import HubStatus
 from miner.support.background import run_in_thread
 
 #: For one connection; and for all of a check, since the resolver has limits of its own.
@@ -40,8 +40,8 @@ class HubReachability:
             problem = f"{host}:{port} cannot be reached: {why or error}"
         self.problem, self.checked_at = problem, self._clock()
 
-    def status(self) -> dict[str, Any]:
-        return {"endpoint": self.endpoint, "checked_at": self.checked_at, "problem": self.problem}
+    def status(self) -> HubStatus:
+        return HubStatus(endpoint=self.endpoint, checked_at=self.checked_at, problem=self.problem)
 
 
 def _address(endpoint: str) -> tuple[str, int]:

@@ -22,6 +22,7 @@ from core.domain.decisions import ExpectedValue
 from core.domain.job_states import JobState
 from core.domain.selectors import SizeBand
 from core.models.facts import Family
+from miner.api.reports import QualityWeek, SuccessFigures, SuccessRow, SuccessTables
 from miner.offers.decide import work_score
 from miner.offers.history import job_outcomes
 from miner.offers.policies.schema import ValueTerms
@@ -182,7 +183,7 @@ def completion_rate(jobs: Sequence[EndedJob]) -> float | None:
     return sum(job.submitted for job in jobs) / len(jobs) if jobs else None
 
 
-def success_by(jobs: Sequence[EndedJob], sizes: Iterable[SizeBand]) -> dict[str, list[dict[str, Any]]]:
+def success_by(jobs: Sequence[EndedJob], sizes: Iterable[SizeBand]) -> SuccessTables:
     """Success by kind of task, family and size (the bands `sizes`), groups with the most jobs first."""
     bands = list(sizes)
 
@@ -193,23 +194,23 @@ def success_by(jobs: Sequence[EndedJob], sizes: Iterable[SizeBand]) -> dict[str,
             size = next((str(band) for band in bands if job.params in band), _NOT_KNOWN)
             for what, name in (("type", job.kind), ("family", family), ("size", size)):
                 groups[what].setdefault(name, []).append(job)
-    return {what: _rows(named) for what, named in groups.items()}
+    return SuccessTables(**{what: _rows(named) for what, named in groups.items()})
 
 
-def _rows(groups: Mapping[str, Sequence[EndedJob]]) -> list[dict[str, Any]]:
-    rows = [{"name": key, **success_of(group)} for key, group in groups.items()]
-    return sorted(rows, key=lambda row: (-row["jobs"], row["name"]))
+def _rows(groups: Mapping[str, Sequence[EndedJob]]) -> list[SuccessRow]:
+    rows = [SuccessRow(name=key, **dict(success_of(group))) for key, group in groups.items()]
+    return sorted(rows, key=lambda row: (-row.jobs, row.name))
 
 
-def success_of(jobs: Sequence[EndedJob]) -> dict[str, Any]:
+def success_of(jobs: Sequence[EndedJob]) -> SuccessFigures:
     gains = [job.gain for job in jobs if job.gain is not None]
-    return {
-        "jobs": sum(job.counts for job in jobs),
-        "published": sum(job.published for job in jobs),
-        "rate": success_rate(jobs),
-        "mean_hours": mean_hours(jobs),
-        "mean_gain": fmean(gains) if gains else None,
-    }
+    return SuccessFigures(
+        jobs=sum(job.counts for job in jobs),
+        published=sum(job.published for job in jobs),
+        rate=success_rate(jobs),
+        mean_hours=mean_hours(jobs),
+        mean_gain=fmean(gains) if gains else None,
+    )
 
 
 # Quality
@@ -226,15 +227,6 @@ class JobQuality:
     @property
     def final(self) -> float:
         return self.quality * self.work
-
-
-@dataclass(frozen=True, slots=True)
-class QualityWeek:
-    begins_at: float
-    jobs: int
-    #: None if no job of that week has a score.
-    quality: float | None
-    final: float
 
 
 def normalised(share: float) -> float:
@@ -277,5 +269,6 @@ def quality_weeks(scores: Sequence[JobQuality], ends_at: float, weeks: int) -> l
         begins_at = ends_at - index * WEEK
         of_week = [score for score in scores if begins_at <= score.ended_at < begins_at + WEEK]
         mean = mean_quality(of_week, begins_at, begins_at + WEEK)
-        result.append(QualityWeek(begins_at, len(of_week), mean, sum(score.final for score in of_week)))
+        final = sum(score.final for score in of_week)
+        result.append(QualityWeek(begins_at=begins_at, jobs=len(of_week), quality=mean, final=final))
     return result

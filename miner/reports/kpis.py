@@ -11,11 +11,11 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
 
 from core.domain.units import rfc3339
+from miner.api.reports import GoalCheck, GoalProgress, Kpi
 from miner.offers.policies.schema import Goal, PolicyTargets
 from miner.reports.ended_jobs import (
     WEEK,
@@ -39,19 +39,6 @@ FIELD_SECONDS = 90 * DAY
 _QUALITY_BEFORE_SECONDS = 4 * WEEK
 #: The page asks every two seconds; nothing here changes faster than jobs end.
 _CACHED_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Kpi:
-    name: str
-    title: str
-    value: float | None
-    #: "share", "hours", "" for a plain number.
-    unit: str
-    target: float | None
-    #: None if it is not known.
-    met: bool | None
-    detail: str
 
 
 def kpis(
@@ -85,7 +72,15 @@ def _completion(jobs: Sequence[EndedJob], targets: PolicyTargets) -> Kpi:
     value, target = mean_hours(jobs), targets.completion_hours
     met = None if value is None else value <= target
     detail = f"{sum(job.published for job in jobs)} published jobs in 7 days"
-    return Kpi("completion_hours", "Mean completion", value, "hours", target, met, detail)
+    return Kpi(
+        name="completion_hours",
+        title="Mean completion",
+        value=value,
+        unit="hours",
+        target=target,
+        met=met,
+        detail=detail,
+    )
 
 
 def _utilization(gpus: GpuTime, targets: PolicyTargets) -> Kpi:
@@ -105,13 +100,22 @@ def _quality(field: Sequence[EndedJob], now: float) -> Kpi:
     before = mean_quality(scores, now - WEEK - _QUALITY_BEFORE_SECONDS, now - WEEK)
     met = None if value is None or before is None else value >= before
     detail = "no week to compare with" if before is None else f"{before:.2f} in the four weeks before"
-    return Kpi("quality", "Quality", value, "", before, met, detail)
+    return Kpi(
+        name="quality",
+        title="Quality",
+        value=value,
+        unit="",
+        target=before,
+        met=met,
+        detail=detail,
+    )
 
 
 def _rank(connection: sqlite3.Connection, now: float, targets: PolicyTargets) -> Kpi:
     last, yesterday = newest_rank(connection, now), newest_rank(connection, now - DAY)
     if last is None:
-        return Kpi("rank", "Rank", None, "", None, None, "not registered, or the metagraph was not read yet")
+        detail = "not registered, or the metagraph was not read yet"
+        return Kpi(name="rank", title="Rank", value=None, unit="", target=None, met=None, detail=detail)
     goal = current_goal(connection, now, targets)
     target = max(int(goal.top * last.miners), 1) if goal and goal.top else None
     detail = f"of {last.miners}"
@@ -120,11 +124,20 @@ def _rank(connection: sqlite3.Connection, now: float, targets: PolicyTargets) ->
         way = f"{abs(change)} {'up' if change > 0 else 'down'}" if change else "unchanged"
         detail += f"; {way} in a day"
     met = None if target is None else last.rank <= target
-    return Kpi("rank", "Rank", float(last.rank), "", target, met, detail)
+    return Kpi(
+        name="rank",
+        title="Rank",
+        value=float(last.rank),
+        unit="",
+        target=target,
+        met=met,
+        detail=detail,
+    )
 
 
 def _at_least(name: str, title: str, value: float | None, target: float, detail: str) -> Kpi:
-    return Kpi(name, title, value, "share", target, None if value is None else value >= target, detail)
+    met = None if value is None else value >= target
+    return Kpi(name=name, title=title, value=value, unit="share", target=target, met=met, detail=detail)
 
 
 # GPU time
@@ -202,26 +215,6 @@ def _rollups_within(connection: sqlite3.Connection, begins_at: float, ends_at: f
 # Goals
 
 
-@dataclass(frozen=True, slots=True)
-class GoalCheck:
-    what: str
-    value: float | None
-    target: float
-    met: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class GoalProgress:
-    name: str
-    #: None before the first job, from which the time counts.
-    due_at: float | None
-    checks: tuple[GoalCheck, ...]
-
-    @property
-    def met(self) -> bool:
-        return all(check.met for check in self.checks)
-
-
 def current_goal(connection: sqlite3.Connection, now: float, targets: PolicyTargets) -> Goal | None:
     """The goal that is due next; the last one when all are past."""
     goals = sorted(targets.goals.values(), key=attrgetter("within"))
@@ -240,15 +233,24 @@ def goal_progress(
     for name, goal in sorted(targets.goals.items(), key=_due):
         checks = []
         if goal.jobs is not None:
-            checks.append(GoalCheck("jobs", published, goal.jobs, published >= goal.jobs))
+            checks.append(_check("jobs", published, goal.jobs, published >= goal.jobs))
         if goal.top is not None:
             top = None if last is None else last.share
-            checks.append(GoalCheck("top", top, goal.top, None if top is None else top <= goal.top))
+            checks.append(_check("top", top, goal.top, None if top is None else top <= goal.top))
         if goal.success_rate is not None:
             rate = success_rate(jobs_between(history, now - goal.within, now))
             met = None if rate is None else rate >= goal.success_rate
-            checks.append(GoalCheck("success_rate", rate, goal.success_rate, met))
-        result.append(GoalProgress(name, None if first is None else first + goal.within, tuple(checks)))
+            checks.append(_check("success_rate", rate, goal.success_rate, met))
+        due_at = None if first is None else first + goal.within
+        result.append(
+            GoalProgress(
+                name=name,
+                due_at=due_at,
+                checks=checks,
+                met=all(check.met for check in checks),
+                text=_goal_text(checks, due_at),
+            )
+        )
     return result
 
 
@@ -256,15 +258,19 @@ def _due(named: tuple[str, Goal]) -> float:
     return named[1].within
 
 
-def goal_text(goal: GoalProgress) -> str:
+def _check(what: str, value: float | None, target: float, met: bool | None) -> GoalCheck:
+    return GoalCheck(what=what, value=value, target=target, met=met)
+
+
+def _goal_text(checks: Sequence[GoalCheck], due_at: float | None) -> str:
     """One line: `jobs 10 (goal 10); rank in the best 12% (goal 20%), due 2026-12-07`."""
     words = {"jobs": "jobs", "top": "rank in the best", "success_rate": "success"}
     parts = []
-    for check in goal.checks:
+    for check in checks:
         form = "{:.0f}" if check.what == "jobs" else "{:.0%}"
         value = "not known" if check.value is None else form.format(check.value)
         parts.append(f"{words[check.what]} {value} (goal {form.format(check.target)})")
-    due = "" if goal.due_at is None else f", due {rfc3339(goal.due_at)[:10]}"
+    due = "" if due_at is None else f", due {rfc3339(due_at)[:10]}"
     return "; ".join(parts) + due
 
 
@@ -276,13 +282,12 @@ class CurrentKpis:
     ) -> None:
         self._store, self._targets, self._clock = store, targets, clock
         self._read_at = float("-inf")
-        self._kpis: list[dict[str, Any]] = []
+        self._kpis: list[Kpi] = []
         self._lock = asyncio.Lock()
 
-    async def read(self) -> list[dict[str, Any]]:
+    async def read(self) -> list[Kpi]:
         async with self._lock:
             now = self._clock()
             if not 0 <= now - self._read_at < _CACHED_SECONDS:
-                read = await self._store.read(kpis, now, self._targets())
-                self._kpis, self._read_at = [asdict(kpi) for kpi in read], now
+                self._kpis, self._read_at = await self._store.read(kpis, now, self._targets()), now
             return self._kpis

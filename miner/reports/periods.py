@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 
-
-class PeriodKind(StrEnum):
-    DAILY = "daily"
-    WEEKLY = "weekly"
-    MONTHLY = "monthly"
-
+from miner.api.reports import PeriodKind
 
 _DAYS = {PeriodKind.DAILY: 1, PeriodKind.WEEKLY: 7, PeriodKind.MONTHLY: 30}
 #: Columns of the occupancy picture for each day.

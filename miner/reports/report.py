@@ -10,13 +10,25 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from core.domain.hardware import Hardware
 from core.domain.job_states import JobState
 from core.profile.resolve import LoadedProfile
+from miner.api.reports import (
+    ActionCount,
+    AlertCount,
+    EndedJobs,
+    GpuUse,
+    JobGain,
+    PeriodKind,
+    PolicyOutcome,
+    RankHistory,
+    RankPoint,
+    Report,
+    SummaryFigure,
+)
 from miner.notify.notifier import Notifier, ReportNotice
 from miner.offers.backtest.replay import Backtest, ReplayedOffer
 from miner.offers.history import job_outcomes
@@ -36,8 +48,8 @@ from miner.reports.ended_jobs import (
     success_by,
     success_rate,
 )
-from miner.reports.kpis import FIELD_SECONDS, goal_progress, goal_text, gpu_time, kpis
-from miner.reports.periods import PeriodKind, ReportPeriod, finished_period
+from miner.reports.kpis import FIELD_SECONDS, goal_progress, gpu_time, kpis
+from miner.reports.periods import ReportPeriod, finished_period
 from miner.reports.text import as_html, as_markdown
 from miner.store.actions import count_actions
 from miner.store.alerts import count_alerts
@@ -55,63 +67,50 @@ MAX_REPLAYED_OFFERS = 500
 REPORT_HOUR = 6
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryFigure:
-    """One number of the summary, with what it was before and its target."""
-
-    name: str
-    title: str
-    #: "share", "hours", "points", "" for a count.
-    unit: str
-    value: float | None
-    before: float | None = None
-    target: float | None = None
-    #: None if there is no target, or nothing to compare with it.
-    met: bool | None = None
-
-
-def build_report(connection: sqlite3.Connection, period: ReportPeriod, policy: Policy) -> dict[str, Any]:
-    """Return the whole report as JSON; renderers and the page read it."""
+def build_report(connection: sqlite3.Connection, period: ReportPeriod, policy: Policy) -> Report:
+    """Return the whole report; renderers and the page read it."""
     begins, ends = period.begins_at, period.ends_at
     history = ended_jobs(connection, _history_begins(period, policy), ends)
     jobs = jobs_between(history, begins, ends)
     scores = job_qualities(jobs_between(history, min(begins, ends - FIELD_SECONDS), ends))
     gpus = gpu_time(connection, begins, ends, period.intervals)
-    return {
-        "period": period.kind.value,
-        "title": period.title,
-        "begins_at": begins,
-        "ends_at": ends,
-        "kpis": [asdict(kpi) for kpi in kpis(connection, ends, policy.targets, history)],
-        "summary": [asdict(figure) for figure in _summary(connection, period, policy, history)],
-        "jobs": {
-            "ended": len(jobs),
-            "states": dict(Counter(job.state.value for job in jobs)),
-            "reasons": dict(Counter(job.end_reason or "unknown" for job in jobs).most_common()),
-        },
-        "success": success_by(jobs, policy.success.size),
-        "gpus": {
-            "measured_hours": gpus.measured_hours,
-            "used_hours": gpus.used_hours,
-            "idle_hours": gpus.idle_hours,
-            "utilization": gpus.utilization,
-            "utilization_of_jobs": gpus.utilization_of_jobs,
-            "interval_s": (ends - begins) / period.intervals,
-            "occupancy": gpus.occupancy or {},
-        },
-        "rank": _rank(connection, period),
-        "gains": _gains(jobs, scores),
-        "quality": [asdict(week) for week in quality_weeks(scores, ends, _WEEKS)],
-        "first_place": FIRST_PLACE,
-        "tournaments": TOURNAMENTS,
-        "alerts": count_alerts(connection, begins, ends),
-        "actions": count_actions(connection, begins, ends),
-        "goals": [
-            {**asdict(goal), "met": goal.met, "text": goal_text(goal)}
-            for goal in goal_progress(connection, ends, policy.targets, history)
-        ],
-        "backtest": None,
-    }
+    return Report(
+        period=period.kind,
+        title=period.title,
+        begins_at=begins,
+        ends_at=ends,
+        kpis=kpis(connection, ends, policy.targets, history),
+        summary=_summary(connection, period, policy, history),
+        jobs=EndedJobs(
+            ended=len(jobs),
+            states=dict(Counter(job.state.value for job in jobs)),
+            reasons=dict(Counter(job.end_reason or "unknown" for job in jobs).most_common()),
+        ),
+        success=success_by(jobs, policy.success.size),
+        gpus=GpuUse(
+            measured_hours=gpus.measured_hours,
+            used_hours=gpus.used_hours,
+            idle_hours=gpus.idle_hours,
+            utilization=gpus.utilization,
+            utilization_of_jobs=gpus.utilization_of_jobs,
+            interval_s=(ends - begins) / period.intervals,
+            occupancy={gpu: list(shares) for gpu, shares in (gpus.occupancy or {}).items()},
+        ),
+        rank=_rank(connection, period),
+        gains=_gains(jobs, scores),
+        quality=quality_weeks(scores, ends, _WEEKS),
+        first_place=FIRST_PLACE,
+        tournaments=TOURNAMENTS,
+        alerts=[AlertCount(**row) for row in count_alerts(connection, begins, ends)],
+        actions=[ActionCount(**row) for row in count_actions(connection, begins, ends)],
+        goals=goal_progress(connection, ends, policy.targets, history),
+        backtest=None,
+    )
+
+
+def redacted_report(report: Report, redact: Callable[[str], str]) -> Report:
+    """Remove secrets from all texts of a report."""
+    return Report.model_validate(redact_report(report.model_dump(), redact))
 
 
 def redact_report(value: Any, redact: Callable[[str], str]) -> Any:
@@ -163,7 +162,17 @@ def _summary(
         met = None
         if target is not None and value is not None:
             met = value >= target if more_is_better else value <= target
-        figures.append(SummaryFigure(name, title, unit, value, before[name], target, met))
+        figures.append(
+            SummaryFigure(
+                name=name,
+                title=title,
+                unit=unit,
+                value=value,
+                before=before[name],
+                target=target,
+                met=met,
+            )
+        )
     return figures
 
 
@@ -210,23 +219,21 @@ def _total(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _rank(connection: sqlite3.Connection, period: ReportPeriod) -> dict[str, Any]:
+def _rank(connection: sqlite3.Connection, period: ReportPeriod) -> RankHistory:
     rows = ranks_between(connection, period.begins_at, period.ends_at)
-    first = newest_rank(connection, period.begins_at) or (rows[0] if rows else None)
-    last = newest_rank(connection, period.ends_at)
     places = [row.rank for row in rows]
     step = max(-(-len(rows) // _MAX_RANKS), 1)
     thinned = [*rows[:-1:step], rows[-1]] if rows else []
-    return {
-        "first": first and asdict(first),
-        "last": last and asdict(last),
-        "best": min(places, default=None),
-        "worst": max(places, default=None),
-        "history": [{"at": row.at, "rank": row.rank, "emission": row.emission} for row in thinned],
-    }
+    return RankHistory(
+        first=newest_rank(connection, period.begins_at) or (rows[0] if rows else None),
+        last=newest_rank(connection, period.ends_at),
+        best=min(places, default=None),
+        worst=max(places, default=None),
+        history=[RankPoint(at=row.at, rank=row.rank, emission=row.emission) for row in thinned],
+    )
 
 
-def _gains(jobs: Sequence[EndedJob], scores: Iterable[JobQuality]) -> list[dict[str, Any]]:
+def _gains(jobs: Sequence[EndedJob], scores: Iterable[JobQuality]) -> list[JobGain]:
     """Base and best score of each job, newest first, with its quality × work."""
     by_job = {score.job_id: score for score in scores}
     rows = []
@@ -235,18 +242,18 @@ def _gains(jobs: Sequence[EndedJob], scores: Iterable[JobQuality]) -> list[dict[
         if not job.figures and score is None:
             continue
         rows.append(
-            {
-                "job_id": job.job_id,
-                "kind": job.kind,
-                "model": job.model,
-                "metric": job.figures.get("metric"),
-                "base": job.figures.get("base"),
-                "best": job.figures.get("best"),
-                "gain": job.gain,
-                "work": job.work,
-                "quality": score.quality if score else None,
-                "final": score.final if score else None,
-            }
+            JobGain(
+                job_id=job.job_id,
+                kind=job.kind,
+                model=job.model,
+                metric=job.figures.get("metric"),
+                base=job.figures.get("base"),
+                best=job.figures.get("best"),
+                gain=job.gain,
+                work=job.work,
+                quality=score.quality if score else None,
+                final=score.final if score else None,
+            )
         )
     return rows[:_MAX_GAINS]
 
@@ -260,7 +267,7 @@ def backtest_policies(
     policies: Sequence[LoadedPolicy],
     profile: LoadedProfile,
     hardware: Hardware,
-) -> list[dict[str, Any]]:
+) -> list[PolicyOutcome]:
     """Replay the offers against each policy; first what was decided. All count by the first one's terms."""
     stored = stored_offers(connection, since=period.begins_at)
     stored = [offer for offer in stored if offer.received_at < period.ends_at][-MAX_REPLAYED_OFFERS:]
@@ -271,13 +278,13 @@ def backtest_policies(
     decided = [ReplayedOffer(offer.historical, offer.decision, offer.decision.value) for offer in stored]
     runs = [test.summarize("as decided", decided), *(test.run(policy.name, policy) for policy in policies)]
     return [
-        {
-            "name": run.summary.name,
-            "offers": run.summary.offers,
-            "accepted": run.summary.accepted,
-            "points": run.summary.points,
-            "points_per_gpu_hour": run.summary.per_fleet_hour,
-        }
+        PolicyOutcome(
+            name=run.summary.name,
+            offers=run.summary.offers,
+            accepted=run.summary.accepted,
+            points=run.summary.points,
+            points_per_gpu_hour=run.summary.per_fleet_hour,
+        )
         for run in runs
     ]
 
@@ -309,5 +316,5 @@ async def send_due_reports(
 def _notice(
     connection: sqlite3.Connection, period: ReportPeriod, policy: Policy, redact: Callable[[str], str]
 ) -> ReportNotice:
-    report = redact_report(build_report(connection, period, policy), redact)
+    report = redacted_report(build_report(connection, period, policy), redact)
     return ReportNotice(period.title, as_markdown(report), as_html(report))

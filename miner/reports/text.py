@@ -10,10 +10,10 @@ import html
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from core.domain.records import printable
 from core.domain.units import rfc3339
+from miner.api.reports import GoalCheck, Report
 
 WIDTH = 80
 NOT_KNOWN = "not known"
@@ -41,9 +41,9 @@ def show_number(value: float | None, unit: str) -> str:
     return f"{value:.2f}" if unit == "points" else f"{value:g}"
 
 
-def report_sections(report: Mapping[str, Any]) -> list[ReportSection]:
+def report_sections(report: Report) -> list[ReportSection]:
     """The report, in the order in which it is read."""
-    makers: list[Callable[[Mapping[str, Any]], ReportSection]] = [
+    makers: list[Callable[[Report], ReportSection]] = [
         _summary,
         _goals,
         _ends,
@@ -57,22 +57,22 @@ def report_sections(report: Mapping[str, Any]) -> list[ReportSection]:
         _actions,
     ]
     found = [make(report) for make in makers]
-    return [*found, _backtest(report)] if report["backtest"] is not None else found
+    return [*found, _backtest(report)] if report.backtest is not None else found
 
 
 _GROUPS = (("type", "task"), ("family", "family"), ("size", "size"))
 
 
-def _summary(report: Mapping[str, Any]) -> ReportSection:
+def _summary(report: Report) -> ReportSection:
     rows = []
-    for figure in report["summary"]:
-        unit, target = figure["unit"], figure["target"]
-        mark = {True: "met", False: "missed", None: ""}[figure["met"]]
+    for figure in report.summary:
+        unit, target = figure.unit, figure.target
+        mark = {True: "met", False: "missed", None: ""}[figure.met]
         rows.append(
             (
-                figure["title"],
-                show_number(figure["value"], unit),
-                show_number(figure["before"], unit),
+                figure.title,
+                show_number(figure.value, unit),
+                show_number(figure.before, unit),
                 "" if target is None else show_number(target, unit),
                 mark,
             )
@@ -80,40 +80,40 @@ def _summary(report: Mapping[str, Any]) -> ReportSection:
     return ReportSection("Summary", ("", "now", "before", "target", ""), tuple(rows))
 
 
-def _goals(report: Mapping[str, Any]) -> ReportSection:
+def _goals(report: Report) -> ReportSection:
     rows = []
-    for goal in report["goals"]:
-        checks = {check["what"]: check for check in goal["checks"]}
-        due = NOT_KNOWN if goal["due_at"] is None else rfc3339(goal["due_at"])[:10]
+    for goal in report.goals:
+        checks = {check.what: check for check in goal.checks}
+        due = NOT_KNOWN if goal.due_at is None else rfc3339(goal.due_at)[:10]
         cells = (_goal_cell(checks.get(what)) for what in ("jobs", "top", "success_rate"))
-        rows.append((goal["name"], "reached" if goal["met"] else "open", due, *cells))
+        rows.append((goal.name, "reached" if goal.met else "open", due, *cells))
     columns = ("goal", "", "due", "jobs", "rank in the best", "success")
     return ReportSection("Goals", columns, tuple(rows), "" if rows else "The policy has none.")
 
 
-def _goal_cell(check: Mapping[str, Any] | None) -> str:
+def _goal_cell(check: GoalCheck | None) -> str:
     if check is None:
         return ""
-    form = "{:.0f}" if check["what"] == "jobs" else "{:.0%}"
-    value = NOT_KNOWN if check["value"] is None else form.format(check["value"])
-    return f"{value} (goal {form.format(check['target'])})"
+    form = "{:.0f}" if check.what == "jobs" else "{:.0%}"
+    value = NOT_KNOWN if check.value is None else form.format(check.value)
+    return f"{value} (goal {form.format(check.target)})"
 
 
-def _ends(report: Mapping[str, Any]) -> ReportSection:
-    rows = [(reason, str(count)) for reason, count in report["jobs"]["reasons"].items()]
+def _ends(report: Report) -> ReportSection:
+    rows = [(reason, str(count)) for reason, count in report.jobs.reasons.items()]
     return ReportSection("Jobs by end", ("end", "jobs"), tuple(rows), "" if rows else "No job ended.")
 
 
-def _success(name: str, title: str) -> Callable[[Mapping[str, Any]], ReportSection]:
-    def make(report: Mapping[str, Any]) -> ReportSection:
+def _success(name: str, title: str) -> Callable[[Report], ReportSection]:
+    def make(report: Report) -> ReportSection:
         rows = tuple(
             (
-                row["name"],
-                str(row["jobs"]),
-                show_number(row["rate"], "share"),
-                show_number(row["mean_hours"], "hours"),
+                row.name,
+                str(row.jobs),
+                show_number(row.rate, "share"),
+                show_number(row.mean_hours, "hours"),
             )
-            for row in report["success"][name]
+            for row in getattr(report.success, name)
         )
         text = "" if rows else "No job ended."
         return ReportSection(f"Success by {title}", (title, "jobs", "success", "mean"), rows, text)
@@ -121,46 +121,46 @@ def _success(name: str, title: str) -> Callable[[Mapping[str, Any]], ReportSecti
     return make
 
 
-def _gpus(report: Mapping[str, Any]) -> ReportSection:
-    gpus = report["gpus"]
-    if not gpus["measured_hours"]:
+def _gpus(report: Report) -> ReportSection:
+    gpus = report.gpus
+    if not gpus.measured_hours:
         return ReportSection("GPUs", text="No GPU was measured in this time.")
     rows = (
-        ("used", show_number(gpus["used_hours"], "hours")),
-        ("idle", show_number(gpus["idle_hours"], "hours")),
-        ("utilisation", show_number(gpus["utilization"], "share")),
-        ("utilisation while a job had them", show_number(gpus["utilization_of_jobs"], "share")),
+        ("used", show_number(gpus.used_hours, "hours")),
+        ("idle", show_number(gpus.idle_hours, "hours")),
+        ("utilisation", show_number(gpus.utilization, "share")),
+        ("utilisation while a job had them", show_number(gpus.utilization_of_jobs, "share")),
     )
-    hours = f"{gpus['interval_s'] / 3600:g} h"
+    hours = f"{gpus.interval_s / 3600:g} h"
     text = f"A column is {hours}: how much of it a job had the GPU. Empty, or a dot: not measured."
-    return ReportSection("GPUs", ("", ""), rows, text, gpus["occupancy"])
+    return ReportSection("GPUs", ("", ""), rows, text, gpus.occupancy)
 
 
-def _rank(report: Mapping[str, Any]) -> ReportSection:
-    rank = report["rank"]
-    last, first = rank["last"], rank["first"]
-    if last is None:
+def _rank(report: Report) -> ReportSection:
+    rank = report.rank
+    last, first = rank.last, rank.first
+    if last is None or first is None:
         return ReportSection("Rank", text="Not registered, or the metagraph was not read in this time.")
-    rows = [("now", f"{last['rank']} of {last['miners']}"), ("at the beginning", str(first["rank"]))]
-    if rank["best"] is not None:
-        rows += [("best", str(rank["best"])), ("worst", str(rank["worst"]))]
-    rows += [("incentive", f"{last['incentive']:.5f}"), ("emission", f"{last['emission']:.5f}")]
-    history = ", ".join(f"{point['rank']}" for point in rank["history"][-20:])
+    rows = [("now", f"{last.rank} of {last.miners}"), ("at the beginning", str(first.rank))]
+    if rank.best is not None:
+        rows += [("best", str(rank.best)), ("worst", str(rank.worst))]
+    rows += [("incentive", f"{last.incentive:.5f}"), ("emission", f"{last.emission:.5f}")]
+    history = ", ".join(f"{point.rank}" for point in rank.history[-20:])
     return ReportSection("Rank", ("", ""), tuple(rows), f"Lately: {history}" if history else "")
 
 
-def _gains(report: Mapping[str, Any]) -> ReportSection:
+def _gains(report: Report) -> ReportSection:
     rows = tuple(
         (
-            str(row["job_id"]),
-            row["kind"],
-            row["model"],
-            _score(row["base"]),
-            _score(row["best"]),
-            show_number(row["gain"], "share"),
-            show_number(row["final"], "points"),
+            str(row.job_id),
+            row.kind,
+            row.model,
+            _score(row.base),
+            _score(row.best),
+            show_number(row.gain, "share"),
+            show_number(row.final, "points"),
         )
-        for row in report["gains"]
+        for row in report.gains
     )
     columns = ("job", "task", "model", "base", "best", "gain", "quality × work")
     return ReportSection("Gains over the base", columns, rows, "" if rows else "Nothing was measured.")
@@ -170,51 +170,50 @@ def _score(value: float | None) -> str:
     return NOT_KNOWN if value is None else f"{value:.4g}"
 
 
-def _quality(report: Mapping[str, Any]) -> ReportSection:
+def _quality(report: Report) -> ReportSection:
     rows = tuple(
         (
-            rfc3339(week["begins_at"])[:10],
-            str(week["jobs"]),
-            show_number(week["quality"], "points"),
-            f"{week['final']:.1f}",
+            rfc3339(week.begins_at)[:10],
+            str(week.jobs),
+            show_number(week.quality, "points"),
+            f"{week.final:.1f}",
         )
-        for week in report["quality"]
+        for week in report.quality
     )
     text = "Normalised as validators do, in a field of own jobs (docs/reports.md)."
     return ReportSection("Quality by week", ("from", "jobs", "quality", "quality × work"), rows, text)
 
 
-def _wins(report: Mapping[str, Any]) -> ReportSection:
-    rows = (("first places", report["first_place"]), ("tournaments", report["tournaments"]))
+def _wins(report: Report) -> ReportSection:
+    rows = (("first places", report.first_place), ("tournaments", report.tournaments))
     return ReportSection("First places and tournaments", ("", ""), rows)
 
 
-def _alerts(report: Mapping[str, Any]) -> ReportSection:
+def _alerts(report: Report) -> ReportSection:
     rows = tuple(
-        (row["rule"], row["severity"], str(row["raised"]), str(row["still_open"]), row["example"])
-        for row in report["alerts"]
+        (row.rule, row.severity, str(row.raised), str(row.still_open), row.example) for row in report.alerts
     )
     columns = ("rule", "severity", "raised", "open", "text")
     return ReportSection("Alerts", columns, rows, "" if rows else "None.")
 
 
-def _actions(report: Mapping[str, Any]) -> ReportSection:
-    rows = tuple((row["rule"], row["kind"], row["outcome"], str(row["count"])) for row in report["actions"])
+def _actions(report: Report) -> ReportSection:
+    rows = tuple((row.rule, row.kind, row.outcome, str(row.count)) for row in report.actions)
     return ReportSection(
         "What rules did", ("rule", "what", "outcome", "times"), rows, "" if rows else "Nothing."
     )
 
 
-def _backtest(report: Mapping[str, Any]) -> ReportSection:
+def _backtest(report: Report) -> ReportSection:
     rows = tuple(
         (
-            run["name"],
-            str(run["offers"]),
-            str(run["accepted"]),
-            f"{run['points']:.1f}",
-            f"{run['points_per_gpu_hour']:.3f}",
+            run.name,
+            str(run.offers),
+            str(run.accepted),
+            f"{run.points:.1f}",
+            f"{run.points_per_gpu_hour:.3f}",
         )
-        for run in report["backtest"]
+        for run in report.backtest or ()
     )
     text = "" if rows else "No offers came in this time."
     columns = ("policy", "offers", "accepted", "points", "per GPU-hour")
@@ -224,9 +223,9 @@ def _backtest(report: Mapping[str, Any]) -> ReportSection:
 # Text
 
 
-def as_text(report: Mapping[str, Any]) -> str:
+def as_text(report: Report) -> str:
     """Draw the report for a terminal, at most 80 columns wide."""
-    lines = [report["title"], "=" * min(len(report["title"]), WIDTH)]
+    lines = [report.title, "=" * min(len(report.title), WIDTH)]
     for section in report_sections(report):
         lines += ["", section.title, "-" * len(section.title)]
         lines += _text_table(section)
@@ -263,8 +262,8 @@ def _bar(shares: Sequence[float | None]) -> str:
 # Markdown
 
 
-def as_markdown(report: Mapping[str, Any]) -> str:
-    parts = [f"# {report['title']}"]
+def as_markdown(report: Report) -> str:
+    parts = [f"# {report.title}"]
     for section in report_sections(report):
         parts.append(f"## {section.title}")
         if section.rows:
@@ -306,9 +305,9 @@ _CELL = "padding:2px 12px 2px 0;text-align:left;vertical-align:top"
 _COLUMN, _ROW, _LABEL = 18, 20, 120
 
 
-def as_html(report: Mapping[str, Any]) -> str:
+def as_html(report: Report) -> str:
     """One file: styles in the elements, as mail clients drop all others; no script, nothing from outside."""
-    title = _escaped(report["title"])
+    title = _escaped(report.title)
     parts = [f"<h1 style='font-size:20px'>{title}</h1>"]
     for section in report_sections(report):
         parts.append(f"<h2 style='font-size:16px;margin:20px 0 6px'>{_escaped(section.title)}</h2>")

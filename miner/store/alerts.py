@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 from core.domain.errors import GodMinerError
+from miner.api.alerts import Severity
 from miner.observe.alerts import AlertSubject
 from miner.store.database import add_event, insert_row
 
@@ -17,12 +17,6 @@ _MAX_TEXT_CHARS = 2000
 
 class NoSuchSilence(GodMinerError):
     code = "no_such_silence"
-
-
-class Severity(StrEnum):
-    INFO = "info"
-    WARNING = "warning"
-    CRITICAL = "critical"
 
 
 @dataclass(frozen=True, slots=True)

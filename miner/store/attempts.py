@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from core.domain.errors import GodMinerError
 from core.domain.job_states import FINAL_STATES, EndReason, JobState
+from miner.api.jobs import JobStep
 from miner.store.database import add_event, insert_row
 from miner.store.jobs import JobRow, get_job, reopen_job
 
@@ -43,16 +44,6 @@ class AttemptRow:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    attempt: int | None
-    name: str
-    began_at: float
-    ended_at: float | None
-    outcome: str | None
-    detail: str
-
-
 # Reading
 
 
@@ -67,12 +58,12 @@ def open_attempts(connection: sqlite3.Connection) -> list[AttemptRow]:
     return [_attempt_from(row) for row in rows]
 
 
-def steps_of(connection: sqlite3.Connection, job_id: int) -> list[StepRow]:
+def steps_of(connection: sqlite3.Connection, job_id: int) -> list[JobStep]:
     rows = connection.execute(
         "SELECT attempt, name, began_at, ended_at, outcome, detail FROM steps WHERE job_id = ? ORDER BY id",
         (job_id,),
     )
-    return [StepRow(*row) for row in rows]
+    return [JobStep(**row) for row in rows]
 
 
 def failed_steps(connection: sqlite3.Connection, outcomes: Collection[str], since: float) -> tuple[int, str]:

@@ -4,60 +4,38 @@ reports were sent."""
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import asdict, dataclass
 
+from miner.api.reports import Rank
 from miner.store.database import insert_row
 
 #: A row is added after this time also if nothing has changed.
 HOUR = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class RankRow:
-    at: float
-    block: int | None
-    uid: int
-    #: 1 is best; equals share a place.
-    rank: int
-    #: All registered hotkeys, validators too.
-    miners: int
-    incentive: float
-    emission: float
-
-    @property
-    def share(self) -> float:
-        """The place as a share of all: 0.05 is the best twentieth."""
-        return self.rank / self.miners
-
-    def differs(self, other: RankRow) -> bool:
-        """Whether the place is another. Incentive and emission alone change with nearly every block."""
-        return (self.uid, self.rank, self.miners) != (other.uid, other.rank, other.miners)
-
-
-def record_rank(connection: sqlite3.Connection, row: RankRow) -> bool:
+def record_rank(connection: sqlite3.Connection, row: Rank) -> bool:
     """Add a row, unless the newest says the same and is less than an hour old; return whether it did."""
     last = newest_rank(connection, row.at)  # a clock that was ahead has left rows which are not over yet
     if last is not None and (row.at == last.at or (not row.differs(last) and row.at - last.at < HOUR)):
         return False
-    insert_row(connection, "ranks", **asdict(row))
+    insert_row(connection, "ranks", **row.model_dump())
     return True
 
 
-def newest_rank(connection: sqlite3.Connection, until: float | None = None) -> RankRow | None:
+def newest_rank(connection: sqlite3.Connection, until: float | None = None) -> Rank | None:
     """Return the place at a moment, by default now: the newest row up to then."""
     row = connection.execute(
         "SELECT * FROM ranks WHERE at <= ? ORDER BY at DESC LIMIT 1",
         (float("inf") if until is None else until,),
     ).fetchone()
-    return None if row is None else RankRow(**row)
+    return None if row is None else Rank(**row)
 
 
-def ranks_between(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> list[RankRow]:
+def ranks_between(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> list[Rank]:
     """Return the rows of a time, oldest first."""
     rows = connection.execute(
         "SELECT * FROM ranks WHERE at >= ? AND at < ? ORDER BY at", (begins_at, ends_at)
     )
-    return [RankRow(**row) for row in rows]
+    return [Rank(**row) for row in rows]
 
 
 def report_was_sent(connection: sqlite3.Connection, period: str, begins_at: float) -> bool:

@@ -26,6 +26,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from miner.api.status import StoreCounts
 from miner.store import database
 from miner.store.database import StoreUnavailable, add_event
 from miner.store.jobs import count_by_state
@@ -255,14 +256,14 @@ class Store:
         """Add an event to the operator's history."""
         return self.write(add_event, time.time(), kind, task_id, **data)
 
-    async def summary(self) -> dict[str, dict[str, int]]:
+    async def summary(self) -> StoreCounts:
         """Count the jobs by state and the offers by answer."""
         return await self.read(_summary)
 
 
-def _summary(connection: Connection) -> dict[str, dict[str, int]]:
+def _summary(connection: Connection) -> StoreCounts:
     offers = connection.execute(
         "SELECT iif(accepted, 'accepted', 'refused'), count(*) FROM offers "
         "JOIN decisions ON decisions.id = offers.decision_id GROUP BY accepted"
     )
-    return {"jobs": count_by_state(connection), "offers": dict(offers.fetchall())}
+    return StoreCounts(jobs=count_by_state(connection), offers=dict(offers.fetchall()))

@@ -8,8 +8,8 @@ from typing import Any
 
 from core.domain.decisions import ExpectedValue
 from core.domain.tasks import TaskType
+from miner.api.reports import Rank
 from miner.store.database import insert_row
-from miner.store.ranks import RankRow
 
 HOUR, DAY = 3600.0, 86_400.0
 #: A Monday at noon.
@@ -121,5 +121,5 @@ def add_rollup(
     )
 
 
-def rank_row(at: float, rank: int, *, miners: int = 200, emission: float = 0.5) -> RankRow:
-    return RankRow(at, 1, 7, rank, miners, 0.01, emission)
+def rank_row(at: float, rank: int, *, miners: int = 200, emission: float = 0.5) -> Rank:
+    return Rank(at=at, block=1, uid=7, rank=rank, miners=miners, incentive=0.01, emission=emission)

@@ -17,11 +17,12 @@ from core.domain.decisions import Decision, ExpectedValue
 from core.domain.hardware import GpuLink, Hardware
 from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.profile.resolve import LoadedProfile
+from miner.api.offers import OfferOutcome
 from miner.fleet.base import FleetNode, FleetSnapshot, Gpu, InventoryState
 from miner.offers.decide import decide, expected_value
 from miner.offers.history import JobOutcome, SuccessHistory
 from miner.offers.parsed_offer import parse_offer
-from miner.offers.past_offers import HistoricalOffer, OfferOutcome
+from miner.offers.past_offers import HistoricalOffer
 from miner.offers.policies.load import LoadedPolicy
 from miner.offers.policies.schema import Policy, ValueTerms
 

@@ -16,9 +16,10 @@ from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.requests import RequestWatch
 from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import AlertService
-from miner.fleet.samples import GpuSample, SampleHistory
+from miner.api.fleet import GpuSample
+from miner.api.jobs import LiveJob
+from miner.fleet.samples import SampleHistory
 from miner.jobs.control import RunningTraining
-from miner.jobs.events import LiveJob
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.progress import RunProgress
 from miner.observe.metrics import Metrics

@@ -9,8 +9,8 @@ import pytest
 
 from core.domain.errors import ConfigError
 from miner.alerts.rules import LiveAlertRules, load_alert_rules
+from miner.api.alerts import Severity
 from miner.observe.alerts import AlertKind
-from miner.store.alerts import Severity
 from tests.doubles.each import each
 
 

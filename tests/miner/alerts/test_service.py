@@ -12,9 +12,11 @@ from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.requests import RequestWatch
 from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import FORGET_SECONDS, AlertService
+from miner.api.alerts import Severity
+from miner.api.fleet import GpuSample
 from miner.chain.clock_offsets import ClockOffset
 from miner.doctor.checks.machine import SYNC_FIX
-from miner.fleet.samples import GpuSample, SampleHistory
+from miner.fleet.samples import SampleHistory
 from miner.observe.alerts import (
     MINER,
     AlertKind,
@@ -26,7 +28,7 @@ from miner.observe.alerts import (
 )
 from miner.observe.metrics import Metrics
 from miner.store import alerts as store_alerts
-from miner.store.alerts import AlertRow, Severity
+from miner.store.alerts import AlertRow
 from miner.store.events import list_events
 from miner.store.store import Store
 from tests.miner.history import NOW, add_job

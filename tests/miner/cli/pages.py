@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from miner.jobs.figures import AttemptFigures
+from miner.api.jobs import AttemptFigures
 
 JOB: dict[str, Any] = {
     "id": 1,

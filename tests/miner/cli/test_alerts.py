@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from miner.__main__ import app
 from miner.alerts.rules import load_alert_rules
+from miner.api.alerts import Severity
 from miner.observe.alerts import AlertKind, gpu_subject
 from miner.store import alerts as store_alerts
-from miner.store.alerts import NewAlert, Severity
+from miner.store.alerts import NewAlert
 from tests.miner.http.daemon_in_process import DaemonInProcess
 from tests.miner.offers.filled import store
 

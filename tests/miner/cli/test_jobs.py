@@ -14,10 +14,10 @@ from core.domain.tasks import TaskType
 from core.domain.units import show_bytes
 from core.runs.run_files import HeldOutScore, RunEnd, RunSpec
 from miner.__main__ import app
+from miner.api.jobs import AttemptFigures
 from miner.cli.render.jobs import job_pages
 from miner.cli.render.terminal import Terminal
 from miner.jobs import views
-from miner.jobs.figures import AttemptFigures
 from miner.store.actions import ActionOutcome, ActionRow, NewAction, add_action
 from tests.miner.cli.pages import JOB
 from tests.miner.history import add_job
@@ -170,7 +170,7 @@ async def test_of_several_attempts_the_best_model_that_was_left_counts(harness: 
     rows = await harness.attempts(job)
     picked = [views.training_result(rows[:count]) for count in range(len(rows) + 1)]
     assert picked[0] is None
-    assert [one["attempt"] for one in picked[1:] if one] == [1, 1, 1]
+    assert [result.attempt for result in picked[1:] if result] == [1, 1, 1]
 
 
 async def test_logs_show_the_last_lines_and_follow_to_the_end(run: Run, done: int) -> None:

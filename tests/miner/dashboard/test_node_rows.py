@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from miner.api.fleet import NodeStatus
 from miner.dashboard.node_rows import _class_text, gpu_name, gpus_at_work
 from miner.fleet.node_view import node_classes
 
 
-def node(name: str, ours: int = 0, others: int = 0, out: str | None = None) -> dict[str, Any]:
-    free = 0 if out else 8 - ours - others
-    counts = {"gpus": 8, "ours": ours, "others": others, "free": free}
-    return {"name": name, "kind": "H100-SXM", "state": "idle", "out": out, **counts}
+def node(name: str, ours: int = 0, others: int = 0, out: str | None = None) -> NodeStatus:
+    return NodeStatus(
+        name=name,
+        engine="slurm",
+        kind="H100-SXM",
+        state="idle",
+        is_of_interest=True,
+        gpus=8,
+        ours=ours,
+        others=others,
+        free=0 if out else 8 - ours - others,
+        until=None,
+        out=out,
+        cpu_cores=None,
+        memory_bytes=None,
+    )
 
 
 NODES = [node("n1"), node("n2", others=3), node("n3", out="drained"), node("n4", ours=2)]
@@ -27,5 +38,8 @@ def test_nodes_of_a_size_are_one_line() -> None:
 
 def test_gpus_of_nodes_are_counted_and_named_with_their_node() -> None:
     of_node = {**GPU, "id": "3@n4", "node": "n4"}
-    assert gpus_at_work({"gpus": [GPU, of_node], "nodes": NODES}) == "3 of 33 GPUs at work"
+    assert (
+        gpus_at_work({"gpus": [GPU, of_node], "nodes": [node.model_dump() for node in NODES]})
+        == "3 of 33 GPUs at work"
+    )
     assert (gpu_name(GPU), gpu_name(of_node)) == ("3", "3@n4")

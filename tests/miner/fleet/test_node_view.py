@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from core.domain.hardware import GPU_KINDS, GpuSet, Hardware
+from miner.api.fleet import GpuWindow
 from miner.fleet.base import FleetNode, Gpu, InventoryState
 from miner.fleet.node_view import node_entries, nodes_to_show, windows
 from miner.fleet.placement import FOREVER
@@ -28,22 +27,17 @@ def slot(index: int, *busy: tuple[float, float], out: str | None = None) -> Gpu:
 def test_a_nodes_gpus_are_ours_others_or_free() -> None:
     state = state_of(slot(0), slot(1, (0.0, FOREVER)), slot(2, (0.0, 50.0)), slot(3, (100.0, 200.0)))
     (entry,) = node_entries(state, {"0@n1"}, 10.0)
-    assert {name: entry[name] for name in ("name", "engine", "kind", "state", "gpus")} == {
-        "name": "n1",
-        "engine": "slurm",
-        "kind": "H100-SXM",
-        "state": "mixed",
-        "gpus": 4,
-    }
-    assert (entry["ours"], entry["others"], entry["free"], entry["until"]) == (1, 2, 1, 50.0)
-    assert entry["out"] is None
+    assert (entry.name, entry.engine, entry.kind) == ("n1", "slurm", "H100-SXM")
+    assert (entry.state, entry.gpus) == ("mixed", 4)
+    assert (entry.ours, entry.others, entry.free, entry.until) == (1, 2, 1, 50.0)
+    assert entry.out is None
 
 
 def test_a_node_is_out_when_all_of_its_gpus_are_and_of_interest_for_a_reason_of_its_own() -> None:
     (own,) = node_entries(state_of(slot(0, out="taken out: mixed"), slot(1, out="taken out: mixed")), (), 0.0)
-    assert (own["out"], own["state"], own["free"]) == ("taken out: mixed", "mixed", 0)
+    assert (own.out, own.state, own.free) == ("taken out: mixed", "mixed", 0)
     (limit,) = node_entries(state_of(slot(0, out="taken out: SLURM_MAX_GPUS=4")), (), 0.0)
-    assert limit["state"] == "mixed; taken out: SLURM_MAX_GPUS=4"
+    assert limit.state == "mixed; taken out: SLURM_MAX_GPUS=4"
     (idle,) = node_entries(state_of(slot(0), slot(1)), (), 0.0)
     (ours,) = node_entries(state_of(slot(0), slot(1)), {"0@n1"}, 0.0)
     entries = [own, limit, idle, ours]
@@ -51,6 +45,6 @@ def test_a_node_is_out_when_all_of_its_gpus_are_and_of_interest_for_a_reason_of_
     assert nodes_to_show([limit, idle, own, ours] * 8)[:9] == [ours] * 8 + [own]
 
 
-def test_windows_are_json_also_without_an_end() -> None:
+def test_a_window_without_an_end_has_none() -> None:
     shown = windows(slot(0, (0.0, 5.0), (20.0, FOREVER)), 10.0)
-    assert json.loads(json.dumps(shown, allow_nan=False)) == [{"starts_at": 20.0, "ends_at": None}]
+    assert shown == [GpuWindow(starts_at=20.0, ends_at=None)]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from miner.api.fleet import GpuSample
 from miner.backends.build_fleet import scan_and_sample_once
 from miner.fleet.nvml import NvmlSource
-from miner.fleet.samples import GpuSample
 from miner.fleet.sources import NoNvidiaDriver, ScanFailed
 from miner.settings import load_settings
 from tests.doubles.nvml import (

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from core.config.files import config_dir
-from miner.fleet.samples import GpuSample, HostSample
+from miner.api.fleet import GpuSample, HostSample
+from miner.api.jobs import LiveJob
 from miner.jobs.control import RunningTraining
-from miner.jobs.events import LiveJob
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.progress import RunProgress
 from miner.observe.alerts import AlertKind

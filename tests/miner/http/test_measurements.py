@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core.domain.keys import TaskKey
+from miner.api.fleet import GpuSample, HostSample
 from miner.fleet.base import GpuOption
-from miner.fleet.samples import GpuSample, HostSample
 from miner.store.samples import HOUR, MINUTE, GpuRollup, add_minutes
 from tests.miner.http.daemon_in_process import DaemonInProcess, task
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import json
 
-from miner.jobs.events import MAX_QUEUED_EVENTS, JobEvent, JobEventBus, LiveJob
+from miner.api.jobs import LiveJob
+from miner.jobs.events import MAX_QUEUED_EVENTS, JobEvent, JobEventBus
 
 
 async def listen(events: JobEventBus, count: int, job_id: int | None = None) -> list[JobEvent]:

@@ -17,7 +17,8 @@ from core.runs.progress import (
     encode_event,
 )
 from core.runs.run_files import HeldOutScore
-from miner.fleet.samples import GpuSample, SampleHistory
+from miner.api.fleet import GpuSample
+from miner.fleet.samples import SampleHistory
 from miner.jobs.progress import (
     CHUNK,
     WARM_UP_STEPS,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from miner.api.alerts import Severity
 from miner.notify import notifier as notify
 from miner.notify.messages import NotifyMessage
 from miner.notify.notifier import Notifier, ReportNotice
@@ -20,7 +21,6 @@ from miner.reports.report import send_due_reports
 from miner.store.alerts import (
     AlertRow,
     NewAlert,
-    Severity,
     add_silence,
     expire_alerts,
     newest_alerts,
@@ -150,15 +150,15 @@ async def test_a_target_that_fails_is_tried_again_and_then_gets_what_it_missed(
     await bench.raised("disk-low", HOST)
     assert len(await bench.deliver()) == 1  # the failed one is not tried again yet
     state = bench.notifier.status()[1]
-    assert (state["target"], state["waiting"], state["failures"]) == ("discord", 2, 1)
+    assert (state.target, state.waiting, state.failures) == ("discord", 2, 1)
     assert await bench.deliver(notify.RETRY_SECONDS) == []
-    assert bench.notifier.status()[1]["failures"] == 2
+    assert bench.notifier.status()[1].failures == 2
     bench.targets.down = set()
     assert await bench.deliver(notify.RETRY_SECONDS) == []  # the pause has doubled
     assert [title for title, _ in await bench.deliver(notify.RETRY_SECONDS)] == [
         "god-miner on rack1: 2 alerts"
     ]
-    assert bench.notifier.status()[1]["waiting"] == 0
+    assert bench.notifier.status()[1].waiting == 0
     assert SECRET not in caplog.text
 
 

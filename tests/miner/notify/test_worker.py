@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from miner.alerts.rules import load_alert_rules
+from miner.api.alerts import Severity
 from miner.notify.messages import NotifyMessage
 from miner.notify.targets import NotifyTargets
 from miner.observe.alerts import HOST, AlertKind
-from miner.store.alerts import NewAlert, Severity, newest_alerts, record_alert
+from miner.store.alerts import NewAlert, newest_alerts, record_alert
 from tests.miner.http.daemon_in_process import DaemonInProcess, open_daemon
 
 pytestmark = pytest.mark.process
@@ -131,7 +132,7 @@ async def test_an_alert_of_each_kind_and_of_each_rule_arrives(sink: HttpSink, tm
             daemon.alerts(kind, f"text of {kind}")
         await until(lambda: all(f"text of {kind}" in sink.text for kind in good))
         assert "[resolved] metagraph_stale, miner" in sink.text
-        await until(lambda: not daemon.notifier.status()[0]["waiting"])
+        await until(lambda: not daemon.notifier.status()[0].waiting)
         assert all(
             row.notified_at for row in await daemon.store.write(newest_alerts, 1000)
         )  # after the marks

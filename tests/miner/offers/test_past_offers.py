@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from core.domain.errors import ConfigError
 from core.domain.job_states import JobState
+from miner.api.offers import OfferOutcome
 from miner.offers.backtest.synthetic import synthetic_offers
 from miner.offers.past_offers import (
     MAX_LINE_LENGTH,
     HistoricalOffer,
     NoSuchOffer,
-    OfferOutcome,
     find_stored_offer,
     offer_to_line,
     read_offer_lines,

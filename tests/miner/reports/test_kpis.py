@@ -9,7 +9,7 @@ import pytest
 from miner.offers.policies.load import load_policy
 from miner.offers.policies.schema import PolicyTargets
 from miner.reports.ended_jobs import ended_jobs
-from miner.reports.kpis import CurrentKpis, goal_progress, goal_text, kpis
+from miner.reports.kpis import CurrentKpis, goal_progress, kpis
 from miner.store.ranks import record_rank
 from miner.store.store import Store
 from tests.miner.history import DAY, HOUR, NOW, add_job, add_rollup, rank_row
@@ -58,15 +58,15 @@ async def test_goals_count_from_the_first_job(store: Store) -> None:
     first = NOW - 9 * DAY - 20 * HOUR
     assert [goal.due_at for goal in (short, medium, long)] == [first + days * DAY for days in (14, 30, 90)]
     assert short.met
-    assert goal_text(short).startswith("jobs 10 (goal 10); rank in the best 19% (goal 20%)")
+    assert short.text.startswith("jobs 10 (goal 10); rank in the best 19% (goal 20%)")
     assert [check.met for check in medium.checks] == [False, False, False]
 
 
 async def test_the_page_s_copy_is_read_again_after_half_a_minute(store: Store) -> None:
     now = [NOW]
     current = CurrentKpis(store, PolicyTargets, lambda: now[0])
-    assert (await current.read())[0]["value"] is None
+    assert (await current.read())[0].value is None
     await store.write(fill)
-    assert (await current.read())[0]["value"] is None
+    assert (await current.read())[0].value is None
     now[0] += 31
-    assert (await current.read())[0]["value"] == 0.9
+    assert (await current.read())[0].value == 0.9

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Any
 
 import pytest
 
 from core.domain.decisions import ExpectedValue
 from core.domain.tasks import TaskType
+from miner.api.reports import ActionCount, PeriodKind, Report, SummaryFigure
 from miner.offers.policies.load import load_policy
-from miner.reports.periods import (
-    PeriodKind,
-    ReportPeriod,
-    calendar_period,
-    finished_period,
-    last_period,
-)
+from miner.reports.periods import ReportPeriod, calendar_period, finished_period, last_period
 from miner.reports.report import FIRST_PLACE, TOURNAMENTS, build_report
 from miner.store.database import insert_row
 from miner.store.ranks import record_rank
@@ -69,17 +63,17 @@ def fill(connection: sqlite3.Connection) -> None:
 
 
 @pytest.fixture
-async def report(store: Store) -> dict[str, Any]:
+async def report(store: Store) -> Report:
     await store.write(fill)
     return await store.read(build_report, DAY_BEFORE, POLICY)
 
 
-def figures(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {figure["name"]: figure for figure in report["summary"]}
+def figures(report: Report) -> dict[str, SummaryFigure]:
+    return {figure.name: figure for figure in report.summary}
 
 
-def test_the_summary_counts_what_ended_in_the_time(report: dict[str, Any]) -> None:
-    now = {name: figure["value"] for name, figure in figures(report).items()}
+def test_the_summary_counts_what_ended_in_the_time(report: Report) -> None:
+    now = {name: figure.value for name, figure in figures(report).items()}
     assert (now["published"], now["failed"]) == (3, 1)
     assert now["success_rate"] == 0.75  # without the cancelled one
     assert now["completion_rate"] == 0.6  # with it: three of five left a submission
@@ -95,66 +89,65 @@ def test_the_summary_counts_what_ended_in_the_time(report: dict[str, Any]) -> No
     assert (now["offers"], now["accepted"]) == (5, 5)
 
 
-def test_the_day_before_and_the_targets_stand_beside_it(report: dict[str, Any]) -> None:
+def test_the_day_before_and_the_targets_stand_beside_it(report: Report) -> None:
     found = figures(report)
-    assert found["published"]["before"] == 1
-    assert found["mean_hours"]["before"] == 4.0
-    assert found["used_hours"]["before"] is None  # not measured, which is not zero
-    assert [found[name]["met"] for name in ("success_rate", "mean_hours", "published")] == [False, True, None]
+    assert found["published"].before == 1
+    assert found["mean_hours"].before == 4.0
+    assert found["used_hours"].before is None  # not measured, which is not zero
+    assert [found[name].met for name in ("success_rate", "mean_hours", "published")] == [False, True, None]
 
 
-def test_success_is_reported_by_task_family_and_size(report: dict[str, Any]) -> None:
-    found = {
-        name: {row["name"]: (row["published"], row["jobs"]) for row in rows}
-        for name, rows in report["success"].items()
+def test_success_is_reported_by_task_family_and_size(report: Report) -> None:
+    tables = {name: {row.name: (row.published, row.jobs) for row in rows} for name, rows in report.success}
+    assert tables == {
+        "type": {"instruct": (3, 3), "grpo": (0, 1)},
+        "family": {"llama": (3, 3), "qwen": (0, 1)},
+        "size": {"7B-13B": (3, 3), "13B-40B": (0, 1)},
     }
-    assert found["type"] == {"instruct": (3, 3), "grpo": (0, 1)}
-    assert found["family"] == {"llama": (3, 3), "qwen": (0, 1)}
-    assert found["size"] == {"7B-13B": (3, 3), "13B-40B": (0, 1)}
-    assert report["jobs"]["reasons"] == {"published": 3, "oom": 1, "cancelled": 1}
+    assert report.jobs.reasons == {"published": 3, "oom": 1, "cancelled": 1}
 
 
-def test_gains_have_quality_times_work_and_a_failure_costs_its_work(report: dict[str, Any]) -> None:
-    rows = {row["job_id"]: row for row in report["gains"]}
-    assert rows[1]["gain"] == pytest.approx(0.2)
-    assert (rows[1]["quality"], rows[1]["final"]) == (pytest.approx(1.0), pytest.approx(8.0))
-    assert (rows[4]["gain"], rows[4]["final"]) == (None, -8.0)
-    week = report["quality"][-1]
+def test_gains_have_quality_times_work_and_a_failure_costs_its_work(report: Report) -> None:
+    rows = {row.job_id: row for row in report.gains}
+    assert rows[1].gain == pytest.approx(0.2)
+    assert (rows[1].quality, rows[1].final) == (pytest.approx(1.0), pytest.approx(8.0))
+    assert (rows[4].gain, rows[4].final) == (None, -8.0)
+    week = report.quality[-1]
     # The three of today, the failure, and the one of yesterday with half their gain.
     half = 8 * (0.7 * 0.5**0.75 + 0.05 * 0.5) / (0.7 * (1 / (1 + 2.718281828459045**-4.5)) ** 0.75 + 0.05)
-    assert (week["jobs"], week["final"]) == (5, pytest.approx(3 * 8 - 8 + half))
+    assert (week.jobs, week.final) == (5, pytest.approx(3 * 8 - 8 + half))
 
 
-def test_the_rank_is_shown_from_the_first_to_the_last(report: dict[str, Any]) -> None:
-    rank = report["rank"]
-    assert (rank["first"]["rank"], rank["last"]["rank"], rank["best"], rank["worst"]) == (30, 28, 25, 35)
-    assert [point["rank"] for point in rank["history"]] == [25, 35, 28]
+def test_the_rank_is_shown_from_the_first_to_the_last(report: Report) -> None:
+    rank = report.rank
+    assert (rank.first.rank, rank.last.rank, rank.best, rank.worst) == (30, 28, 25, 35)
+    assert [point.rank for point in rank.history] == [25, 35, 28]
 
 
 def test_occupancy_has_a_column_for_each_hour_and_holes_where_nothing_was_measured(
-    report: dict[str, Any],
+    report: Report,
 ) -> None:
-    occupancy = report["gpus"]["occupancy"]
-    assert occupancy["g0"] == (*[None] * 20, 1.0, 1.0, 1.0, 0.0)
-    assert occupancy["g1"] == (*[None] * 20, 0.0, None, None, None)
+    occupancy = report.gpus.occupancy
+    assert occupancy["g0"] == [*[None] * 20, 1.0, 1.0, 1.0, 0.0]
+    assert occupancy["g1"] == [*[None] * 20, 0.0, None, None, None]
 
 
-def test_alerts_and_what_rules_did_are_counted(report: dict[str, Any]) -> None:
-    (alert,) = report["alerts"]
-    assert (alert["rule"], alert["raised"], alert["times"], alert["still_open"]) == ("gpu-hot", 2, 4, 1)
-    assert alert["severity"] == "critical"  # the worst of them
-    assert report["actions"] == [{"rule": "gpu-hot", "kind": "duty", "outcome": "kept", "count": 1}]
+def test_alerts_and_what_rules_did_are_counted(report: Report) -> None:
+    (alert,) = report.alerts
+    assert (alert.rule, alert.raised, alert.times, alert.still_open) == ("gpu-hot", 2, 4, 1)
+    assert alert.severity == "critical"  # the worst of them
+    assert report.actions == [ActionCount(rule="gpu-hot", kind="duty", outcome="kept", count=1)]
 
 
 async def test_an_empty_store_has_a_report_without_a_single_made_up_number(store: Store) -> None:
     report = await store.read(build_report, DAY_BEFORE, POLICY)
-    unknown = {name: figure["value"] for name, figure in figures(report).items()}
+    unknown = {name: figure.value for name, figure in figures(report).items()}
     counts = ("published", "failed", "offers", "accepted")
     assert {name: unknown.pop(name) for name in counts} == dict.fromkeys(counts, 0)
     assert set(unknown.values()) == {None}
-    assert report["rank"]["last"] is None
-    assert (report["first_place"], report["tournaments"]) == (FIRST_PLACE, TOURNAMENTS)
-    assert not any(goal["met"] for goal in report["goals"])
+    assert report.rank.last is None
+    assert (report.first_place, report.tournaments) == (FIRST_PLACE, TOURNAMENTS)
+    assert not any(goal.met for goal in report.goals)
 
 
 async def test_minutes_count_for_the_hour_that_is_not_over(store: Store) -> None:
@@ -167,7 +160,7 @@ async def test_minutes_count_for_the_hour_that_is_not_over(store: Store) -> None
 
     await store.write(query)
     report = await store.read(build_report, last_period(PeriodKind.DAILY, NOW + HOUR / 2), POLICY)
-    assert report["gpus"]["used_hours"] == pytest.approx(1.5)
+    assert report.gpus.used_hours == pytest.approx(1.5)
 
 
 async def test_half_an_hour_without_the_daemon_does_not_make_jobs_look_busier(store: Store) -> None:
@@ -177,8 +170,8 @@ async def test_half_an_hour_without_the_daemon_does_not_make_jobs_look_busier(st
 
     await store.write(query)
     report = await store.read(build_report, DAY_BEFORE, POLICY)
-    assert report["gpus"]["utilization_of_jobs"] == pytest.approx(0.6)
-    assert report["gpus"]["measured_hours"] == pytest.approx(0.5)
+    assert report.gpus.utilization_of_jobs == pytest.approx(0.6)
+    assert report.gpus.measured_hours == pytest.approx(0.5)
 
 
 def test_periods_of_the_calendar_begin_at_midnight_on_monday_and_on_the_first() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import markdown
 import pytest
 
+from miner.api.reports import PeriodKind, Report
 from miner.observe.redact import Redactor
 from miner.offers.policies.load import load_policy
-from miner.reports.periods import PeriodKind, last_period
-from miner.reports.report import build_report, redact_report
+from miner.reports.periods import last_period
+from miner.reports.report import build_report, redacted_report
 from miner.reports.text import as_html, as_markdown, as_text
 from miner.store.database import insert_row
 from miner.store.store import Store
@@ -47,7 +48,7 @@ class _Tags(HTMLParser):
         self.attributes.update(name for name, _ in attrs)
 
 
-def test_html_is_one_file_without_scripts_or_anything_from_outside(report: dict[str, Any]) -> None:
+def test_html_is_one_file_without_scripts_or_anything_from_outside(report: Report) -> None:
     page, tags = as_html(report), _Tags()
     tags.feed(page)
     assert not tags.tags & {"script", "link", "img", "iframe", "object", "a", "style", "b"}
@@ -57,16 +58,21 @@ def test_html_is_one_file_without_scripts_or_anything_from_outside(report: dict[
     assert {"svg", "rect", "table"} <= tags.tags
 
 
-def test_secrets_are_removed_before_a_renderer_escapes_them(report: dict[str, Any]) -> None:
+def with_example(report: Report, text: str) -> Report:
+    """The report with this text in its first alert."""
+    alert = report.alerts[0].model_copy(update={"example": text})
+    return report.model_copy(update={"alerts": [alert, *report.alerts[1:]]})
+
+
+def test_secrets_are_removed_before_a_renderer_escapes_them(report: Report) -> None:
     token = "hf_abcdefghijklmnopqrstu"
-    report["alerts"][0]["example"] = f"refused: {token}"
-    clean = redact_report(report, Redactor())
+    clean = redacted_report(with_example(report, f"refused: {token}"), Redactor())
     for page in (as_markdown(clean), as_html(clean), as_text(clean)):
         assert "hf" not in page
         assert "refused" in page
 
 
-def test_the_picture_has_a_cell_for_each_hour(report: dict[str, Any]) -> None:
+def test_the_picture_has_a_cell_for_each_hour(report: Report) -> None:
     page = as_html(report)
     assert page.count("<rect") == 24
     assert page.count("fill='none'") == 21
@@ -74,7 +80,7 @@ def test_the_picture_has_a_cell_for_each_hour(report: dict[str, Any]) -> None:
     assert bar.endswith("·" * 21 + "▇▅▃")
 
 
-def test_text_fits_a_terminal_and_has_no_control_characters(report: dict[str, Any]) -> None:
+def test_text_fits_a_terminal_and_has_no_control_characters(report: Report) -> None:
     text = as_text(report)
     assert max(map(len, text.splitlines())) <= 80
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", text)
@@ -82,7 +88,7 @@ def test_text_fits_a_terminal_and_has_no_control_characters(report: dict[str, An
     assert "not known" in text
 
 
-def test_markdown_keeps_hostile_names_in_their_cells(report: dict[str, Any]) -> None:
+def test_markdown_keeps_hostile_names_in_their_cells(report: Report) -> None:
     text = as_markdown(report)
     row = next(line for line in text.splitlines() if "evil.example" in line and "instruct" in line)
     assert len(re.findall(r"(?<!\\)\|", row)) == 8
@@ -92,10 +98,10 @@ def test_markdown_keeps_hostile_names_in_their_cells(report: dict[str, Any]) -> 
 
 
 def test_the_html_that_apprise_makes_for_mail_has_no_element_from_a_hostile_name(
-    report: dict[str, Any],
+    report: Report,
 ) -> None:
-    report["alerts"][0]["example"] = "<img src=x onerror=alert(1)> [c](javascript:alert(2)) &#60;b>"
-    page, tags = markdown.markdown(as_markdown(report), extensions=["tables"]), _Tags()
+    hostile = with_example(report, "<img src=x onerror=alert(1)> [c](javascript:alert(2)) &#60;b>")
+    page, tags = markdown.markdown(as_markdown(hostile), extensions=["tables"]), _Tags()
     tags.feed(page)
     assert not tags.tags & {"script", "img", "a", "b"}
     assert "&lt;img src=x onerror=alert(1)&gt; [c](javascript:alert(2)) &amp;#60;b&gt;" in page

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from miner.store.ranks import (
     newest_rank,
     ranks_between,
@@ -20,7 +18,7 @@ async def test_a_place_is_kept_once_per_change_and_once_an_hour(store: Store) ->
         rank_row(NOW, 20),
         rank_row(NOW + 300, 20, emission=0.6),
         rank_row(NOW + 600, 19),
-        replace(rank_row(NOW + 900, 19), uid=8),
+        rank_row(NOW + 900, 19).model_copy(update={"uid": 8}),
         rank_row(NOW + 900 + HOUR, 19, emission=0.7),
     ]
     added = [await store.write(record_rank, row) for row in seen]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from miner.api.jobs import LiveJob
 from miner.cli.render import jobs
 from miner.cli.render.jobs import JobDisplay, sparkline
 from miner.cli.render.terminal import Terminal
-from miner.jobs.events import LiveJob
 
 
 def picture(**more: Any) -> dict[str, Any]:

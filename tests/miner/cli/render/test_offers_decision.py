@@ -7,7 +7,7 @@ from rich.console import Console
 
 from core.domain.decisions import Decision
 from miner.cli.render.offers import decision_pages, offer_heading
-from miner.offers.views import decision_as_json
+from miner.offers.views import decision_details
 from tests.doubles.each import each
 from tests.miner.offers.builders import decided, fleet, hold, offer, picture_offer, policy
 
@@ -29,13 +29,13 @@ def test_whatever_was_decided_can_be_shown(gpus: str, asked: Any) -> None:
         assert reason.text in said
     for reason in found.failed:
         assert f"{reason.rule}: {reason.way}" in said
-    assert decision_as_json(asked, found)["accepted"] is found.accepted
+    assert decision_details(asked, found).accepted is found.accepted
 
 
 def test_a_decision_without_details_is_shown_as_far_as_it_goes() -> None:
     bare = Decision(False, "Not taken", "old", "h")
     assert "refused by policy old" in page(offer(), bare)
-    assert decision_as_json(offer(), bare)["placement"] is None
+    assert decision_details(offer(), bare).placement is None
 
 
 def test_the_command_to_try_sets_what_the_reasons_ask_for() -> None:

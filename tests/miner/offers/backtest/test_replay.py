@@ -5,6 +5,7 @@ import pytest
 from core.domain.decisions import Decision, ExpectedValue, Reason
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.keys import Placement
+from miner.api.offers import OfferOutcome
 from miner.offers.backtest.replay import (
     Backtest,
     ReplayedOffer,
@@ -15,7 +16,7 @@ from miner.offers.backtest.replay import (
     summarize_replay,
 )
 from miner.offers.backtest.synthetic import synthetic_offers
-from miner.offers.past_offers import HistoricalOffer, OfferOutcome
+from miner.offers.past_offers import HistoricalOffer
 from miner.offers.policies.schema import ValueTerms
 from tests.benchmarks.test_policy import overlapping
 from tests.miner.offers.builders import HOUR, NOON, offer, outcome, policy, profile
