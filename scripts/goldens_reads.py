@@ -147,6 +147,7 @@ def fill_history(data: Path) -> None:
     from core.domain.decisions import ExpectedValue
     from core.domain.job_states import EndReason, JobState
     from core.domain.tasks import TaskType
+    from miner.api.alerts import Severity
     from miner.observe.alerts import AlertSubject
     from miner.store import alerts, database, ranks
     from tests.miner import history
@@ -191,9 +192,7 @@ def fill_history(data: Path) -> None:
                 )
             ranks.record_rank(db, history.rank_row(NOW - 3600 * hour, 5 + hour % 3))
         for rule in ("gpu-hot", "gpu-idle"):
-            alert = alerts.NewAlert(
-                rule, AlertSubject.parse("gpu:0"), alerts.Severity.WARNING, "above 85 °C", 91.0
-            )
+            alert = alerts.NewAlert(rule, AlertSubject.parse("gpu:0"), Severity.WARNING, "above 85 °C", 91.0)
             alerts.record_alert(db, alert, NOW - 900, notify=True)
         alerts.resolve_alert(db, "gpu-idle", AlertSubject.parse("gpu:0"), "", NOW - 300)
     assert database.schema_version(data / database.FILE_NAME)
