@@ -32,50 +32,36 @@ NO_PROGRESS_BARS = dict.fromkeys(
 
 
 def accelerate_command(
-    processes: int,
-    port: int,
-    target: tuple[str, ...],
-    python: str = "python",
-    *,
-    machines: int = 1,
-    rank: int = 0,
-    head: str = "",
+    inputs: RunInputs, processes: int, target: tuple[str, ...], machines: int = 1
 ) -> tuple[str, ...]:
-    """`accelerate launch` of a module (`-m`, name, arguments) or a script: the part of one of the machines.
+    """`accelerate launch` of a module (`-m`, name, arguments) or a script, on one of the machines.
 
     It runs as a module of the training environment's interpreter, so that no other `accelerate` on the path
     is taken. `--multi_gpu` with one process is an error, and without it several processes become one.
     """
+    python, rank = inputs.python, str(inputs.machine_rank)
     several = ("--multi_gpu",) if processes > 1 else ()
-    counts = ("--num_processes", str(processes), "--num_machines", str(machines), "--machine_rank", str(rank))
+    counts = ("--num_processes", str(processes), "--num_machines", str(machines), "--machine_rank", rank)
     # With c10d the ranks would go by who came first, and another machine would be the one that saves.
-    meet = ("--main_process_ip", head, "--rdzv_backend", "static") if machines > 1 else ()
+    meet = ("--main_process_ip", inputs.head, "--rdzv_backend", "static") if machines > 1 else ()
     # From the path if the interpreter is from there too, else the interpreter's own.
     own = ("accelerate",) if python == "python" else (python, "-m", "accelerate.commands.accelerate_cli")
-    return (*own, "launch", *several, *counts, *meet, "--main_process_port", str(port), *target)
+    return (*own, "launch", *several, *counts, *meet, "--main_process_port", str(inputs.port), *target)
 
 
 def launch_command(plan: TrainingPlan, inputs: RunInputs, config_file: str) -> tuple[str, ...]:
     """The engine's command; `config_file` is the full path of its configuration."""
-    processes, port = plan.launch.processes, inputs.port
+    processes = plan.launch.processes
     if plan.engine is Engine.NATIVE and processes == 1:
         # Alone it needs nothing of a launcher, which would import torch for itself first: 5 s of a core.
         return (inputs.python, "-m", "trainer.native", config_file)
     if plan.engine in (Engine.AXOLOTL, Engine.NATIVE):
         module = "axolotl.cli.train" if plan.engine is Engine.AXOLOTL else "trainer.native"
-        return accelerate_command(
-            processes,
-            port,
-            ("-m", module, config_file),
-            inputs.python,
-            machines=plan.launch.machines,
-            rank=inputs.machine_rank,
-            head=inputs.head,
-        )
+        return accelerate_command(inputs, processes, ("-m", module, config_file), plan.launch.machines)
     if plan.engine is Engine.KOHYA:
         kind = "flux" if plan.task.image_type is ImageModelType.FLUX else "sdxl"
         script = f"{inputs.kohya_dir}/{kind}_train_network.py"
-        return accelerate_command(processes, port, (script, "--config_file", config_file), inputs.python)
+        return accelerate_command(inputs, processes, (script, "--config_file", config_file))
     return (inputs.python, f"{inputs.ai_toolkit_dir}/run.py", config_file)
 
 

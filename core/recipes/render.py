@@ -15,11 +15,14 @@ from core.domain.errors import Problem
 from core.planning.plan import TrainingPlan
 from core.recipes import native
 from core.recipes.ai_toolkit import recipe as ai_toolkit_recipe
+from core.recipes.ai_toolkit import rules as ai_toolkit_rules
 from core.recipes.axolotl import recipe as axolotl_recipe
+from core.recipes.axolotl import rules as axolotl_rules
 from core.recipes.base import Recipe, RecipeError, RenderedRun, RunInputs, unsupported_target
 from core.recipes.kohya import recipe as kohya_recipe
+from core.recipes.kohya import rules as kohya_rules
 from core.recipes.launch import launch_command, launch_environment
-from core.recipes.validate import validate
+from core.recipes.schema import ConfigMapping, check_keys, engine_table, find_secrets
 
 _RECIPES = {
     Engine.AXOLOTL: axolotl_recipe.axolotl_recipe,
@@ -90,3 +93,33 @@ def _text(plan: TrainingPlan, recipe: Recipe) -> str:
     if plan.engine is Engine.KOHYA:
         return comment + kohya_recipe.dump_toml(recipe.config)
     return comment + yaml.safe_dump(recipe.config, sort_keys=False, allow_unicode=True, width=110)
+
+
+def validate(engine: Engine, config: ConfigMapping, *, gpus: int, flux: bool = False) -> list[Problem]:
+    """Find every problem; `flux` chooses between kohya's two trainers."""
+    if engine is Engine.AXOLOTL:
+        table = axolotl_rules.axolotl_table(config)
+        problems = check_keys(table, table.facts["root"], config, axolotl_rules.AXOLOTL_HINTS)
+        problems += _rule_problems(problems, axolotl_rules.axolotl_rules(config, gpus))
+    elif engine is Engine.KOHYA:
+        table = engine_table(engine)
+        root = table.facts["roots"]["flux" if flux else "sdxl"]
+        problems = check_keys(table, root, config, kohya_rules.KOHYA_HINTS)
+        problems += _rule_problems(problems, kohya_rules.kohya_rules(config, gpus, flux))
+    elif engine is Engine.AI_TOOLKIT:
+        table = engine_table(engine)
+        problems = check_keys(table, table.facts["root"], config, ai_toolkit_rules.AI_TOOLKIT_HINTS)
+        problems += _rule_problems(problems, ai_toolkit_rules.ai_toolkit_rules(config, gpus))
+    else:
+        raise ValueError(f"{engine} has no configuration of its own: the native trainer reads the plan")
+    return [*problems, *find_secrets(config)]
+
+
+def _rule_problems(known: list[Problem], rules: Iterable[Problem]) -> list[Problem]:
+    """Rules rely on correct types: after a wrong one they may fail, and the known problems must do."""
+    try:
+        return list(rules)
+    except (TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError):
+        if not known:
+            raise
+        return []

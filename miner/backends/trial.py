@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from core.domain.choices import Engine
@@ -63,26 +64,28 @@ class TrialFailed(GodMinerError):
     code = "trial_failed"
 
 
-async def run_trial(
-    engine: ExecutionEngine,
-    parent: Path,
-    argv: tuple[str, ...],
-    *,
-    image: str = "text",
-    gpus: tuple[str, ...] = (),
-    shm_bytes: int | None = None,
-    key: str = "",
-) -> str:
-    """Run this command in a new directory within `parent`; return its output, whatever its exit code."""
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A command to run as a training would be run."""
+
+    argv: tuple[str, ...]
+    image: str = "text"
+    gpus: tuple[str, ...] = ()
+    shm_bytes: int | None = None
+    key: str = ""
+
+
+async def run_trial(engine: ExecutionEngine, parent: Path, trial: Trial) -> str:
+    """Run a trial in a new directory within `parent`; return its output, whatever its exit code."""
     folder = Path(tempfile.mkdtemp(prefix=".trial-", dir=parent))
     spec = EngineSpec(
-        key or trial_key(),
-        argv,
+        trial.key or trial_key(),
+        trial.argv,
         folder,
         env={"HF_HUB_OFFLINE": "1"},
-        image=image,
-        gpus=gpus,
-        shm_bytes=shm_bytes,
+        image=trial.image,
+        gpus=trial.gpus,
+        shm_bytes=trial.shm_bytes,
         hostile=engine.can_sandbox,
         timeout_s=TRIAL_TIMEOUT_S,
     )
@@ -127,7 +130,7 @@ async def missing_in_image(
     """What the training engines of this image lack, found out by `trainer.runner.check_engines` in it.
     `TrialFailed`."""
     argv = ("python", "-m", "trainer.runner.check_engines", image)
-    output = await run_trial(engine, parent, argv, image=image, gpus=gpus, key=key)
+    output = await run_trial(engine, parent, Trial(argv, image, gpus, key=key))
     try:
         # Libraries may write something after it, as they are unloaded.
         lines = [line for line in output.splitlines() if line.startswith("{")]
@@ -345,8 +348,8 @@ def reward_isolation(settings: Settings, kind: BackendKind) -> Iterator[Finding]
         with temporary_data_dir(settings) as temporary:
             engine = await build_engine(settings, kind, temporary.data_dir)
             try:
-                command = ("python", "-c", _PROTECTION)
-                return await run_trial(engine, temporary.data_dir, command) if engine.can_sandbox else ""
+                trial = Trial(("python", "-c", _PROTECTION))
+                return await run_trial(engine, temporary.data_dir, trial) if engine.can_sandbox else ""
             finally:
                 await engine.close()
 

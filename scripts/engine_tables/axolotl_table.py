@@ -4,7 +4,7 @@ Run it with the training environment's python, never with the daemon's:
 
     TRAINING_PYTHON scripts/engine_tables/axolotl_table.py > core/recipes/axolotl/table.json
 
-`core.recipes.validate` checks against the table on a machine without Axolotl. It is read from the pydantic
+`core.recipes.render` checks against the table on a machine without Axolotl. It is read from the pydantic
 models' annotations and not from their JSON schema, because some fields have torch dtypes, which a JSON
 schema cannot express. Field types only: Axolotl's cross-field checks stay in Axolotl.
 """

@@ -39,7 +39,6 @@ from miner.backends.run_folder import (
     write_stop_record,
 )
 from miner.backends.slurm.commands import SUBMIT_S, SlurmCommands, SlurmRefused, SlurmUnreachable, job_prefix
-from miner.backends.slurm.ends import ended_status, never_begins
 from miner.backends.slurm.job_script import (
     FOLDER,
     TAKEN,
@@ -50,10 +49,10 @@ from miner.backends.slurm.job_script import (
     sbatch_options,
     script_environment,
 )
-from miner.backends.slurm.jobs import SlurmJob, SlurmJobs
+from miner.backends.slurm.jobs import SlurmJob, SlurmJobs, ended_status, never_begins
+from miner.backends.slurm.nodes import NodeSizes
 from miner.backends.slurm.runs import RunNote, SlurmRuns
 from miner.backends.slurm.settings import SlurmSection
-from miner.backends.slurm.sizes import NodeSizes
 from miner.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -10,17 +10,18 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from core.domain.hardware import GpuKind, GpuSet, UnknownGpu, find_kind, from_nvml
 from core.domain.keys import gpu_on_node
 from miner.backends.registry import ClusterContext
 from miner.backends.slurm.commands import QUERY_S, SlurmCommands, SlurmRefused, SlurmUnreachable
-from miner.backends.slurm.gpu_use import NodeUse, SlotNeeds, SlotsOfJobs, Window, slot_windows, use_by_node
 from miner.backends.slurm.nodes import (
     AllocatedJob,
+    JobShare,
     SlurmNode,
     SlurmPartition,
     SlurmReservation,
@@ -225,20 +226,12 @@ class SlurmGpuSource:
             mine.type,
             max(min(self._scope.cpus_per_gpu, node.cores // count), 1),
             min(self._scope.memory_per_gpu, (node.memory_bytes or 0) // count),
+            bounds=limits.windows(node, now),
+            whole_node=any(partition.is_exclusive for partition in limits.of(node)),
         )
-        bounds = limits.windows(node, now)
-        windows, put = slot_windows(
-            node,
-            needs,
-            use,
-            bounds,
-            whole_node=any(one.is_exclusive for one in limits.of(node)),
-            before=self._slots,
-            is_in_use=self._cluster.is_in_use,
-            now=now,
-        )
+        windows, put = slot_windows(node, needs, use, self._slots, self._cluster.is_in_use, now)
         slots |= put
-        excluded = _why_not(node, limits, bounds, now)
+        excluded = _why_not(node, limits, needs.bounds, now)
         return [
             ScannedGpu(
                 name,
@@ -371,3 +364,165 @@ def _source_name(nodes: Sequence[SlurmNode], limits: _Limits) -> str:
     versions = Counter(node.version for node in nodes if node.version)
     version = f" {versions.most_common(1)[0][0]}" if versions else ""
     return f"Slurm{version}, partition {', '.join(limits.partitions)}"
+
+
+# When others use the GPUs
+
+
+#: A job that is past its end goes on until Slurm has ended it: by how much is only known afterwards.
+OVERTIME_S = 60.0
+#: What the node counts as used, and no job accounts for.
+UNKNOWN_JOB = "?"
+
+Window = tuple[float, float]
+#: Node and job → the slots that it was put on.
+SlotsOfJobs = dict[tuple[str, str], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """What one job has of a node, in a window."""
+
+    job: str
+    share: JobShare
+    is_running: bool
+    is_ours: bool
+    starts_at: float
+    ends_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotNeeds:
+    """A node's slots, and what a job of ours asks for with each."""
+
+    names: Sequence[str]
+    #: The GPUs' type in Slurm; None: pretended ones, which nobody else counts.
+    kind: str | None
+    cores: int
+    memory_bytes: int
+    #: When the whole node is not ours.
+    bounds: Sequence[Window] = ()
+    #: A job gets all of the node, also the GPUs that it did not ask for.
+    whole_node: bool = False
+
+
+def use_by_node(jobs: Iterable[AllocatedJob], own_jobs: str) -> dict[str, list[NodeUse]]:
+    use: dict[str, list[NodeUse]] = {}
+    for job in jobs:
+        is_ours = job.name.startswith(own_jobs)
+        for node, share in job.shares.items():
+            one = NodeUse(job.id, share, job.is_running, is_ours, job.starts_at, job.ends_at)
+            use.setdefault(node, []).append(one)
+    return use
+
+
+def slot_windows(
+    node: SlurmNode,
+    needs: SlotNeeds,
+    use: Sequence[NodeUse],
+    before: Mapping[tuple[str, str], tuple[int, ...]],
+    is_in_use: Callable[[str], bool],
+    now: float,
+) -> tuple[list[tuple[Window, ...]], SlotsOfJobs]:
+    """Return the windows in which each slot is not ours, and the slots that each job was put on.
+
+    `before`: where the jobs were put last time."""
+    ours = [index for index, name in enumerate(needs.names) if is_in_use(name)]
+    windows: list[list[Window]] = [list(needs.bounds) for _ in needs.names]
+    slots: SlotsOfJobs = {}
+    if needs.whole_node and ours:
+        own = [_with_end(one, now).ends_at for one in use if one.is_running and one.is_ours]
+        for slot in set(range(len(needs.names))).difference(ours):
+            windows[slot].append((0.0, max(own, default=FOREVER)))
+
+    others = [one for one in use if not one.is_ours]
+    kept = {slot for one in others for slot in before.get((node.name, one.job), ())}
+
+    def put(job: str, count: int, window: Window, taken: Callable[[int], bool]) -> None:
+        """On slots that are not ours: where it was, else where nobody was, the highest first."""
+        had = before.get((node.name, job), ())
+
+        def rank(slot: int) -> tuple[bool, bool, bool, bool, int]:
+            return taken(slot), slot in ours, slot not in had, slot in kept, -slot
+
+        chosen = sorted(range(len(needs.names)), key=rank)[:count]
+        slots[node.name, job] = tuple(sorted(chosen))
+        for slot in chosen:
+            windows[slot].append(window)
+
+    blocked: set[int] = set()
+    running = [_with_end(one, now) for one in others if one.is_running]
+    unknown = _unaccounted(node, needs, use, len(ours))
+    if unknown:
+        share = JobShare({needs.kind or "": unknown})
+        running.append(NodeUse(UNKNOWN_JOB, share, True, False, 0.0, FOREVER))
+    together: list[JobShare] = []
+    for one in sorted(running, key=lambda one: (-one.ends_at, one.starts_at, one.job)):
+        together.append(one.share)
+        more = _slots_without(node, needs, together) - len(blocked)
+        put(one.job, more, (one.starts_at, one.ends_at), blocked.__contains__)
+        blocked.update(slots[node.name, one.job])
+    waiting = sorted((use for use in others if not use.is_running), key=attrgetter("starts_at", "job"))
+    for job in waiting:
+        window = (job.starts_at, job.ends_at)
+        busy = {slot for slot, known in enumerate(windows) if any(_overlap(window, other) for other in known)}
+        put(job.job, _slots_without(node, needs, [job.share]), window, busy.__contains__)
+    return [_merged(found) for found in windows], slots
+
+
+def _overlap(one: Window, other: Window) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _with_end(use: NodeUse, now: float) -> NodeUse:
+    if use.ends_at > now:
+        return use
+    ends_at = (now // OVERTIME_S + 2) * OVERTIME_S
+    return NodeUse(use.job, use.share, use.is_running, use.is_ours, use.starts_at, ends_at)
+
+
+def _unaccounted(node: SlurmNode, needs: SlotNeeds, use: Sequence[NodeUse], ours: int) -> int:
+    """GPUs in use by jobs that we may not see. A job of ours that began between two of Slurm's answers is
+    only known by its slots."""
+    if needs.kind is None:
+        return 0
+
+    def count(is_ours: bool) -> int:
+        return sum(
+            one.share.gpus.get(needs.kind or "", 0)
+            for one in use
+            if one.is_running and one.is_ours is is_ours
+        )
+
+    return max(node.gpus_used.get(needs.kind, 0) - count(False) - max(count(True), ours), 0)
+
+
+def _slots_without(node: SlurmNode, needs: SlotNeeds, shares: Sequence[JobShare]) -> int:
+    """How many slots are no use to us beside these: their GPUs are taken, or too few cores or too little
+    memory are left for them."""
+    count = len(needs.names)
+    if any(share.whole_node for share in shares):
+        return count
+    left = count - sum(_gpus(share, needs.kind) for share in shares)
+    left = min(left, (node.cores - sum(share.cores for share in shares)) // needs.cores)
+    if node.memory_bytes is not None and needs.memory_bytes:
+        memory = node.memory_bytes - sum(share.memory_bytes for share in shares)
+        left = min(left, memory // needs.memory_bytes)
+    return min(max(count - left, 0), count)
+
+
+def _gpus(share: JobShare, kind: str | None) -> int:
+    """A job that waits may not say which type of GPU it wants."""
+    if kind is None:
+        return 0
+    return share.gpus.get(kind, 0) + (share.gpus.get("", 0) if kind else 0)
+
+
+def _merged(windows: Iterable[Window]) -> tuple[Window, ...]:
+    merged: list[Window] = []
+    for start, end in sorted(windows):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return tuple(merged)

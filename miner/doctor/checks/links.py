@@ -13,7 +13,7 @@ from core.planning.time.speed import LINK_SHARE
 from miner.backends.build_fleet import scan_once
 from miner.backends.choose import AUTOMATIC
 from miner.backends.registry import build_engine
-from miner.backends.trial import TRIAL_TIMEOUT_S, run_trial, temporary_data_dir
+from miner.backends.trial import TRIAL_TIMEOUT_S, Trial, run_trial, temporary_data_dir
 from miner.doctor.checks.subnet import running_daemon
 from miner.doctor.examine import CheckContext, DoctorCheck
 from miner.fleet.base import Gpu, InventoryState
@@ -95,14 +95,14 @@ def _measured(settings: Settings, gpus: list[Gpu]) -> Mapping[str, Any]:
     if local is None or local is BackendKind.NONE:
         return {"skipped": f"BACKEND={','.join(settings.backend)}: nothing is trained here"}
     kinds = AUTOMATIC if local is BackendKind.AUTO else (local,)
-    ids = tuple(gpu.id for gpu in gpus)
+    command = ("python", "-m", "trainer.runner.check_links")
+    trial = Trial(command, gpus=tuple(gpu.id for gpu in gpus), shm_bytes=SHM_BYTES)
 
     async def run(kind: BackendKind) -> str:
         with temporary_data_dir(settings) as temporary:
             engine = await build_engine(settings, kind, temporary.data_dir)
             try:
-                command = ("python", "-m", "trainer.runner.check_links")
-                return await run_trial(engine, temporary.data_dir, command, gpus=ids, shm_bytes=SHM_BYTES)
+                return await run_trial(engine, temporary.data_dir, trial)
             finally:
                 await engine.close()
 

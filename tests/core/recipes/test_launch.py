@@ -56,7 +56,8 @@ def test_only_machines_that_are_this_one_meet_on_its_loopback() -> None:
 
 
 def test_a_named_interpreter_brings_its_own_accelerate() -> None:
-    command = accelerate_command(2, 29600, ("-m", "x"), python="/opt/training/bin/python")
+    named = inputs().model_copy(update={"python": "/opt/training/bin/python"})
+    command = accelerate_command(named, 2, ("-m", "x"))
     assert command[:3] == ("/opt/training/bin/python", "-m", "accelerate.commands.accelerate_cli")
 
 

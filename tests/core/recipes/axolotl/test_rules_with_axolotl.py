@@ -28,8 +28,7 @@ from core.planning.plan import (
     TrainingPlan,
 )
 from core.recipes.base import RecipeError
-from core.recipes.render import render
-from core.recipes.validate import validate
+from core.recipes.render import render, validate
 from tests.core.recipes.axolotl.engine import complaints
 from tests.core.recipes.cases import TEXT_TASKS, inputs, text_plan
 from tests.doubles.each import each

@@ -10,9 +10,16 @@ from pathlib import Path
 import pytest
 
 from miner.backends.base import EXIT_FILE, START_FILE, STOP_RECORD_FILE, EndCause, RunPhase
-from miner.backends.slurm.ends import ended_status, never_begins
 from miner.backends.slurm.job_script import OUTPUT_FILE
-from miner.backends.slurm.jobs import SlurmJob, exit_code, parse_sacct, parse_scontrol, parse_squeue
+from miner.backends.slurm.jobs import (
+    SlurmJob,
+    ended_status,
+    exit_code,
+    never_begins,
+    parse_sacct,
+    parse_scontrol,
+    parse_squeue,
+)
 
 pytestmark = pytest.mark.process
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from miner.backends.slurm.nodes import parse_nodes, parse_partitions
-from miner.backends.slurm.sizes import NodeSize, least_size
+from miner.backends.slurm.nodes import NodeSize, least_size, parse_nodes, parse_partitions
 
 pytestmark = pytest.mark.process
 

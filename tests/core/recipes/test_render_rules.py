@@ -11,8 +11,7 @@ import pytest
 from core.domain.choices import Engine, Parallelism
 from core.domain.tasks import ImageModelType, TaskType
 from core.recipes.base import overlay
-from core.recipes.render import render
-from core.recipes.validate import validate
+from core.recipes.render import render, validate
 from tests.core.recipes.cases import image_inputs, image_plan, inputs, text_plan
 from tests.doubles.each import each
 

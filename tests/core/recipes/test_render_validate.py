@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from core.domain.choices import Engine
 from core.domain.tasks import ImageModelType, TaskType
-from core.recipes.render import render
+from core.recipes.render import render, validate
 from core.recipes.schema import engine_table
-from core.recipes.validate import validate
 from tests.core.recipes.cases import image_inputs, image_plan, inputs, text_plan
 from tests.doubles.each import each
 
