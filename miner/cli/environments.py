@@ -42,9 +42,6 @@ def play(
             help="An opponent, named as MODEL is, again for more; mcts if not given (nobody for intercode)."
         ),
     ] = None,
-    group: Annotated[
-        bool, typer.Option("--group", help="Everybody against everybody, with rank quantiles.")
-    ] = False,
     games: Annotated[
         int | None,
         typer.Option(
@@ -75,7 +72,7 @@ def play(
     ] = None,
     as_json: AsJsonObject = False,
 ) -> None:
-    """Play a model against others by the evaluator's rules, and show scores, forfeits and ranks.
+    """Play a model against others by the evaluator's rules, and show scores and forfeits.
 
     Pairs of games have one seed and swapped seats. A turn is one answer of at most 512 tokens; without a
     legal move the game is lost. A match ends after 10 forfeits, or 10 losses in a row (later 20). Shell tasks
@@ -103,7 +100,6 @@ def play(
             arguments += [name, value]
     for name, option in options.items():
         arguments += [] if option is None else [name, str(option)]
-    arguments += ["--group"] if group else []
     arguments += ["--json"] if as_json else []
     command = [str(training_interpreter(settings).path), "-m", "trainer.environments.play", *arguments]
     environment = child_environment()

@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import itertools
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -155,30 +154,23 @@ def _expert() -> Callable[[str, pyspiel.Game, int, int], Choose]:
     return make
 
 
-def pairings(entries: Sequence[MatchEntry], group: bool) -> list[tuple[MatchEntry, MatchEntry]]:
-    """The first against each other, or everybody against everybody."""
-    if group:
-        return list(itertools.combinations(entries, 2))
-    return [(entries[0], other) for other in entries[1:]]
-
-
 def play_all(
     games: Sequence[str],
     entries: Sequence[MatchEntry],
     rules: MatchRules,
     *,
-    group: bool = False,
     output: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[MatchResult]:
-    """Play all matches one after the other, and keep the transcripts. After Ctrl-C or a failure none
-    follows."""
+    """Play the first entry against each other one, and keep the transcripts. Nothing follows Ctrl-C or a
+    failure."""
+    first, *others = entries
     for game in games:
-        for one, other in pairings(entries, group):
-            folder = match_folder(output, game, (one.name, other.name)) if output else None
+        for other in others:
+            folder = match_folder(output, game, (first.name, other.name)) if output else None
             result = play_match(
                 game,
-                lambda one=one, other=other: (one.contestant(one.name), other.contestant(other.name)),  # type: ignore[misc]
+                lambda other=other: (first.contestant(first.name), other.contestant(other.name)),  # type: ignore[misc]
                 rules,
                 _Progress(folder, say),
             )
@@ -269,31 +261,20 @@ class Played:
         failures = [one.failure for one in self.matches] + [one.failure for one in self.shells]
         return next(filter(None, failures), "")
 
-    def quantiles(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
-        """By game and name: rank quantiles, of shell tasks among the models."""
-        found = tables.group_scores(self.matches, names)
-        if self.shells:
-            found[INTERCODE] = tables.rank_quantiles({one.name: one.mean for one in self.shells})
-        return found
 
-
-def report_lines(played: Played, names: Sequence[str], group: bool) -> list[str]:
-    """What people read at the end; `names` are everybody's."""
+def report_lines(played: Played) -> list[str]:
+    """Return the tables that people read at the end."""
     lines = tables.match_table(played.matches) if played.matches else []
     if played.shells:
         lines += [*([""] if lines else []), *tables.shell_table(played.shells)]
-    if group:
-        lines += ["", *tables.group_table(played.quantiles(names), names)]
     return lines
 
 
-def report(played: Played, names: Sequence[str], group: bool) -> Mapping[str, Any]:
-    """The same for machines."""
+def report(played: Played) -> dict[str, Any]:
+    """Return the results as JSON-ready data."""
     facts: dict[str, Any] = {"matches": [tables.as_json(result) for result in played.matches]}
     if played.shells:
         facts["shell_tasks"] = [tables.shell_as_json(one) for one in played.shells]
-    if group:
-        facts["rank_quantiles"] = played.quantiles(names)
     return facts
 
 
@@ -302,7 +283,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model")
     parser.add_argument("--game", action="append", choices=[*PVP_GAMES, INTERCODE], default=[])
     parser.add_argument("--against", action="append", default=[])
-    parser.add_argument("--group", action="store_true")
     parser.add_argument("--games", type=int)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int, default=42)
@@ -337,12 +317,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(safe_to_print(text) + "\n")
         sys.stderr.flush()
 
-    played, names, code, failure = Played(), list[str](), 0, ""
+    played, code, failure = Played(), 0, ""
     try:
         if asked.output:
             asked.output.mkdir(parents=True, exist_ok=True)
         entries = _entries([asked.model, *(asked.against or _opponents(asked.game))], _options(asked))
-        names = [entry.name for entry in entries]
         _play(asked, entries, played, say)
     except (GodMinerError, OSError) as error:
         failure = str(error)
@@ -357,11 +336,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _INTERRUPTED_CODE
     if code and not (played.matches or played.shells):
         return code
-    group = asked.group and not code
-    facts = {**report(played, names, group), **({"failure": failure} if failure else {})}
-    text = (
-        json.dumps(facts) if asked.as_json else safe_to_print("\n".join(report_lines(played, names, group)))
-    )
+    facts = {**report(played), **({"failure": failure} if failure else {})}
+    text = json.dumps(facts) if asked.as_json else safe_to_print("\n".join(report_lines(played)))
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
     try:
@@ -415,7 +391,7 @@ def _play(
     seconds = asked.seconds or board_game(boards[0] if boards else PVP_GAMES[0]).evaluation_seconds
     at_once = asked.at_once or (AT_ONCE if has_models else 1)
     rules = MatchRules(seconds, asked.games, asked.seed, at_once)
-    for result in play_all(boards, entries, rules, group=asked.group, output=asked.output, say=say):
+    for result in play_all(boards, entries, rules, output=asked.output, say=say):
         played.matches.append(result)
     if INTERCODE in games and not (played.failure or played.interrupted):
         for one in play_shells(entries, rules, output=asked.output, say=say):

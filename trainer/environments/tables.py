@@ -1,10 +1,10 @@
-"""Results of matches as tables of at most 80 columns, and a group's ranks as the evaluator scores them."""
+"""Results of matches as tables of at most 80 columns."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from trainer.environments.intercode.rehearsal import ShellRehearsal
@@ -12,38 +12,6 @@ from trainer.environments.match import Forfeit, MatchResult
 
 WIDTH = 80
 _NAME = 15
-
-
-def rank_quantiles(scores: Mapping[str, float | None]) -> dict[str, float]:
-    """The place of each name from the bottom (0) to the top (1) of a group.
-
-    Equal scores share their mean place, and no score is the bottom."""
-    count = len(scores)
-    if count < 2:
-        return dict.fromkeys(scores, 0.5)
-    values = {name: -math.inf if score is None else score for name, score in scores.items()}
-    places = {}
-    for name, value in values.items():
-        below = sum(other < value for other in values.values())
-        equal = sum(other == value for other in values.values())
-        places[name] = 0.0 if scores[name] is None else (below + (equal - 1) / 2) / (count - 1)
-    return places
-
-
-def group_scores(results: Sequence[MatchResult], names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """By game and name: the rank quantile of the points that a name made in all its matches."""
-    games = list(dict.fromkeys(result.game for result in results))
-    return {game: rank_quantiles(_pooled(results, game, names)) for game in games}
-
-
-def _pooled(results: Sequence[MatchResult], game: str, names: Sequence[str]) -> dict[str, float | None]:
-    points, played = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
-    for result in results:
-        if result.game == game:
-            for name, wins in zip(result.names, (result.wins, result.losses), strict=True):
-                points[name] += wins + result.draws / 2
-                played[name] += result.games
-    return {name: points[name] / played[name] if played[name] else None for name in names}
 
 
 def interval(score: float, games: int) -> tuple[float, float]:
@@ -94,20 +62,6 @@ def shell_table(played: Sequence[ShellRehearsal]) -> list[str]:
         if len(one.tasks) < one.asked:
             lines += _wrapped(f"{_short(one.name, 40)}: {one.ended}, {one.asked} tasks were asked for")
     return lines
-
-
-def group_table(scores: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> list[str]:
-    """Rank quantiles: a line per game, a column per model, the means below."""
-
-    def shown(value: float | None) -> str:
-        return f"{'–':>13}" if value is None else f"{value:>13.2f}"
-
-    lines = ["rank quantiles", f"{'':<12}" + "".join(f"{_short(name, 12):>13}" for name in names)]
-    for game, places in scores.items():
-        lines.append(f"{game:<12}" + "".join(shown(places.get(name)) for name in names))
-    known = [[places[name] for places in scores.values() if name in places] for name in names]
-    means = [sum(values) / len(values) if values else None for values in known]
-    return [*lines, f"{'mean':<12}" + "".join(map(shown, means))]
 
 
 def shell_as_json(played: ShellRehearsal) -> dict[str, Any]:

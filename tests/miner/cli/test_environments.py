@@ -40,13 +40,13 @@ def asked(folder: Path, *arguments: str) -> list[str]:
 
 def test_what_is_asked_for_is_passed_on_with_the_programs_exit_code(folder: Path) -> None:
     options = ["--game", "othello", "--game", "clobber", "--against", "mcts:50", "--against", "expert"]
-    options += ["--games", "40", "--group", "--output", "kept", "--json", "--parser", "llama3"]
+    options += ["--games", "40", "--output", "kept", "--json", "--parser", "llama3"]
     words = asked(folder, "http://127.0.0.1:30000/v1#tuned", *options)
     assert words[:3] == ["-m", "trainer.environments.play", "http://127.0.0.1:30000/v1#tuned"]
     text = " ".join(words)
     assert "--game othello --game clobber --against mcts:50 --against expert --games 40" in text
     assert f"--seconds 900.0 --seed 42 --turn-seconds 30.0 --parser llama3 --output {folder}/kept" in text
-    assert words[-2:] == ["--group", "--json"]
+    assert words[-1] == "--json"
 
 
 def test_transcripts_are_kept_with_the_daemons_data(folder: Path) -> None:

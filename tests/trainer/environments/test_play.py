@@ -26,23 +26,19 @@ pytest.importorskip("pyspiel")
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_group_is_played_and_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--group", "--against", "mcts:50", "--against", "mcts:2", "--games", "20"]
+def test_the_first_plays_each_of_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--against", "mcts:50", "--against", "mcts:2", "--games", "20"]
     assert main(["random", "--game", "clobber", *options, "--output", str(tmp_path), "--json"]) == 0
     shown = capsys.readouterr()
     facts = json.loads(shown.out)
     assert facts == json.loads((tmp_path / "results.json").read_text())
-    places = facts["rank_quantiles"]["clobber"]
-    assert places["mcts:50"] == 1.0
-    assert sum(places.values()) == 1.5
     assert [match["names"] for match in facts["matches"]] == [
         ["random", "mcts:50"],
         ["random", "mcts:2"],
-        ["mcts:50", "mcts:2"],
     ]
     games = sum(match["games"] for match in facts["matches"])
     assert len(list(tmp_path.rglob("*.txt"))) == games
-    assert "clobber mcts:50 : mcts:2: " in shown.err
+    assert "clobber random : mcts:2: " in shown.err
 
 
 @pytest.mark.thorough_rows("gin_rummy")
@@ -91,14 +87,6 @@ def test_what_cannot_play_is_named(text: str, capsys: pytest.CaptureFixture[str]
 def test_two_of_a_name_are_told_apart() -> None:
     names = [entry.name for entry in play._entries(["random", "random", "mcts"], ModelOptions())]
     assert names == ["random#1", "random#2", "mcts"]
-
-
-def test_a_group_may_have_two_of_a_name(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--group", "--against", "random", "--against", "mcts:2", "--games", "4", "--json"]
-    assert main(["random", "--game", "leduc_poker", *options]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert set(facts["rank_quantiles"]["leduc_poker"]) == {"random#1", "random#2", "mcts:2"}
-    assert facts["matches"][0]["names"] == ["random#1", "random#2"]
 
 
 def _moves(messages: Any, tools: Any, *, last: bool = False) -> ChatAnswer:
@@ -172,7 +160,7 @@ def test_shell_tasks_count_although_the_server_went_away(
 
     models = [model_entry(name, ScriptedModel(away), 1) for name in ("one", "other")]
     monkeypatch.setattr(play, "_entries", lambda texts, options: models)
-    asked = ["x", "--game", "intercode", "--games", "30", "--group", "--at-once", str(at_once), "--json"]
+    asked = ["x", "--game", "intercode", "--games", "30", "--at-once", str(at_once), "--json"]
     assert main(asked) == 1
     facts = json.loads(capsys.readouterr().out)
     assert facts["failure"] == "nobody listens"
@@ -203,7 +191,7 @@ def test_shell_tasks_are_played_by_each_model_alone(
 
     models = [model_entry("one", ScriptedModel(submits), 1), model_entry("other", ScriptedModel(never), 1)]
     monkeypatch.setattr(play, "_entries", lambda texts, options: [*models, entry_for("random", options)])
-    asked = ["x", "--game", "intercode", "--games", "3", "--group", "--at-once", "2"]
+    asked = ["x", "--game", "intercode", "--games", "3", "--at-once", "2"]
     assert main([*asked, "--output", str(tmp_path), "--json"]) == 0
     shown = capsys.readouterr()
     facts = json.loads(shown.out)
@@ -214,7 +202,6 @@ def test_shell_tasks_are_played_by_each_model_alone(
     assert facts["shell_tasks"][1]["turns_without_call"] == 30
     questions = [[task["question"] for task in one["tasks"]] for one in facts["shell_tasks"]]
     assert questions[0] == questions[1]
-    assert set(facts["rank_quantiles"]["intercode"]) == {"one", "other"}
     assert "random plays no intercode" in shown.err
     kept = sorted((tmp_path / "intercode/other").iterdir())
     assert len(kept) == 3
