@@ -106,15 +106,6 @@ def expert_shapes(model: ModelFacts) -> list[LinearShape]:
     return [shape for shape in linear_shapes(model) if shape.name.startswith(EXPERT_PREFIX)]
 
 
-def expert_params_per_rank(model: ModelFacts) -> int:
-    """Of an adapter on the experts, per unit of its rank. Gate and up are one tensor, of one input."""
-    gate = f"{EXPERT_PREFIX}gate_proj"
-    return sum(
-        (shape.d_out + (0 if shape.name == gate else shape.d_in)) * shape.copies
-        for shape in expert_shapes(model)
-    )
-
-
 #: Patterns, and the factor on the LoRA rank of the layers whose names one matches; the first counts.
 RankFactors = tuple[tuple[str, float], ...]
 

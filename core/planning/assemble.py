@@ -230,7 +230,6 @@ def _adapter(needs: Requirements, candidate: RunCandidate) -> AdapterPlan | None
         rank_pattern={
             pattern: max(round(factor * candidate.rank), 1) for pattern, factor in needs.rank_factors
         },
-        expert_rank=max(round(needs.expert_factor * candidate.rank), 1) if needs.expert_factor else None,
         rslora=targets.rslora,
         dora=targets.dora,
         loraplus_lr_ratio=targets.loraplus_lr_ratio,

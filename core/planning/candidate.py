@@ -20,7 +20,6 @@ from core.models.facts import ImageFacts, ModelFacts
 from core.models.kernels import LigerPart, liger_parts
 from core.models.shapes import (
     RankFactors,
-    expert_params_per_rank,
     expert_shapes,
     linear_shapes,
     rank_factor,
@@ -40,8 +39,6 @@ class AdaptedShape(NamedTuple):
     ranks: float
     #: d_in + d_out of all adapted matrices of the model: adapter parameters per unit of rank.
     params_per_rank: int
-    #: Whether routed experts are among them.
-    experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +74,9 @@ def shape_of(
     model: ModelFacts,
     modules: tuple[str, ...] = (),
     factors: RankFactors = (),
-    expert_factor: float = 0.0,
 ) -> ModelShape:
     """Sum up the model's layers. `modules` have an adapter; empty means every linear layer. `factors`: on
-    the rank of some of them; `expert_factor`: on that of routed experts, which have none at 0."""
+    the rank of some of them."""
     rotary = 64 if model.kv_lora_rank else 0  # latent attention: rotary dimensions beside head_dim
     return ModelShape(
         layers=model.layers,
@@ -96,7 +92,7 @@ def shape_of(
         embedding_params=min(model.embedding_params, model.params_total),
         vocab_params=0 if model.is_image else model.vocab * model.hidden,
         expert_params=sum(shape.params for shape in expert_shapes(model)),
-        adapted=_adapted(model, modules, factors, expert_factor),
+        adapted=_adapted(model, modules, factors),
     )
 
 
@@ -109,9 +105,7 @@ def _mlp_width(model: ModelFacts) -> float:
     return (dense * model.intermediate + (model.layers - dense) * visited) / model.layers
 
 
-def _adapted(
-    model: ModelFacts, modules: tuple[str, ...], factors: RankFactors, expert_factor: float
-) -> AdaptedShape:
+def _adapted(model: ModelFacts, modules: tuple[str, ...], factors: RankFactors) -> AdaptedShape:
     if model.image is not None:
         # A transformer block of a diffusion model: q, k, v, o and two MLP matrices, in and out.
         return AdaptedShape(5.0 * model.hidden + model.intermediate, 6.0, model.image.adapter_params_per_rank)
@@ -122,10 +116,7 @@ def _adapted(
             inputs += linear.d_in * linear.copies
             ranks += factor * linear.copies
             per_rank += factor * (linear.d_in + linear.d_out) * linear.copies
-    per_rank += expert_factor * expert_params_per_rank(model) if expert_factor else 0.0
-    return AdaptedShape(
-        inputs / model.layers, ranks / model.layers, round(per_rank), experts=expert_factor > 0
-    )
+    return AdaptedShape(inputs / model.layers, ranks / model.layers, round(per_rank))
 
 
 class LossKind(StrEnum):
@@ -294,15 +285,6 @@ class RunCandidate:
         return self.width if self.full or not self.adapter_fp32 else 4
 
     @property
-    def adapts_experts(self) -> bool:
-        return self.shape.adapted.experts and not self.full
-
-    @property
-    def makes_experts(self) -> bool:
-        """Whether a pass makes the experts' weights first, and keeps them for its backward pass."""
-        return self.adapts_experts or self.method is Method.QLORA
-
-    @property
     def on_node(self) -> int:
         """GPUs on each of its nodes."""
         return self.world // self.nodes
@@ -441,13 +423,12 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
     modules = adapter.target_modules if adapter else ()
     ranks = adapter.rank_pattern.items() if adapter else ()
     factors = tuple((pattern, rank / adapter.rank) for pattern, rank in ranks) if adapter else ()
-    expert_factor = (adapter.expert_rank or 0) / adapter.rank if adapter else 0.0
     liger = liger_parts(plan.model.architecture) if precision.liger else frozenset[LigerPart]()
     return RunCandidate(
         task=plan.task.task_type,
         engine=plan.engine,
         method=plan.method,
-        shape=shape_of(plan.model, modules, factors, expert_factor),
+        shape=shape_of(plan.model, modules, factors),
         kind=plan.gpus.kind,
         world=plan.batch.world_size,
         node_gpus=plan.available.per_node if plan.available.nodes > 1 else MOST_GPUS,

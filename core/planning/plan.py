@@ -55,8 +55,6 @@ class AdapterPlan(Record):
     target_modules: tuple[str, ...] = ()
     #: Other ranks, by a pattern of the layers' names.
     rank_pattern: dict[str, int] = Field(default_factory=dict)
-    #: Of the adapter on routed experts; None: they carry none.
-    expert_rank: int | None = Field(default=None, ge=1)
     rslora: bool = False
     dora: bool = False
     loraplus_lr_ratio: float | None = None

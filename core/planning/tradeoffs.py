@@ -12,7 +12,6 @@ from pydantic import JsonValue
 
 from core.domain.choices import Attention, CompileMode, Engine, GpuStrategy, Parallelism
 from core.domain.units import show_bytes, show_params, show_seconds
-from core.models.experts import EXPERT_NAMES
 from core.models.shapes import EXPERT_PREFIX, linear_shapes
 from core.planning.budget import Concession, conceded
 from core.planning.candidate import RunCandidate, vary
@@ -112,7 +111,7 @@ def _quality(needs: Requirements, timed: TimedCandidate, budget: int) -> Iterato
     if not candidate.full and candidate.rank < needs.rank:
         higher = vary(candidate, rank=needs.rank)
         yield conceded("lora_r", needs.rank, candidate.rank, over_budget(higher, budget, TRAINED))
-    if not candidate.full and not candidate.adapts_experts:
+    if not candidate.full:
         yield from _experts(needs)
 
 
@@ -139,13 +138,8 @@ def adapter_reach(needs: Requirements, candidate: RunCandidate) -> str | None:
         return None
     shapes = [shape for shape in linear_shapes(model) if not shape.routed]
     reached = sum(shape.params for shape in shapes if not asked or shape.name in asked)
-    if candidate.adapts_experts:
-        reached += candidate.shape.expert_params
     share = f"the adapter reaches {reached / model.params_total:.1%} of the weights"
-    if model.moe is None or candidate.adapts_experts:
-        return share
-    hint = "; lora_experts_r adapts them" if model.architecture in EXPERT_NAMES else ""
-    return f"{share}: routed experts are left out{hint}"
+    return share if model.moe is None else f"{share}: routed experts are left out"
 
 
 def _optimizer_reason(needs: Requirements, timed: TimedCandidate, budget: int) -> str:

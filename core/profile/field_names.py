@@ -28,7 +28,6 @@ lora_alpha                  guides=alpha
 lora_dropout                plan=adapter.dropout axolotl kohya=network_dropout ai_toolkit=network.dropout
 lora_target_modules         axolotl
 lora_rank_pattern           plan=adapter.rank_pattern axolotl guides=rank_pattern
-lora_experts_r              axolotl=lora_target_parameters
 rslora                      axolotl=peft_use_rslora
 dora                        axolotl=peft_use_dora
 loraplus_lr_ratio           axolotl
@@ -132,5 +131,6 @@ REMOVED_FIELDS = frozenset(
         "mix_datasets",
         "prompt_loss_share",
         "neftune_alpha",
+        "lora_experts_r",
     }
 )

@@ -120,13 +120,6 @@ class Targets(Record):
         "`{down_proj: 128, 'layers[.][0-3][.].*': 16}`, as peft's rank_pattern: the first match counts. In "
         "proportion where lora_r is scaled or lowered. lora_alpha is the same for all.",
     )
-    lora_experts_r: int | None = Field(
-        default=None,
-        ge=1,
-        le=8192,
-        description="Rank of an adapter on routed experts (Axolotl; Mixtral, Qwen3-MoE, OLMoE). Unset: none. "
-        "In proportion where lora_r is scaled or lowered.",
-    )
     rslora: bool = Field(default=False, description="Scale by alpha/√r, not alpha/r.")
     dora: bool = Field(default=False, description="Weight-decomposed LoRA.")
     loraplus_lr_ratio: float | None = Field(default=None, gt=0, description="LoRA+: rate of B / rate of A.")

@@ -15,7 +15,6 @@ from typing import Any
 from transformers import TrainerCallback
 
 from core.runs.run_files import RunEnd
-from trainer.axolotl.expert_adapters import split_experts
 from trainer.axolotl.micro_batches import MicroBatchSplitter
 from trainer.axolotl.patches import patch_generate, run_first_pass
 from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
@@ -52,13 +51,9 @@ class HfHost:
         if folder is None:
             return
         model = self.model
-        if getattr(model, "peft_config", None):
-            # Preference training may carry a second adapter as its reference: not part of the result.
-            chosen = ["default"] if "default" in model.peft_config else None
-            model.save_pretrained(folder, state_dict=state, selected_adapters=chosen)
-            split_experts(folder, model.config.model_type)
-        else:
-            model.save_pretrained(folder, state_dict=state)
+        # Preference training may carry a second adapter as its reference: not part of the result.
+        chosen = {"selected_adapters": ["default"]} if "default" in getattr(model, "peft_config", ()) else {}
+        model.save_pretrained(folder, state_dict=state, **chosen)
 
     def set_rate(self, factor: float) -> None:
         """Set the rate of the first step: the engine calls the schedule only after each step."""

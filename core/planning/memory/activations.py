@@ -8,7 +8,7 @@ input once per matrix, and RMSNorm saves an fp32 copy. `s` is the candidate.
 
 from __future__ import annotations
 
-from core.domain.choices import Attention
+from core.domain.choices import Attention, Method
 from core.domain.tasks import ImageModelType
 from core.models.kernels import LigerPart
 from core.planning.candidate import LossKind, RunCandidate, image_tokens, image_type
@@ -26,10 +26,9 @@ KL_LOGIT_BYTES = (18.25, 24.0)
 #: SDXL's U-Net has no single width; bytes per 1024² image, without and with checkpointing. From published
 #: totals (24 GB class without, 11 GB with), not measured by us.
 SDXL_IMAGE_BYTES = (7.5e9, 2.0e9)
-#: peft adds an adapter on experts to the whole of a layer's weights: per parameter of these what is added and
-#: the sum. Without checkpointing every layer's sum is kept, and of a 4-bit base what it stands for. As torch
-#: counts a step of a small Qwen3-MoE with adapters: 4.0 to 4.3, and 2.05.
-EXPERT_WORK, EXPERT_SAVED = 4.0, 2.0
+#: Without checkpointing the experts of a 4-bit base are kept in bf16 for the backward pass; bytes per
+#: parameter.
+EXPERT_SAVED = 2.0
 #: Encoding one 1024² image with the SDXL-size VAE, fp32; measured on a CPU.
 VAE_IMAGE_BYTES = 2.6e9
 
@@ -123,7 +122,7 @@ def saved_activations(s: RunCandidate) -> float:
         return _saved_for_images(s)
     outside = (8.0 if s.full else 4.0) * s.shape.hidden
     if not s.checkpointing:
-        experts = EXPERT_SAVED * s.shape.expert_params if s.makes_experts else 0.0
+        experts = EXPERT_SAVED * s.shape.expert_params if s.method is Method.QLORA else 0.0
         return s.saved_tokens * (s.shape.layers * layer_bytes(s) + outside) + experts
     if s.offload:
         return s.saved_tokens * outside
@@ -154,16 +153,12 @@ def backward_layer(s: RunCandidate) -> float:
             return 0.0
         tokens = s.micro * image_tokens(s.image.facts, s.image.resolution)
     recomputed = layer_bytes(s) if s.checkpointing else 0.0
-    return tokens * (recomputed + backward_work(s)) + _expert_work(s)
+    return tokens * (recomputed + backward_work(s))
 
 
 @memory_part("layer at work", "one layer in the forward pass")
 def forward_layer(s: RunCandidate) -> float:
-    return s.tokens * forward_work(s) + _expert_work(s)
-
-
-def _expert_work(s: RunCandidate) -> float:
-    return EXPERT_WORK * s.shape.expert_params / s.shape.layers if s.adapts_experts else 0.0
+    return s.tokens * forward_work(s)
 
 
 @memory_part("adapter in bf16", "autocast's copies")

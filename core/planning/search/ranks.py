@@ -1,11 +1,9 @@
-"""The adapter's ranks: of all layers, of some by name, of routed experts."""
+"""The adapter's ranks: of all layers, and of some by name."""
 
 from __future__ import annotations
 
 from pydantic import JsonValue
 
-from core.domain.choices import Engine
-from core.models.experts import EXPERT_NAMES
 from core.models.facts import ModelFacts
 from core.models.shapes import RankFactors
 from core.planning.budget import Concession, conceded
@@ -39,35 +37,6 @@ def rank_factors(
         got: dict[str, JsonValue] = dict.fromkeys(over, most)
         given.append(conceded("lora_rank_pattern", over, got, f"limits.max_lora_r is {most}"))
     return tuple((pattern, min(factor, most / rank)) for pattern, factor in factors.items())
-
-
-def expert_factor(
-    profile: ResolvedProfile, model: ModelFacts, engine: Engine, rank: int, given: list[Concession]
-) -> float:
-    """What `lora_experts_r` means relative to lora_r; 0: no adapter on experts."""
-    asked, most = profile.targets.lora_experts_r, profile.limits.max_lora_r
-    if asked is None or model.moe is None:
-        return 0.0
-    if (reason := _no_expert_adapter(profile.targets, model, engine)) is not None:
-        given.append(conceded("lora_experts_r", asked, None, reason))
-        return 0.0
-    factor = asked / _asked_rank(profile)
-    if factor * rank > most:
-        given.append(conceded("lora_experts_r", asked, most, f"limits.max_lora_r is {most}"))
-    return min(factor, most / rank)
-
-
-def _no_expert_adapter(targets: Targets, model: ModelFacts, engine: Engine) -> str | None:
-    if model.architecture not in EXPERT_NAMES:
-        return f"evaluations might not load an adapter on the experts of {model.architecture}"
-    if engine is not Engine.AXOLOTL:
-        return "the native trainer has none"
-    if targets.lora_dropout:
-        return "peft adds it to the weights, which leaves no place for lora_dropout"
-    for field in ("dora", "rslora", "lora_rank_pattern"):
-        if getattr(targets, field):
-            return f"not beside {field}, which evaluations would not apply to them alike"
-    return "vLLM is not known to take it" if targets.grpo_vllm else None
 
 
 def _asked_rank(profile: ResolvedProfile) -> float:

@@ -48,8 +48,6 @@ class Requirements(NamedTuple):
     rank: int
     #: On the rank of layers by name.
     rank_factors: RankFactors
-    #: That of an adapter on routed experts; 0: they have none.
-    expert_factor: float
     length: int
     eval_rows: int
     attention: Attention
@@ -140,7 +138,6 @@ def requirements_for(
     length = _length(data, model, targets, limits, given)
     rank = ranks.lora_rank(targets, limits, given)
     rank_factors = ranks.rank_factors(profile, model, rank, given)
-    expert_factor = ranks.expert_factor(profile, model, engine, rank, given)
     method = _method(model, targets, given)
     attention = _attention(model, targets, kind, given)
     fp8 = _fp8(targets, kind, given)
@@ -158,10 +155,9 @@ def requirements_for(
         kind=kind,
         engine=engine,
         method=method,
-        shape=shape_of(model, tuple(targets.lora_target_modules or ()), rank_factors, expert_factor),
+        shape=shape_of(model, tuple(targets.lora_target_modules or ()), rank_factors),
         rank=rank,
         rank_factors=rank_factors,
-        expert_factor=expert_factor,
         length=length,
         eval_rows=held_out(task.task_type, data.rows, targets),
         attention=attention,

@@ -89,8 +89,6 @@ BANDWIDTH_SHARE = 0.85
 DERATE = 0.75
 #: Bytes moved between the products, per token, layer and element of width: (plain, with checkpointing).
 LORA_MOVES, FULL_MOVES = (975.0, 1280.0), (700.0, 800.0)
-#: Bytes moved per parameter of experts with an adapter, in a pass; and to add it up once more.
-EXPERT_MOVES, EXPERT_SUM = 22.0, 12.0
 #: Kernels that one layer launches in a step, and what launching one costs.
 LORA_KERNELS, FULL_KERNELS, IMAGE_KERNELS = 370.0, 190.0, 250.0
 LAUNCH_S = 7e-6
@@ -152,7 +150,7 @@ def step_time(s: RunCandidate, work: PassWork) -> StepTime:
 
 def _pass_seconds(s: RunCandidate, flops: float, tokens: float) -> float:
     products = flops / (s.kind.bf16_flops * _gemm_share(s) * _precision(s))
-    moved = moved_bytes(s) * (tokens * _image_tokens(s)) + _expert_bytes(s)
+    moved = moved_bytes(s) * (tokens * _image_tokens(s))
     busy = (products + moved / (s.kind.bandwidth * BANDWIDTH_SHARE)) / DERATE
     launch = _kernels(s) * LAUNCH_S
     kind = image_type(s)
@@ -187,14 +185,6 @@ def moved_bytes(s: RunCandidate) -> float:
     gain = COMPILED_MOVES if s.compile_mode is not None else 1.0
     head = 0.0 if s.image is not None else 20.0 * s.shape.vocab
     return (moves * width * gain + head) * (s.width / 2)
-
-
-def _expert_bytes(s: RunCandidate) -> float:
-    """Moved in a pass to add an adapter to all weights of the experts: their product and the sum written and
-    read, and the same of their gradients. Counted, not measured."""
-    if not s.adapts_experts:
-        return 0.0
-    return (EXPERT_MOVES + (EXPERT_SUM if s.checkpointing else 0.0)) * s.shape.expert_params
 
 
 def _kernels(s: RunCandidate) -> float:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from core.domain.choices import LrSchedule, Method, Optimizer
-from core.models.experts import EXPERT_PARAMETERS
 from core.models.kernels import LigerPart, liger_parts
 from core.planning.plan import AdapterPlan, TrainingPlan
 from core.profile.field_names import FIELD_NAMES, NameSystem
@@ -138,8 +137,7 @@ def _adapter(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineC
         "lora_r": adapter.rank,
         "lora_alpha": _rounded_alpha(adapter.alpha, notes),
         "lora_dropout": adapter.dropout,
-        "lora_rank_pattern": _rank_pattern(adapter) or None,
-        "lora_target_parameters": list(EXPERT_PARAMETERS) if adapter.expert_rank else None,
+        "lora_rank_pattern": adapter.rank_pattern or None,
         **_targets(plan, adapter),
         "peft_use_rslora": adapter.rslora or None,
         "peft_use_dora": adapter.dora or None,
@@ -162,12 +160,6 @@ def _targets(plan: TrainingPlan, adapter: AdapterPlan) -> EngineConfig:
     else:
         keys = {"lora_target_linear": True}
     return {"lora_target_linear": None, "lora_target_modules": None, **keys}
-
-
-def _rank_pattern(adapter: AdapterPlan) -> dict[str, int]:
-    """The first match counts: a pattern for `down_proj` is not meant for experts."""
-    experts = dict.fromkeys(EXPERT_PARAMETERS, adapter.expert_rank) if adapter.expert_rank else {}
-    return {**experts, **adapter.rank_pattern}
 
 
 def _rounded_alpha(alpha: float, notes: list[str]) -> int:

@@ -15,7 +15,7 @@ from core.submission.metadata import COMPARED
 from tests.trainer import odd_models, tiny
 from tests.trainer.forks import ForkServer
 from tests.trainer.runner.test_text_runner import execute, rescored
-from tests.trainer.tasks import DATASETS, plan_of, planned, task, write_profile
+from tests.trainer.tasks import DATASETS, planned, task
 from trainer.runner import text_runner
 
 ALL = [
@@ -47,28 +47,6 @@ def test_it_is_trained_and_what_is_submitted_is_a_fine_tune_of_it(
         configs = [json.loads((folder / "config.json").read_text("utf-8")) for folder in (model, place)]
         wanted, have = ({key: config.get(key) for key in COMPARED} for config in configs)
         assert have == wanted
-
-
-@pytest.mark.thorough
-def test_an_adapter_on_routed_experts_is_submitted_matrix_by_matrix(
-    forks: ForkServer, tmp_path: Path
-) -> None:
-    model = odd_models.save(tmp_path / "model", "mixture")
-    targets = {"lora_experts_r": 4, "lora_r": 8, "lora_dropout": 0, "max_steps": 20}
-    profile = write_profile(tmp_path / "profile.yaml", targets=targets)
-    run = planned(task(tmp_path, TaskType.INSTRUCT, model=model), profile)
-    assert plan_of(run).adapter.expert_rank == 4
-    result = execute(run, forks)
-    assert (result.end, result.submission) == (RunEnd.FINISHED, True), result.detail
-    base, ours = rescored(run)
-    assert ours == pytest.approx(result.best.value, abs=2e-3)
-    assert ours < base
-    said = json.loads((Path(run.submission_dir) / "adapter_config.json").read_text("utf-8"))
-    assert (said["r"], said["target_parameters"]) == (4, None)
-    assert {"gate_proj", "up_proj", "down_proj"} < set(said["target_modules"])
-    factors = names(Path(run.submission_dir), "adapter_model")
-    changed = "base_model.model.model.layers.1.mlp.experts.3.gate_proj.lora_B.weight"
-    assert changed in factors
 
 
 def names(folder: Path, file_name: str = "model") -> set[str]:

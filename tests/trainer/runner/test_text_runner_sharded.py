@@ -13,8 +13,7 @@ from core.domain.choices import Method
 from core.domain.tasks import TaskType
 from core.runs.progress import EvalEvent, StepEvent
 from core.runs.run_files import RunEnd, RunResult, RunSpec
-from tests.trainer import odd_models
-from tests.trainer.runner.test_text_runner import events, held_out, rescored, submitted_model
+from tests.trainer.runner.test_text_runner import events, held_out, submitted_model
 from tests.trainer.runner.test_text_runner_launches import (
     PATIENCE,
     log_of,
@@ -105,20 +104,3 @@ def test_a_sharded_grpo_training_is_scored_as_the_whole_model_is(tmp_path: Path)
     again = held.rewarded(held.score(submitted_model(run), reference=base))
     assert again is not None
     assert again.kl == pytest.approx(result.best.rewarded.kl, abs=2e-3)  # in bf16
-
-
-@pytest.mark.thorough
-def test_an_adapter_on_routed_experts_is_trained_and_submitted_sharded(tmp_path: Path) -> None:
-    model = odd_models.save(tmp_path / "model", "mixture")
-    targets = {"lora_experts_r": 4, "lora_r": 8, "lora_dropout": 0, "max_steps": 12}
-    profile = write_profile(tmp_path / "profile.yaml", targets=targets)
-    run = sharded(planned(task(tmp_path, TaskType.INSTRUCT, model=model), profile, processes=2))
-    child = started(run, VARIABLES)
-    assert child.wait(timeout=PATIENCE) == 0, log_of(run)
-    assert really_sharded(run)
-    result = result_of(run)
-    assert (result.end, result.submission) == (RunEnd.FINISHED, True), log_of(run)
-    assert result.best is not None
-    base, ours = rescored(run)
-    assert ours == pytest.approx(result.best.value, abs=0.02)  # in bf16
-    assert ours < base - 0.05

@@ -248,22 +248,16 @@ def test_liger_comes_with_its_plugin_and_its_own_loss() -> None:
     assert config["attn_implementation"] == "flash_attention_2"
 
 
-def test_experts_are_named_as_parameters_and_quantised_where_the_base_is() -> None:
+def test_experts_are_quantised_where_the_base_is() -> None:
     model = facts_from_name("Qwen/Qwen3-30B-A3B")
-    adapter = AdapterPlan(
-        rank=64, alpha=32, dropout=0, params=1, expert_rank=8, rank_pattern={"down_proj": 16}
-    )
-    config = config_of(text_plan(SFT, adapter=adapter).model_copy(update={"model": model}))
+    config = config_of(text_plan(SFT).model_copy(update={"model": model}))
     assert config["lora_target_linear"] is True
-    assert config["lora_target_parameters"] == ["experts.gate_up_proj", "experts.down_proj"]
-    first = ["experts.gate_up_proj", "experts.down_proj", "down_proj"]
-    assert list(config["lora_rank_pattern"]) == first, "of several matches the first counts"
     four_bit = config_of(text_plan(SFT, Method.QLORA).model_copy(update={"model": model}))
     assert (four_bit["quantize_moe_experts"], four_bit["lora_target_modules"]) == (True, "all-linear")
     assert "lora_target_linear" not in four_bit
     dense = config_of(text_plan(SFT, Method.QLORA))
     assert dense["lora_target_linear"] is True
-    assert not dense.keys() & {"quantize_moe_experts", "lora_target_modules", "lora_target_parameters"}
+    assert not dense.keys() & {"quantize_moe_experts", "lora_target_modules"}
 
 
 @each(

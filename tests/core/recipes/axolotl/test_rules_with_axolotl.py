@@ -49,13 +49,6 @@ CORNERS: tuple[dict[str, Any], ...] = (
         )
     },
     {"adapter": AdapterPlan(rank=8, alpha=8, dropout=0, params=1, loraplus_lr_ratio=16)},
-    {"adapter": AdapterPlan(rank=64, alpha=32, dropout=0, params=1, expert_rank=8), "model": EXPERTS},
-    {
-        "adapter": AdapterPlan(rank=64, alpha=32, dropout=0, params=1, expert_rank=8),
-        "model": EXPERTS,
-        "parallelism": FSDP,
-        "fsdp": FsdpPlan(),
-    },
     {"method": Method.QLORA, "model": EXPERTS, "gpus": 1, "parallelism": Parallelism.SINGLE},
     {"method": Method.QLORA, "model": EXPERTS, "parallelism": FSDP, "fsdp": FsdpPlan()},
     {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_2)},
