@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,39 +110,6 @@ def native(
 
 
 @app.command()
-def sweep(
-    folder: Annotated[Path, typer.Argument(help="The run's directory; made if it does not exist.")],
-    model: Model = None,
-    data: Data = None,
-    mode: ModeWord = "sft",
-    profile: Profile = DEFAULT_PROFILE,
-    sets: Sets = None,
-    natives: Natives = None,
-    columns: Columns = None,
-    levers: Annotated[
-        str | None,
-        typer.Option(
-            help="Some of packing,numbers,attention,checkpointing,micro,compile,optimizer; unset: all."
-        ),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=2, help="Measured per setting, after three to warm up.")] = 12,
-    as_json: AsJson = False,
-) -> None:
-    """Measure a few steps with each speed setting, and print which to keep."""
-    from miner.cli.render import training
-
-    python = _training_python()
-    folder = folder.resolve()
-    _make_or_resume_run(folder, model, data, mode, 1.0, profile, sets, natives, columns, None)
-    arguments = ["sweep", str(folder / "run.json"), "--steps", str(steps)]
-    arguments += ["--levers", levers] if levers else []
-    events = _measure(python, folder, arguments, as_json)
-    if not as_json:
-        training.print_sweep(events)
-    raise typer.Exit(0 if any(event["event"] == "keep" for event in events) else 1)
-
-
-@app.command()
 def tokens(
     source: Annotated[Path, typer.Argument(exists=True, help="A text file, a table of text, or a folder.")],
     folder: Annotated[Path, typer.Argument(help="Where to write the token file.")],
@@ -242,28 +210,33 @@ def _train(python: Path, folder: Path, run: RunSpec, as_json: bool) -> int:
 
 
 def _trace(python: Path, folder: Path, as_json: bool) -> int:
-    from miner.cli.render import training
-
-    events = _measure(python, folder, ["trace", str(folder / "run.json"), str(folder / "trace")], as_json)
-    if not as_json:
-        training.print_kernels(events)
-    return 0
-
-
-def _measure(python: Path, folder: Path, arguments: list[str], as_json: bool) -> list[dict[str, Any]]:
-    """Measure a run and return the events; programs get each as it comes, people the settings of a sweep."""
+    """Trace a few steps; programs get each event as it comes, people a table of kernels."""
     from miner.cli import native_runs
-    from miner.cli.render import training
 
     events = []
-    command = ["trainer.native.measure", *arguments]
+    command = ["trainer.native.trace", str(folder / "run.json"), str(folder / "trace")]
     for line in native_runs.program_lines(python, command, folder / native_runs.PROFILE_FILE):
         events.append(json.loads(line))
         if as_json:
             typer.echo(line, nl=False)
-        elif events[-1]["event"] == "setting":
-            echo(training.setting_line(events[-1]), err=True)
-    return events
+    if not as_json:
+        _print_kernels(events)
+    return 0
+
+
+def _print_kernels(events: Sequence[dict[str, Any]]) -> None:
+    from miner.cli.render.terminal import Terminal, plain_table
+
+    rows = [
+        (event["name"][:70], f"{event['calls']:,}", f"{event['ms_per_step']:.2f}", f"{event['share']:.1%}")
+        for event in events
+        if event["event"] == "kernel"
+    ]
+    columns = ("kernel", "calls", "ms per step", "share")
+    Terminal().print(plain_table(*columns, rows=rows, right=columns[1:], header_style="dim"))
+    for event in events:
+        if event["event"] == "traced":
+            echo(f"trace: {event['trace']}\ntable: {event['table']}")
 
 
 def evaluate(

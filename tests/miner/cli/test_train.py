@@ -125,36 +125,9 @@ def test_a_trace_is_shown_as_a_table(setting: Path) -> None:
     fake(setting, 0, kernel, {"event": "traced", "trace": "/t.json.gz", "table": "/k.txt"})
     code, said = run("native", "run", *NEW, "--trace")
     assert code == 0
-    assert asked(setting) == [f"-m trainer.native.measure trace {setting}/run/run.json {setting}/run/trace"]
+    assert asked(setting) == [f"-m trainer.native.trace {setting}/run/run.json {setting}/run/trace"]
     assert "aten::mm  1,140         4.15  38.0%" in said
     assert "/t.json.gz" in said
-
-
-PLANNED = {"event": "setting", "name": "as planned", "targets": {}, "gain": None}
-SPEED = {"tokens_s": 1000.0, "step_ms": 10.0, "memory_bytes": 2**30, "loss": 2.0}
-SETTINGS = (
-    {**PLANNED, **SPEED, "memory_bytes": 0},
-    {**PLANNED, **SPEED, "name": "compile: default", "targets": {"compile_mode": "default"}, "gain": 1.4},
-    {**PLANNED, "name": "numbers: fp8", "targets": {"fp8": True}, "failed": "no fp8 units"},
-)
-
-
-def test_a_sweep_says_what_to_keep_as_a_profile_would(setting: Path) -> None:
-    targets = {"compile_mode": "default", "engine_config": {"recompute": "cheap"}}
-    fake(setting, 0, *SETTINGS, {"event": "keep", "targets": targets, "tokens_s": 1400.0, "gain": 1.4})
-    code, said = run("sweep", "run", *NEW, "--levers", "compile,numbers", "--steps", "4")
-    assert code == 0
-    assert asked(setting) == [
-        f"-m trainer.native.measure sweep {setting}/run/run.json --steps 4 --levers compile,numbers"
-    ]
-    assert "no fp8 units" in said
-    assert "keep (1.40x the plan's speed):\ntargets:\n  compile_mode: default\n" in said
-    assert "engine_config:\n  native:\n    recompute: cheap" in said
-    code, said = run("sweep", "run", "--json")
-    assert [json.loads(line)["event"] for line in said.splitlines()] == ["setting"] * 3 + ["keep"]
-    fake(setting, 0, {**PLANNED, "failed": "out of memory"})
-    code, said = run("sweep", "run")
-    assert (code, "out of memory" in said) == (1, True)
 
 
 def test_tokens_are_made_by_the_training_environment(setting: Path) -> None:
