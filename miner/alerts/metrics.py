@@ -50,9 +50,9 @@ class MetricSeries:
     """One subject's values, oldest first."""
 
     points: tuple[Point, ...] = ()
-    #: Of how many jobs or requests; None: as many as there are points.
+    #: Number of jobs or requests, if it differs from the number of points.
     count: int | None = None
-    #: For people: which, and why.
+    #: Names and reasons, for people.
     detail: str = ""
 
 
@@ -74,13 +74,13 @@ class Metric:
 
 @dataclass
 class LiveMeasurements:
-    """What rules read from memory."""
+    """Measurements that rules read from memory."""
 
     samples: SampleHistory
     requests: RequestWatch
-    #: The trainings that run now; None while nobody knows, as after a start.
+    #: The trainings that run now, or None while that is not known, as after a start.
     trainings: Callable[[], list[RunningTraining] | None]
-    #: How far the system's clock is from the validators'; None: too few say.
+    #: The system clock's distance from the validators', or None if too few of them tell.
     clock_offset: Callable[[], ClockOffset | None] = lambda: None
     _recorded: dict[AlertSubject, dict[str, deque[Point]]] = field(default_factory=dict)
 

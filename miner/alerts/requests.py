@@ -1,6 +1,6 @@
-"""What validators send: whether it could be read, and whether it has fields that this version does not know.
+"""Requests of validators: those that could not be read, and fields that this version does not know.
 
-On the way of an offer this costs an append and an assignment. Bodies are looked at later, once a minute.
+An offer pays an append and an assignment for it. Bodies are examined later, once a minute.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pydantic import BaseModel
 from core.domain.records import printable
 from core.domain.wire import MinerTaskOffer, TrainRequestImage, TrainRequestText
 
-#: Requests that are remembered of a validator, and the largest body that is looked at.
+#: Requests that are remembered of a validator, and the largest body that is examined.
 MAX_OUTCOMES = 512
 MAX_BODY_BYTES = 64 * 1024
-#: Hotkeys that are remembered: only registered validators get this far. And new fields of each.
+#: Hotkeys that are remembered (only registered validators get this far), and new fields of each.
 MAX_HOTKEYS, MAX_NEW_FIELDS = 256, 100
-#: By path, what a body may have.
+#: The schema of a body, by path.
 MODELS: Mapping[str, type[BaseModel]] = {
     "/task_offer/": MinerTaskOffer,
     "/task_offer_image/": MinerTaskOffer,
@@ -30,13 +30,13 @@ MODELS: Mapping[str, type[BaseModel]] = {
 
 
 class RequestWatch:
-    """The newest requests of each validator. For one event loop, but for `examine`."""
+    """The newest requests of each validator. For one event loop."""
 
     def __init__(self) -> None:
         self._outcomes: dict[str, deque[tuple[float, float]]] = {}
         self._problems: dict[str, str] = {}
         self._bodies: dict[tuple[str, str], tuple[float, bytes]] = {}
-        #: By hotkey and field, when it was last seen.
+        #: Time at which a field was last seen, by hotkey and field.
         self._new_fields: dict[str, dict[str, float]] = {}
 
     def note_valid(self, hotkey: str, path: str, raw: bytes, now: float) -> None:
@@ -49,11 +49,11 @@ class RequestWatch:
         self._problems[hotkey] = printable(f"{path}: {problem}")[:200]
 
     def outcomes(self) -> Iterable[tuple[str, Iterable[tuple[float, float]]]]:
-        """By hotkey: when, and 1 for a request that could not be read."""
+        """Return the times of requests by hotkey, with 1 for one that could not be read."""
         return self._outcomes.items()
 
     def problem(self, hotkey: str) -> str:
-        """What was wrong with the last request that could not be read."""
+        """The fault of the last request that could not be read."""
         return self._problems.get(hotkey, "")
 
     def new_fields(self, since: float) -> Iterator[tuple[str, float, set[str]]]:
@@ -81,7 +81,7 @@ class RequestWatch:
 
 
 def unknown_fields(path: str, raw: bytes) -> list[str]:
-    """The fields of a body that its model does not have, at most ten."""
+    """Return the fields of a body that its model does not have, at most ten."""
     model = MODELS.get(path)
     try:
         body = json.loads(raw)

@@ -1,4 +1,4 @@
-"""Alert rules: the schema of `alerts.yaml`, and how the operator's file is laid over the shipped one.
+"""Alert rules: the schema of `alerts.yaml`, and the operator's file laid over the shipped one.
 
 The operator's file needs to name only what it changes: it is merged key by key over the shipped rules,
 without `extends`, so that nobody loses a rule by forgetting a line. `off: true` takes a rule out.
@@ -39,7 +39,7 @@ MAX_STORED_WINDOW_SECONDS = 31 * 86_400.0
 
 
 class WindowStat(StrEnum):
-    """What is compared of the values in the window."""
+    """The statistic of the values in the window."""
 
     MEAN = "mean"
     MAX = "max"
@@ -49,7 +49,7 @@ class WindowStat(StrEnum):
 
 
 class Threshold(Record):
-    """A number with the unit that it was written in."""
+    """A number with the unit in which it was written."""
 
     value: float
     unit: MetricUnit | None = None
@@ -107,7 +107,7 @@ DutyChange = Annotated[float, BeforeValidator(_change), AfterValidator(_duty_cha
 
 
 class AlertCondition(Record):
-    """What is compared with what."""
+    """The metric and its limits."""
 
     metric: str | None = Field(default=None, description="What is measured; see the table of metrics.")
     above: Limit | None = Field(default=None, description="The condition is met above this.")
@@ -125,7 +125,7 @@ class AlertCondition(Record):
 
 
 class AlertAction(Record):
-    """What is asked of the training on the GPU, or of the job, that the rule is about."""
+    """The change that a rule asks of the training that it is about."""
 
     batch: BatchChange | None = Field(
         default=None,
@@ -148,7 +148,7 @@ class AlertAction(Record):
 
 
 class AlertRule(Record):
-    """A rule. What a file leaves out stays as the shipped file has it."""
+    """A rule. A file changes only the values that it names."""
 
     model_config = ConfigDict(populate_by_name=False)
 
@@ -240,12 +240,13 @@ class LoadedAlertRules:
         self.digest = hashlib.sha256(text.encode()).hexdigest()
 
     def origin(self, *path: str) -> str:
-        """Where a value, or anything below it, was last written: `alerts.yaml:12`."""
-        found = [str(origin) for known, origin in self._values.origins.items() if known[: len(path)] == path]
-        return found[-1] if found else "default"
+        """The place where a value, or anything below it, was last written: `alerts.yaml:12`."""
+        origins = self._values.origins.items()
+        places = [str(origin) for known, origin in origins if known[: len(path)] == path]
+        return places[-1] if places else "default"
 
     def written(self) -> list[tuple[str, Any, str]]:
-        """Every value of the files, as (dotted path, value, where it was written)."""
+        """Return every value of the files, as (dotted path, value, place where it was written)."""
         origins = self._values.origins
         return [(dotted_path(path), value, str(origins[path])) for path, value in self._values.values.items()]
 
@@ -253,7 +254,7 @@ class LoadedAlertRules:
         return (self.kinds.get(kind) or KindSettings()).severity or Severity.WARNING
 
     def notifies(self, name: str) -> bool:
-        """Whether alerts of a rule, or of a kind, are passed on."""
+        """Return True if alerts of this rule or kind are passed on."""
         known = self.rules.get(name) or self.kinds.get(name)
         return known is None or known.notify is not False
 
@@ -267,7 +268,7 @@ class LoadedAlertRules:
 
 
 def _rule_problems(rule: AlertRule) -> list[tuple[tuple[str, ...], str, str]]:
-    """What is wrong with a rule as a whole: (path, value, rule)."""
+    """Return the faults of a rule as a whole: (path, value, rule)."""
     when = rule.when
     metric = METRICS.get(when.metric or "")
     if metric is None:
@@ -324,8 +325,8 @@ def _add_layer(values: LayeredValues, data: Mapping[str, Any], path: KeyPath, so
             values.unset(inner)
         elif isinstance(value, dict) and value:
             # The other side of a threshold would contradict the new one.
-            for one, other in (("above", "below"), ("below", "above")):
-                if path[:1] == ("rules",) and key == "when" and one in value and other not in value:
+            for side, other in (("above", "below"), ("below", "above")):
+                if path[:1] == ("rules",) and key == "when" and side in value and other not in value:
                     values.unset((*inner, other))
             _add_layer(values, value, inner, source)
         else:
@@ -337,12 +338,12 @@ def shipped_file() -> Path:
 
 
 def load_alert_rules(file: Path | None = None) -> LoadedAlertRules:
-    """Load the shipped rules, and the operator's file over them if it exists. `ConfigError` has the lines."""
+    """Load the shipped rules, and the operator's file over them, if any. `ConfigError` has the lines."""
     return LoadedAlertRules(_layers(file))
 
 
 def alert_rules_of_text(text: str, file: Path) -> LoadedAlertRules:
-    """Load what the rules would be with this text in the operator's file. `ConfigError`."""
+    """Load the rules as they would be with this text in the operator's file. `ConfigError`."""
     return LoadedAlertRules([_layer(shipped_file()), ConfigLayer(ALERTS_KIND, file, text)])
 
 
@@ -358,7 +359,7 @@ def _layer(path: Path) -> ConfigLayer[AlertFile]:
 
 
 class LiveAlertRules:
-    """The rules in force, which follow the operator's file. A bad edit keeps the last good rules."""
+    """The rules in force, which follow the operator's file. After a bad edit the last good rules stay."""
 
     def __init__(self, file: Path, last_good: Path, alert: SendAlert) -> None:
         self._file, self._alert = file, alert
@@ -372,12 +373,12 @@ class LiveAlertRules:
 
     @property
     def problem(self) -> str | None:
-        """Why the file as it is now is not in force; None: it is, or there is none."""
+        """The reason why the present file is not in force, or None if it is, or if there is none."""
         problem = self._live.problem
         return str(problem) if problem else None
 
     def current(self) -> LoadedAlertRules:
-        """The rules as read last; no file is checked."""
+        """The rules as last read; no file is checked."""
         return self._live.current
 
     def refresh(self) -> None:

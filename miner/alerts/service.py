@@ -1,4 +1,4 @@
-"""Alerts of the running daemon: rules are evaluated, alerts stored, and passed on to whoever notifies.
+"""Alerts of the running daemon: evaluate the rules, store alerts, and pass them on to the notifier.
 
 Two sources, one table: rules of `alerts.yaml`, and every `AlertKind` that the program raises. Neither may
 hold up anything else: rules run every few seconds beside the offers, slow queries in a thread once a minute.
@@ -41,16 +41,16 @@ from miner.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: How often the store is asked.
+#: Interval at which the store is read.
 STORE_SECONDS = 60.0
-#: An alert of the program that nothing resolves is closed when it has not come again for so long.
+#: An alert of the program that nothing resolves is closed after this long without coming again.
 FORGET_SECONDS = 6 * 3600.0
-#: Without a window, what was measured last counts if it is not older than this.
+#: Without a window, the last measurement counts if it is not older than this.
 NOW_SECONDS = 30.0
 
 
 class AlertSink(Protocol):
-    """Whoever notifies the operator. Never waits, never fails."""
+    """Notifies the operator. Never waits, never fails."""
 
     def add(self, alert: AlertRow) -> None: ...
 
@@ -64,16 +64,16 @@ class AlertService:
         live: LiveMeasurements,
         *,
         clock: Callable[[], float],
-        sink: AlertSink | None = None,
         file_problems: Callable[[], Mapping[str, str | None]] = dict,
     ) -> None:
-        """`file_problems`: of each kind about a file, why it is not in force; None where it is."""
-        self.rules, self.live, self.sink = rules, live, sink
+        """`file_problems` returns by kind of alert why the file it is about is not in force, or None."""
+        self.rules, self.live = rules, live
+        self.sink: AlertSink | None = None
         self.engine = RuleEngine()
         self.actions = ActionController(store, live)
         self._store, self._metrics, self._clock = store, metrics, clock
         self._file_problems = file_problems
-        #: Kinds whose alert is resolved; of the others there may be one, perhaps of an earlier process.
+        #: Kinds without an open alert. Others may have one, perhaps of an earlier process.
         self._files_in_force: set[str] = set()
         self._adopted = False
         #: By metric and window, as last read from the store.
@@ -166,12 +166,12 @@ class AlertService:
         }
 
         def query(connection: sqlite3.Connection) -> dict[tuple[str, float], SeriesBySubject]:
-            found = {}
+            series = {}
             for name, over in wanted:
-                ask = METRICS[name].query
-                assert ask is not None
-                found[name, over] = ask(connection, now - over, now)
-            return found
+                read = METRICS[name].query
+                assert read is not None
+                series[name, over] = read(connection, now - over, now)
+            return series
 
         self._stored_at = now
         self._stored = await self._store.read(query)
@@ -179,8 +179,8 @@ class AlertService:
         resolved = frozenset(self._problems_of_files()).union(*ENDED_BY.values())
         unresolved = [kind for kind in AlertKind if kind not in resolved]
         await self._store.write(store_alerts.expire_alerts, unresolved, now - FORGET_SECONDS, now)
-        firing = [one for name in rules for one in self.engine.firing(name) if not one.no_data]
-        values = [(one.rule, one.subject, one.value) for one in firing]
+        firing = [tracked for name in rules for tracked in self.engine.firing(name) if not tracked.no_data]
+        values = [(tracked.rule, tracked.subject, tracked.value) for tracked in firing]
         await self._store.write(store_alerts.note_values, values, now)
 
     async def _look_at_bodies(self) -> None:
@@ -196,7 +196,7 @@ class AlertService:
             self.live.requests.note_new_fields(hotkey, names, at)
 
     def _measured(self, rule: AlertRule, now: float) -> dict[AlertSubject, MeasuredValue] | None:
-        """By subject; None while it is not known which there are."""
+        """Return the value of each subject, or None while the subjects are not known."""
         metric = METRICS[rule.when.metric or ""]
         over = rule.when.over or 0.0
         if metric.query is not None:
@@ -262,10 +262,10 @@ class AlertService:
     # For displays
 
     def rule_states(self) -> list[RuleStatus]:
-        """Every rule with its state and value: one entry for each subject, or one without."""
+        """Return every rule with its state and value: an entry for each subject, or one without."""
         tracked: dict[str, list[TrackedRule]] = {}
-        for one in self.engine.states():
-            tracked.setdefault(one.rule, []).append(one)
+        for state in self.engine.states():
+            tracked.setdefault(state.rule, []).append(state)
         shown = []
         for name, rule in self.rules.current().rules.items():
             unit, limit = METRICS[rule.when.metric or ""].unit, rule.when.above or rule.when.below
@@ -291,7 +291,7 @@ class AlertService:
 
 
 def training_since(subject: AlertSubject, trainings: list[RunningTraining]) -> float | None:
-    """Since when the job, or what runs on the GPU, trains; None: it does not."""
+    """Return the time since which the job, or the job on the GPU, trains, or None if it does not."""
     for training in trainings:
         if subject == job_subject(training.job_id) or subject in map(gpu_subject, training.gpus):
             return training.training_since

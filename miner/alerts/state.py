@@ -18,7 +18,7 @@ from miner.alerts.rules import AlertRule, WindowStat
 from miner.api.alerts import Severity
 from miner.observe.alerts import AlertSubject, SubjectKind
 
-#: A job that is not seen for so long is over; between two attempts it is not seen for a moment.
+#: A job that is not seen for this long is over; between two attempts it is not seen for a moment.
 GONE_SECONDS = 30.0
 
 
@@ -30,12 +30,12 @@ class RuleState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredValue:
-    """What a rule goes by for one subject."""
+    """The value by which a rule judges one subject."""
 
-    #: None: nothing was measured.
+    #: None if nothing was measured.
     value: float | None
     detail: str = ""
-    #: False: the rule is not about this subject at the moment.
+    #: False if the rule is not about this subject at the moment.
     applies: bool = True
 
 
@@ -59,11 +59,11 @@ class TrackedRule:
     rule: str
     subject: AlertSubject
     state: RuleState = RuleState.INACTIVE
-    #: When the state began.
+    #: Time at which the state began.
     since: float = 0.0
     value: float | None = None
     detail: str = ""
-    #: Nothing was measured the last time.
+    #: True if nothing was measured the last time.
     no_data: bool = False
     seen_at: float = 0.0
 
@@ -84,10 +84,10 @@ class RuleEngine:
         return list(self._tracked.values())
 
     def firing(self, rule: str) -> list[TrackedRule]:
-        return [one for one in self._of_rule(rule) if one.state is RuleState.FIRING]
+        return [tracked for tracked in self._of_rule(rule) if tracked.state is RuleState.FIRING]
 
     def _of_rule(self, rule: str) -> list[TrackedRule]:
-        return [one for one in self._tracked.values() if one.rule == rule]
+        return [tracked for tracked in self._tracked.values() if tracked.rule == rule]
 
     def evaluate(
         self,
@@ -95,7 +95,7 @@ class RuleEngine:
         rules: Mapping[str, AlertRule],
         measured: Mapping[str, Mapping[AlertSubject, MeasuredValue]],
     ) -> list[AlertChange]:
-        """Take one step. `measured`: by rule and subject; of a rule that is not in it nothing is known."""
+        """Take one step. `measured`: by rule and subject; a rule that is missing has no data this time."""
         changes: list[AlertChange] = []
         for name, rule in rules.items():
             if name not in measured:
@@ -114,7 +114,7 @@ class RuleEngine:
     def _missing(
         self, name: str, rule: AlertRule, values: Mapping[AlertSubject, MeasuredValue], now: float
     ) -> Iterable[AlertChange]:
-        """Subjects that were not measured. A job is over then; a GPU is only silent."""
+        """Note the subjects that were not measured. A job is over then; a GPU is only silent."""
         metric = METRICS[rule.when.metric or ""]
         for tracked in self._of_rule(name):
             if tracked.subject in values:
@@ -184,7 +184,7 @@ def _is_clear(rule: AlertRule, value: float) -> bool:
 
 
 def measure(rule: AlertRule, series: MetricSeries) -> MeasuredValue:
-    """What the rule goes by, of the values in its window."""
+    """Reduce the values in a rule's window to the one that it goes by."""
     points = series.points
     count = series.count if series.count is not None else len(points)
     if not points or count < (rule.when.least or 1):
@@ -216,14 +216,14 @@ def value_text(rule: AlertRule, measured: MeasuredValue) -> str:
 
 
 def alert_text(rule: AlertRule, measured: MeasuredValue) -> str:
-    """What is wrong: the value, its limit, and what the rule is for."""
+    """Describe the alert: the value, its limit, and the purpose of the rule."""
     return "; ".join(
         part for part in (f"{value_text(rule, measured)}, {condition_text(rule)}", rule.description) if part
     )
 
 
 def condition_text(rule: AlertRule) -> str:
-    """`above 90 % (mean over 1 min 00 s) for 30 s`."""
+    """Describe the condition: `above 90 % (mean over 1m) for 30s`."""
     when, metric = rule.when, METRICS[rule.when.metric or ""]
     side, limit = ("above", when.above) if when.above is not None else ("below", when.below)
     assert limit is not None
@@ -234,13 +234,13 @@ def condition_text(rule: AlertRule) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """As rules write it: `7d`, `30s`."""
+    """Write a duration as rules do: `7d`, `30s`."""
     units = ((86_400, "d"), (3600, "h"), (60, "m"))
     return next((f"{seconds / size:g}{unit}" for size, unit in units if seconds >= size), f"{seconds:g}s")
 
 
 def trial(rule: AlertRule, value: float | None) -> dict[str, Any]:
-    """What a rule does at a value, for people who try it."""
+    """Tell what a rule does at a value."""
     measured = MeasuredValue(value)
     if value is None:
         return {"value": None, "met": None, "text": "nothing is measured; the rule stays as it is"}

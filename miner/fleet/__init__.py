@@ -1,1 +1,1 @@
-"""Which GPUs there are, and who holds which until when."""
+"""GPUs: inventory, health, measurements, and who holds which until when."""

@@ -1,4 +1,4 @@
-"""The types of the fleet: what policies, jobs and pages need to know of GPUs, without a library behind."""
+"""The types of the fleet: GPUs as policies, jobs and pages see them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from core.domain.keys import GpuReservation, TaskKey, nodes_of
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    #: What engines are given: the UUID, or the index where there is none; `cpu` for the pretend GPU.
+    #: The name that engines are given: the UUID, the index if there is none, or `cpu` for the pretend GPU.
     id: str
     index: int
     kind: GpuKind
-    #: Ids of the GPUs that it has a fast link to.
+    #: Ids of the GPUs to which it has a fast link.
     linked: frozenset[str] = frozenset()
-    #: None: it may be used.
+    #: The reason why it may not be used, if there is one.
     unusable_reason: str | None = None
-    #: The machine that it is in; "" is this one.
+    #: The machine that it is in; "" for this one.
     node: str = ""
-    #: When others use it, by what the cluster's scheduler knows: (from, until), in order.
+    #: Times at which others use it, as the cluster's scheduler knows them: (from, until), in order.
     busy: tuple[tuple[float, float], ...] = ()
-    #: The host's cores near it, as docker's cpuset; "": unknown.
+    #: The host's cores near it, as docker's cpuset; "" if unknown.
     cores: str = ""
 
     def busy_until(self, now: float) -> float | None:
-        """When others stop using it, if they do now."""
+        """Time until which others use it, if they do now."""
         return next((until for begins, until in self.busy if begins <= now < until), None)
 
 
@@ -42,13 +42,13 @@ class FleetNode:
     name: str
     #: The engine that runs trainings there, as BACKEND names it.
     engine: str
-    #: With its usable GPUs only; None: none is usable.
+    #: With its usable GPUs only, or None if there are none.
     hardware: Hardware | None
     #: With all of its GPUs.
     installed: Hardware
-    #: As its scheduler names it: "idle", "mixed", "drained: bad disk". Empty for this machine.
+    #: The scheduler's word for its state: "idle", "mixed", "drained: bad disk". Empty for this machine.
     state: str = ""
-    #: Whether memory in use is known: if not, a released GPU counts as clean.
+    #: True if memory in use is known; if not, a released GPU counts as clean.
     sees_memory: bool = False
 
 
@@ -61,12 +61,12 @@ class NodeGpus(NamedTuple):
 
 
 class GpuOption(NamedTuple):
-    """One way to run a task: so many GPUs of one node."""
+    """One way to run a task: a number of GPUs of one node."""
 
     gpus: int
-    #: One of these nodes; None: any.
+    #: One of these nodes; by default any.
     nodes: frozenset[str] | None = None
-    #: Whole nodes instead of one, with as many of the GPUs in each.
+    #: The number of whole nodes, with an equal share of the GPUs in each.
     over: int = 1
 
     def is_met(self, gpus: Sequence[str]) -> bool:
@@ -79,15 +79,15 @@ class GpuOption(NamedTuple):
 
 
 class NodeClass(NamedTuple):
-    """Nodes that a plan cannot tell apart."""
+    """Nodes that are equal for a plan."""
 
-    #: Of each.
+    #: The hardware of each.
     hardware: Hardware
     engine: str
     names: frozenset[str]
 
     def of_nodes(self, most: int) -> Hardware:
-        """So many of the nodes together, for a plan that may take them."""
+        """This class limited to `most` nodes, for a plan of several nodes."""
         gpus, nodes = self.hardware.gpus, min(len(self.names), most)
         if nodes == 1:
             return self.hardware
@@ -95,12 +95,12 @@ class NodeClass(NamedTuple):
         return self.hardware.model_copy(update={"gpus": together})
 
     def option(self, gpus: int) -> GpuOption:
-        """So many GPUs, in as few of the nodes as have them."""
+        """Ask for this number of GPUs in as few nodes as possible."""
         return GpuOption(gpus, self.names, -(-gpus // self.hardware.gpus.count))
 
 
 def group_by_node(gpus: Iterable[Gpu]) -> tuple[NodeGpus, ...]:
-    """The GPUs of each node, in the order in which the nodes come first."""
+    """Group GPUs by node, in the order in which the nodes first occur."""
     groups: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         groups.setdefault(gpu.node, []).append(gpu)
@@ -112,20 +112,20 @@ def group_by_node(gpus: Iterable[Gpu]) -> tuple[NodeGpus, ...]:
 
 @dataclass(frozen=True)
 class InventoryState:
-    """What the inventory knows: every GPU, also those that may not be used, with their reason."""
+    """The inventory: every GPU, also those that may not be used, with the reason."""
 
     gpus: tuple[Gpu, ...] = ()
     #: The machines that they are in.
     nodes: tuple[FleetNode, ...] = ()
-    #: GPU → what happened to it, for GPUs that no job can go on with.
+    #: Faults by GPU, of GPUs on which no job can continue.
     failed: Mapping[str, str] = field(default_factory=dict)
     #: GPUs with memory that their last job has not freed yet.
     unclean: frozenset[str] = frozenset()
-    #: Used a little by somebody else.
+    #: GPUs of which somebody else uses a little.
     shared: frozenset[str] = frozenset()
-    #: Why the last scan failed; the GPUs are those of the last one that did not.
+    #: The reason why the last scan failed, if it did; the GPUs are those of the last good one.
     problem: str | None = None
-    #: What the scan left out, and why.
+    #: The parts that the scan left out, and why.
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -149,7 +149,7 @@ class InventoryState:
             )
             for group in groups.values()
         ]
-        return tuple(sorted(classes, key=lambda one: _power(one.hardware), reverse=True))
+        return tuple(sorted(classes, key=lambda group: _power(group.hardware), reverse=True))
 
     def node_with(self, gpus: Sequence[str]) -> FleetNode | None:
         """The first node that these GPUs are in."""
@@ -157,13 +157,13 @@ class InventoryState:
         return next((node for node in self.nodes if node.name == name), None)
 
     def nodes_like(self, gpus: Iterable[str]) -> frozenset[str] | None:
-        """The nodes of the same class as those that these GPUs are in; None: the class is not known."""
+        """Return the nodes of the class of these GPUs' nodes, or None if the class is not known."""
         names = nodes_of(gpus)
-        return next((one.names for one in self.classes if one.names.issuperset(names)), None)
+        return next((group.names for group in self.classes if group.names.issuperset(names)), None)
 
     @property
     def hardware(self) -> Hardware | None:
-        """The largest node with its usable GPUs only; None: no GPU is usable. Others may differ from it."""
+        """The largest node with its usable GPUs only, if there are any. Other nodes may differ from it."""
         return self.classes[0].hardware if self.classes else None
 
     @cached_property
@@ -178,13 +178,13 @@ def _power(hardware: Hardware) -> tuple[float, int]:
 
 @dataclass(frozen=True, slots=True)
 class EngineAbility:
-    """What can be trained now, by what is known of the engine that runs trainings."""
+    """The present ability of the engine that runs trainings."""
 
-    #: Why nothing can be trained at the moment; None: nothing is known against it.
+    #: The reason why nothing can be trained at the moment, if there is one.
     problem: str | None = None
-    #: Why nothing is trained that brings code of strangers; None: there is a sandbox.
+    #: The reason why nothing is trained that brings third-party code, or None if there is a sandbox.
     no_sandbox: str | None = None
-    #: By training engine: why it cannot train here.
+    #: The reason why a training engine cannot train here, by engine.
     missing: Mapping[Engine, str] = field(default_factory=dict)
 
 
@@ -192,7 +192,7 @@ _ABLE = EngineAbility()
 
 
 def joint_ability(abilities: Mapping[str, EngineAbility]) -> EngineAbility:
-    """What can be trained by any of these engines."""
+    """Combine the abilities of several engines."""
     working = [ability for ability in abilities.values() if ability.problem is None]
     if not working:
         problems = dict.fromkeys(ability.problem for ability in abilities.values() if ability.problem)
@@ -212,7 +212,7 @@ def joint_ability(abilities: Mapping[str, EngineAbility]) -> EngineAbility:
 
 @dataclass(frozen=True)
 class FleetSnapshot:
-    """The fleet at one instant, immutable: what a decision is made on."""
+    """The fleet at one instant, immutable, as the basis of a decision."""
 
     inventory: InventoryState
     reservations: tuple[GpuReservation, ...]

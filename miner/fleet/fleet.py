@@ -1,4 +1,4 @@
-"""Serve the GPUs, wherever their source finds them: the ledger, and the jobs that wait for a grant."""
+"""The fleet: the GPUs of the inventory, the ledger of who has them, and the jobs that wait for a grant."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Fleet:
         #: By engine, as nodes name it. Set by the jobs' side, which knows the engines, for decisions about
         #: offers; replaced whenever one changes.
         self.abilities: Mapping[str, EngineAbility] = {}
-        #: When a GPU was last released: memory in use soon after is the last job's.
+        #: Time at which a GPU was last released: memory in use soon after is the last job's.
         self.released_at: dict[str, float] = {}
         self._clock = clock
         self._waiting: dict[TaskKey, asyncio.Future[GpuGrant]] = {}
         self._listeners: list[GpuLostListener] = []
         self._on_release: list[Callable[[], None]] = []
         self._notified: set[tuple[TaskKey, str]] = set()
-        #: GPUs of runs from before a restart that were not scanned yet, and until when.
+        #: GPUs of runs from before a restart that were not scanned yet, and the time until which to wait.
         self._unseen: dict[TaskKey, tuple[tuple[str, ...], float]] = {}
         if inventory is not None:
             self.update(inventory)
@@ -100,8 +100,8 @@ class Fleet:
         priority: float = 0.0,
         lane: NamedLane | None = None,
     ) -> bool:
-        """Keep a placement's GPUs for an offer until `until`; False: they are not free. Synchronous, so that
-        a decision made on a snapshot of the same instant holds."""
+        """Keep a placement's GPUs for an offer until `until`; return False if they are not free. Synchronous,
+        so that a decision made on a snapshot of the same instant holds."""
         now = self._clock()
         others = self.inventory.nodes_like(placement.gpus)
         return self.ledger.reserve(
@@ -109,11 +109,11 @@ class Fleet:
         )
 
     def renew(self, key: TaskKey, now: float) -> None:
-        """The same offer came again: what was reserved for it is reserved from now on."""
+        """Extend the reservation of an offer that came again: it counts from now on."""
         self.ledger.renew(key, now)
 
     def restore(self, reservations: Iterable[tuple[GpuReservation, bool]]) -> None:
-        """Take up the reservations from before a restart, each with whether it was an accepted offer's."""
+        """Restore reservations from before a restart, each with True if it was an accepted offer's."""
         for reservation, firm in reservations:
             others = self.inventory.nodes_like(reservation.gpus)
             self.ledger.restore(reservation, firm=firm, now=self._clock(), others=others)
@@ -160,20 +160,20 @@ class Fleet:
             raise
 
     def yield_gpus(self, key: TaskKey) -> bool:
-        """Let other jobs have its GPUs until it acquires some itself: its inputs do not arrive. False: it had
-        yielded them already, or has none."""
+        """Lend its GPUs to other jobs until it acquires some: its inputs are not arriving. Return False if it
+        had yielded them already, or has none."""
         changed = self.ledger.yield_gpus(key)
         if changed:
             self.schedule()
         return changed
 
     def blocking_reservations(self, key: TaskKey) -> list[GpuReservation]:
-        """The reservations that a waiting job waits for: of the GPUs that it is to get, and before it."""
+        """Return the reservations that a waiting job waits for: those before it of the GPUs it is to get."""
         return self.ledger.blocking_reservations(key)
 
     def adopt(self, key: TaskKey, ids: Sequence[str], *, until: float) -> GpuGrant | None:
-        """Take over GPUs that a run uses which goes on after a restart. None when one of them is gone, and
-        before the first scan, which takes them over before any other job can get them."""
+        """Take over the GPUs of a run that survived a restart. Return None if one of them is gone, and before
+        the first scan, which takes them over before any other job can get them."""
         if not self.inventory.gpus:
             self._unseen[key] = tuple(ids), until
             return None
@@ -195,11 +195,11 @@ class Fleet:
         return kept
 
     def free_until(self, gpus: Collection[str]) -> float:
-        """When others begin to use one of these GPUs, by what the cluster's scheduler knows."""
+        """Return when others begin to use one of these GPUs, as far as the cluster's scheduler knows."""
         return self.ledger.free_until(gpus, self._clock())
 
     def release(self, key: TaskKey) -> None:
-        """Take its GPUs back, and end its wait. Safe to repeat."""
+        """Take the task's GPUs back, and end its wait. Safe to repeat."""
         self._unseen.pop(key, None)
         claim = self.ledger.claim(key)
         if claim is None:
@@ -234,7 +234,7 @@ class Fleet:
 
     @property
     def ability(self) -> EngineAbility:
-        """What can be trained at all."""
+        """The combined ability of all engines."""
         return joint_ability(self.abilities)
 
     @property
@@ -253,7 +253,7 @@ class Fleet:
         return GpuGrant(key, ids, GpuSet(kind=kind, count=len(ids), nodes=len(nodes_of(ids))))
 
     def _are_linked(self, ids: Sequence[str]) -> bool:
-        """Within each node that they are in."""
+        """Map the links between these GPUs within each of their nodes."""
         return all(
             len(within) < 2 or topology_of(node.every).are_all_linked(within)
             for node in self.inventory.gpus_by_node

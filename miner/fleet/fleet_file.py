@@ -1,4 +1,4 @@
-"""Read FLEET_FILE: what the operator knows of this host, and cannot be detected or is detected wrongly."""
+"""FLEET_FILE: facts about this host that cannot be detected, or are detected wrongly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _gpus(value: Any) -> Any:
 
 
 class HostTerms(Record):
-    """What surrounds the GPUs. Unset: as the system says; rates: the planner's defaults."""
+    """The surroundings of the GPUs. Default: as the system reports; rates: the planner's."""
 
     cpu_cores: int | None = Field(default=None, ge=1, description="Cores for training.")
     memory: Bytes | None = Field(default=None, description="Memory for training.")
@@ -43,7 +43,7 @@ class HostTerms(Record):
     disk: Bytes | None = Field(default=None, description="From the disk into GPU memory, per second.")
 
     def facts(self) -> dict[str, Any]:
-        """As fields of `Hardware`."""
+        """The fields of `Hardware` that are set."""
         facts = {
             "cpu_cores": self.cpu_cores,
             "cores": None if self.cpu_cores is None else (),  # their number is known, not which ones
@@ -106,7 +106,7 @@ FLEET_FILE_KIND = ConfigKind(
 def follow_fleet_file(
     path: Path, on_problem: Callable[[ConfigError], None] | None = None
 ) -> LiveConfig[LoadedConfig[FleetTerms]]:
-    """Read the file, and again whenever it changes: a bad edit keeps what was read last."""
+    """Read the file, and again whenever it changes; after a bad edit the last good content stays."""
     return LiveConfig(FLEET_FILE_KIND.load, str(path), (), on_problem)
 
 
@@ -142,7 +142,7 @@ def apply_terms(scan: GpuScan, terms: FleetTerms) -> GpuScan:
 
 
 def _exclusion(gpu: ScannedGpu, exclude: Mapping[str, str]) -> str | None:
-    """By its id; of this machine by its index, of another by the node's name."""
+    """Look up a GPU by its id, by its index on this machine, or by the name of another node."""
     return exclude.get(gpu.id) or exclude.get(gpu.node or str(gpu.index))
 
 

@@ -17,13 +17,13 @@ from miner.fleet.base import Gpu
 from miner.fleet.sources import GpuScan, ScannedGpu
 from miner.observe.alerts import AlertKind
 
-#: More memory in use on an idle GPU than this, and than this part of it, means that somebody else uses it.
+#: If more memory than this, and than this share of it, is in use on an idle GPU, somebody else uses it.
 FOREIGN_BYTES = 2**30
 FOREIGN_SHARE = 0.02
 
 
 class GpuChange(NamedTuple):
-    """Something that the operator wants to know."""
+    """A change of a GPU's health, for the operator."""
 
     kind: AlertKind
     gpu: str
@@ -33,14 +33,14 @@ class GpuChange(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class GpuHealthReport:
     gpus: tuple[Gpu, ...]
-    #: Node → what it is planned for: the kind that it has most of, with the least memory of its usable GPUs.
+    #: The kind of GPU for which a node is planned: its most frequent, with the least memory of usable ones.
     kinds: dict[str, GpuKind]
-    #: GPU → what happened, where not even a running job can go on.
+    #: Faults by GPU, of GPUs on which not even a running job can continue.
     failed: dict[str, str] = field(default_factory=dict)
     #: GPUs whose last job's memory is not free yet.
     unclean: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
-    #: The nodes where memory in use can be seen.
+    #: The nodes whose memory in use is known.
     measured: frozenset[str] = frozenset()
     changes: tuple[GpuChange, ...] = ()
 
@@ -48,9 +48,9 @@ class GpuHealthReport:
 @dataclass(slots=True)
 class _TrackedGpu:
     scanned: ScannedGpu
-    #: What is or was wrong with it; None: nothing, for long enough.
+    #: Its fault, present or recent, or None if it has been fine for long enough.
     fault: str | None = None
-    #: Whether a job that runs on it is lost.
+    #: True if a job that runs on it is lost.
     is_fatal: bool = False
     fine_since: float | None = None
 
@@ -58,7 +58,7 @@ class _TrackedGpu:
 class GpuHealth:
     def __init__(self, *, return_seconds: float, settle_seconds: float = 60.0) -> None:
         self._return_seconds = return_seconds
-        #: For the processes of an ended job to go, and after a restart for running jobs to be adopted.
+        #: Time for the processes of an ended job to go, and for running jobs to be adopted after a restart.
         self._settle_seconds = settle_seconds
         self._tracked: dict[str, _TrackedGpu] = {}
         self._first_scan_at: float | None = None
@@ -66,7 +66,7 @@ class GpuHealth:
     def update(
         self, scan: GpuScan, now: float, in_use: Callable[[str], bool], released_at: Mapping[str, float]
     ) -> GpuHealthReport:
-        """`in_use`: one of our jobs runs on it."""
+        """Judge a scan. `in_use` returns True for a GPU on which one of our jobs runs."""
         first_scan_at = self._first_scan_at = now if self._first_scan_at is None else self._first_scan_at
         changes, unclean = [], set()
         faults = self._faults(scan)
@@ -84,7 +84,7 @@ class GpuHealth:
         return self._report(frozenset(unclean), tuple(changes))
 
     def _faults(self, scan: GpuScan) -> dict[str, str]:
-        """Track what was scanned; return what is wrong with the GPUs that were not."""
+        """Track the GPUs that were scanned; return the faults of those that were not."""
         seen = {gpu.id: gpu for gpu in scan.gpus}
         for name, gpu in seen.items():
             known = self._tracked.setdefault(name, _TrackedGpu(gpu))
@@ -138,8 +138,8 @@ class GpuHealth:
         )
 
     def _main_kinds(self) -> dict[str, GpuKind]:
-        """Plans are made for one kind of GPU in each node: the most frequent, among equals the faster one,
-        and of that the usable one with the most memory."""
+        """Choose the kind of GPU for which each node is planned: the most frequent, among equals the faster
+        one, and of that the one with the most memory."""
         nodes: dict[str, list[GpuKind]] = {}
         for tracked in self._tracked.values():
             nodes.setdefault(tracked.scanned.node, []).append(tracked.scanned.kind)
@@ -152,7 +152,7 @@ def _main_kind(kinds: list[GpuKind]) -> GpuKind:
 
 
 def _node_order(item: tuple[str, _TrackedGpu]) -> tuple[list[tuple[int, str]], int]:
-    """This machine first, then n2 before n10."""
+    """Sort this machine first, and n2 before n10."""
     gpu = item[1].scanned
     parts = re.findall(r"\d+|\D+", gpu.node)
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts], gpu.index

@@ -14,7 +14,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 class HostMeter:
-    """What is measured of the host's processor is since the last sample."""
+    """Measures the host. The use of its processor is counted since the last sample."""
 
     def __init__(self, data_dir: Path, *, stat: Path = _STAT, meminfo: Path = _MEMINFO) -> None:
         self._data_dir, self._stat, self._meminfo = data_dir, stat, meminfo
@@ -28,7 +28,7 @@ class HostMeter:
         return HostSample(at, self._cpu(), self._memory(), free, share)
 
     def _cpu(self) -> float | None:
-        """The share of all cores that was busy; None at the first call."""
+        """The share of all cores that was busy, or None at the first call."""
         before, self._ticks = self._ticks, self._read_ticks()
         if before is None or self._ticks is None or self._ticks[1] <= before[1]:
             return None
@@ -36,7 +36,7 @@ class HostMeter:
         return min(max(1 - idle / total, 0.0), 1.0)
 
     def _read_ticks(self) -> tuple[int, int] | None:
-        """Ticks idle (also waiting for disks), and ticks in all."""
+        """Ticks that the cores were idle or waited for disks, and ticks in all."""
         try:
             with self._stat.open("rb") as file:
                 name, *ticks = file.readline().split()
@@ -47,12 +47,12 @@ class HostMeter:
         return (counted[3] + counted[4], sum(counted)) if name == b"cpu" and len(counted) == 8 else None
 
     def _memory(self) -> float | None:
-        """The share of the memory that programs could not have any more."""
+        """The share of the memory that is not available to programs."""
         try:
             text = self._meminfo.read_text(encoding="ascii")
         except (OSError, ValueError):
             return None
-        found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", text, re.MULTILINE))
-        if len(found) < 2 or not int(found["MemTotal"]):
+        sizes = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", text, re.MULTILINE))
+        if len(sizes) < 2 or not int(sizes["MemTotal"]):
             return None
-        return 1 - int(found["MemAvailable"]) / int(found["MemTotal"])
+        return 1 - int(sizes["MemAvailable"]) / int(sizes["MemTotal"])

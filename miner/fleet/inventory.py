@@ -49,16 +49,16 @@ class GpuInventory:
         self._first = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._report: GpuHealthReport | None = None
-        #: Nodes of a cluster as they were last scanned.
+        #: Nodes of a cluster as last scanned.
         self._scanned_nodes: dict[str, ScannedNode] = {}
         self._notes: tuple[str, ...] = ()
-        #: Why the last scan failed, or a part of it.
+        #: The reason why the last scan, or a part of it, failed.
         self._problem: str | None = None
         self.source_name = ""
         self.scanned_at: float | None = None
 
     async def start(self) -> None:
-        """Begin to scan. Waits a moment for the first scan: an offer that comes now should find some GPUs."""
+        """Begin to scan, and wait a moment for the first scan: an offer that comes now should find GPUs."""
         self._fleet.on_release(self._wake.set)
         self._task = asyncio.create_task(self._run(), name="inventory")
         with contextlib.suppress(TimeoutError):
@@ -73,7 +73,7 @@ class GpuInventory:
         await self._source.close()
 
     async def scan(self) -> None:
-        """Scan now. A scan that fails changes nothing but the problem that the fleet shows."""
+        """Scan now. A failed scan changes only the problem that the fleet shows."""
         try:
             scan = await self._source.scan()
         except ScanFailed as error:
@@ -156,7 +156,7 @@ def _fleet_node(node: ScannedNode, group: NodeGpus, report: GpuHealthReport) -> 
 
 
 class AutoGpuSource:
-    """The driver's GPUs, or those of `fallback` on a host without any driver."""
+    """The driver's GPUs, or those of `fallback` on a host without a driver."""
 
     def __init__(self, driver: GpuSource, fallback: GpuSource) -> None:
         self._source, self._fallback = driver, fallback

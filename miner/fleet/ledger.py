@@ -90,7 +90,7 @@ class GpuLedger:
     ) -> bool:
         """Keep the placement's GPUs for an offer until `until`. False: one of them is taken or not usable. A
         job keeps what it has, also when it is offered once more. `others`: the nodes to find it others in if
-        these fail; None: any."""
+        these fail; by default any."""
         known = self._claims.get(key)
         if known is not None and known.kind is ReservationKind.JOB:
             return True
@@ -261,7 +261,7 @@ class GpuLedger:
         return True
 
     def displaces(self, key: TaskKey) -> bool:
-        """Whether another task that does not run yet is to get one of the GPUs that this one has."""
+        """Return True if another task, which does not run yet, is to get one of its GPUs."""
         claim = self._claims.get(key)
         has = set(claim.gpus) if claim else set[str]()
         return any(
@@ -312,7 +312,7 @@ class GpuLedger:
 
 
 def _same_again(gpus: Sequence[str], nodes: frozenset[str] | None = None) -> GpuOption:
-    """As many GPUs, of as many nodes."""
+    """An option for the same number of GPUs and nodes."""
     return GpuOption(max(len(gpus), 1), nodes, max(len(nodes_of(gpus)), 1))
 
 

@@ -1,4 +1,4 @@
-"""Describe the nodes of a cluster as JSON: who uses how many of their GPUs, and which take no jobs."""
+"""Describe the nodes of a cluster as JSON: the users of their GPUs, and nodes that take no jobs."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ AnswerT = TypeVar("AnswerT", bound=_NvmlAnswer)
 
 @dataclass(frozen=True, slots=True)
 class NumberedSample:
-    """What was measured of a GPU; its number as in a scan, and `gpu` is its UUID."""
+    """A GPU's sample, whose `gpu` is the UUID, with its number as in a scan."""
 
     index: int
     sample: GpuSample

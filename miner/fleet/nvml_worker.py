@@ -75,7 +75,7 @@ def memory_of(handle: Any) -> Any:
 
 
 def is_split(handle: Any) -> bool:
-    """Whether it is split into slices (MIG)."""
+    """Return True if the GPU is split into slices (MIG)."""
     return bool(optional(nv.nvmlDeviceGetMigMode, handle, default=(0, 0))[0])
 
 
@@ -283,7 +283,7 @@ class _MeasuredGpu:
         return sorted({meaning for bit, meaning in _THROTTLE.items() if reasons & bit})
 
     def _power(self) -> dict[str, float | None]:
-        """Of a whole GPU: a slice's share of it is not known."""
+        """The power of a whole GPU: a slice's share of it is not known."""
         if self.is_slice:
             return {"power_watts": None, "power_limit_watts": None}
         power = self._ask("power", nv.nvmlDeviceGetPowerUsage, self.handle)
@@ -353,7 +353,7 @@ class _Gpm:
         return None
 
     def read(self) -> dict[str, float]:
-        """What went on since the last call; nothing at the first."""
+        """Return the activity since the last call; nothing at the first."""
         try:
             if self._instance is None:
                 nv.nvmlGpmSampleGet(self._handle, self._next)

@@ -68,7 +68,7 @@ class GpuTopology:
         return tuple(self._row[place] for place in places)
 
     def are_all_linked(self, chosen: Sequence[str]) -> bool:
-        """Whether each of them has a link to every other."""
+        """Return True if each of these GPUs has a link to every other."""
         return len(chosen) > 1 and self.unlinked_pairs(chosen) == 0
 
     def unlinked_pairs(self, chosen: Sequence[str]) -> int:
@@ -159,7 +159,7 @@ class FreeWindow(NamedTuple):
 
 
 class _NodeWindow(NamedTuple):
-    """Where a task would find room in one node: less is better."""
+    """A place for a task in one node: less is better."""
 
     #: GPUs of the node that stay free.
     left_over: int
@@ -415,7 +415,7 @@ class GpuCalendar:
 
 
 def _gap(taken: Iterable[TakenWindow], start: float, end: float) -> float | None:
-    """How long a GPU stays free after `end`; None: it is not free until then."""
+    """Return how long a GPU stays free after `end`, or None if it is not free until then."""
     following = FOREVER
     for first, last in taken:
         if last <= start:

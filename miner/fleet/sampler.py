@@ -102,7 +102,7 @@ class OpenMinutes:
 
 
 class SampleSource(Protocol):
-    """What measures the GPUs of this host."""
+    """Measures the GPUs of this host."""
 
     async def sample(self) -> list[NumberedSample]:
         """Ends in a bounded time. `ScanFailed`: nothing was measured."""
@@ -137,7 +137,7 @@ class GpuSampler:
         self._last_tick: float | None = None
         self._pause_until = self._pause = 0.0
         self._task: asyncio.Task[None] | None = None
-        #: Why the GPUs are not measured; None: they are.
+        #: The reason why the GPUs are not measured, or None if they are.
         self.problem: str | None = None
 
     def start(self) -> None:

@@ -213,7 +213,7 @@ class SchedulingPass:
                 self._plan(claim, (claim.options,))
 
     def _may_wait(self, claim: GpuClaim) -> bool:
-        """Whether what is reserved for it is of any use to it."""
+        """Return True if the claim can use what is reserved for it."""
         return claim.stage is ClaimStage.RESERVED or any(
             option.is_met(claim.gpus) for option in claim.options
         )

@@ -47,7 +47,7 @@ class ScannedGpu:
     used_bytes: int | None = None
     #: Processes that compute on it.
     processes: int = 0
-    #: Why the operator, or the cluster's scheduler, excluded it; None: it is not excluded.
+    #: The operator's or the scheduler's reason for excluding it, if it is excluded.
     excluded: str | None = None
     #: Its machine, its use by others, and the cores near it: as in `Gpu`.
     node: str = ""
@@ -78,12 +78,12 @@ class GpuScan:
     nodes: tuple[ScannedNode, ...] = ()
     #: What is left out, and why: a node whose GPUs are of an unknown kind.
     notes: tuple[str, ...] = ()
-    #: Why a part of it is an earlier scan's; None: all of it is new.
+    #: The reason why a part of it is from an earlier scan, or None if all of it is new.
     problem: str | None = None
 
 
 class GpuSource(Protocol):
-    """Where the GPUs are found: a driver, a setting, or what a cluster's engine reports."""
+    """Finds the GPUs: by a driver, a setting, or a cluster's engine."""
 
     async def scan(self) -> GpuScan:
         """May take seconds, and ends in a bounded time. `ScanFailed`: nothing was found out."""
@@ -162,7 +162,7 @@ class FixedGpuSource:
 
 
 def gpu_names(gpus: GpuSet) -> list[str]:
-    """How GPUs without an id are called: 0, 1…, or cpu, cpu:1…"""
+    """Name GPUs without an id: 0, 1…, or cpu, cpu:1…"""
     if not gpus.is_cpu:
         return [str(index) for index in range(gpus.count)]
     return [CPU_ID, *(f"{CPU_ID}:{index}" for index in range(1, gpus.count))]

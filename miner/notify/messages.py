@@ -1,4 +1,4 @@
-"""What the daemon and the notification worker send each other."""
+"""Messages between the daemon and the notification worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NotifyOrder(Record):
 
 
 class TargetResult(Record):
-    """What came of one target: how many of its messages it took, and why no more."""
+    """The result of one target: how many of its messages it took, and why no more."""
 
     event: Literal["target"] = "target"
     number: int

@@ -1,7 +1,7 @@
-"""Send alerts and reports to the targets of NOTIFY_URLS, never in the way of anything else.
+"""Send alerts and reports to the targets of NOTIFY_URLS, without blocking anything else.
 
-An alert goes out at once, but of one rule at most one message in PERIOD_SECONDS: what comes meanwhile
-waits and is sent together. A target that fails or hangs is tried again after growing pauses, and then gets
+An alert goes out at once, but at most one message per rule in PERIOD_SECONDS: later alerts wait and are sent
+together. A target that fails or hangs is tried again after growing pauses, and then gets
 everything it has missed in one message. An alert is marked in the store once a target has taken it; those
 without the mark are sent after a restart.
 """
@@ -27,17 +27,17 @@ from miner.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: One message of a rule at most in this time.
+#: Minimum interval between two messages of a rule.
 PERIOD_SECONDS = 900.0
-#: What comes within this time of the first is sent together.
+#: Alerts within this time of the first are sent together.
 COLLECT_SECONDS = 2.0
-#: Before a target that failed is tried again; doubles.
+#: Pause before a target that failed is tried again; doubles.
 RETRY_SECONDS, RETRY_MAX_SECONDS = 30.0, 3600.0
-#: Older alerts are not sent any more: neither after a restart, nor to a target that was down.
+#: Older alerts are no longer sent, neither after a restart nor to a target that was down.
 FORGET_SECONDS = 86_400.0
-#: Alerts that wait for a target at most; the newest stay.
+#: The most alerts that wait for a target; the newest stay.
 MAX_WAITING = 200
-#: Of one alert's text, and alerts in one message.
+#: The longest text of an alert, and the most alerts in one message.
 _MAX_TEXT_CHARS, _MAX_LINES = 600, 100
 _TYPES: dict[Severity, Any] = {
     Severity.INFO: "info",
@@ -75,7 +75,7 @@ class _TargetState:
 
 @dataclass(frozen=True, slots=True)
 class ReportNotice:
-    """A report as it is sent; its secrets were removed before it was drawn."""
+    """A report as it is sent, without secrets."""
 
     title: str
     markdown: str
@@ -100,7 +100,7 @@ class Notifier:
         #: Alerts that wait until their rule may be sent again, and when each rule was sent last.
         self._held: deque[Notice] = deque(maxlen=MAX_WAITING)
         self._told: dict[str, float] = {}
-        #: What was added lately: an alert that comes from the store too is sent once.
+        #: Alerts added lately: one that comes from the store too is sent once.
         self._known: deque[tuple[int, bool]] = deque(maxlen=1000)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -120,7 +120,7 @@ class Notifier:
         self._wake.set()
 
     async def start(self) -> None:
-        """Take what was not sent before the restart, and begin."""
+        """Load the alerts that were not sent before the restart, and begin."""
         if not self._states:
             return
         for alert in await self._store.read(unsent_alerts, self._clock() - FORGET_SECONDS):
@@ -134,7 +134,7 @@ class Notifier:
             await asyncio.gather(task, return_exceptions=True)
 
     async def test(self, alert: AlertRow) -> list[Delivery]:
-        """Send this to every target now; return what each said."""
+        """Send an alert to every target now; return their results."""
         message = self._alert_message([Notice(alert, self._clock())])
         results = await self._targets.deliver({number: [message] for number in range(len(self._states))})
         return [results[number] for number in sorted(results)]
@@ -168,7 +168,7 @@ class Notifier:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _seconds_to_wait(self) -> float | None:
-        """Until a rule may be sent again or a target is tried again; None: until something comes."""
+        """Time until a rule may be sent or a target is tried again, or None if nothing waits for that."""
         moments = [self._told.get(notice.alert.rule, 0.0) + self._period for notice in self._held]
         moments += [state.next_try for state in self._states if state.notices or state.reports]
         if not moments:
@@ -177,7 +177,7 @@ class Notifier:
         return min(max(min(moments) - self._clock(), 0.0), RETRY_MAX_SECONDS) + self._collect
 
     async def send_due(self) -> None:
-        """Send what may be sent now, to the targets that may be tried now."""
+        """Send what is due to the targets that may be tried now."""
         now = self._clock()
         self._release(now)
         due: dict[int, list[NotifyMessage]] = {}
@@ -197,8 +197,8 @@ class Notifier:
         await self._mark(taken, now)
 
     def _release(self, now: float) -> None:
-        """Hand over the alerts of rules that may be sent again: also of those that were sent in the future of
-        a clock which was put back."""
+        """Hand over the alerts of rules that may be sent again, and of those last sent in the future, by a
+        clock that was put back since."""
         self._told = {rule: at for rule, at in self._told.items() if 0 <= now - at < self._period}
         free = {notice.alert.rule for notice in self._held} - self._told.keys()
         released = [notice for notice in self._held if notice.alert.rule in free]
@@ -222,7 +222,7 @@ class Notifier:
         return messages
 
     def _alert_message(self, notices: Sequence[Notice]) -> NotifyMessage:
-        """One alert, or a digest of several, the newest first."""
+        """Write one alert, or a digest of several, the newest first."""
         newest = sorted(notices, key=lambda notice: notice.came)[::-1]
         worst = max((notice.alert for notice in newest), key=_badness)
         kind = "success" if worst.resolved_at is not None else _TYPES[worst.severity]
@@ -230,7 +230,7 @@ class Notifier:
             title, lines = newest[0].head, [self._text(newest[0])]
         else:
             title = f"{len(newest)} alerts"
-            lines = [f"{one.head}: {self._text(one)}" for one in newest[:_MAX_LINES]]
+            lines = [f"{notice.head}: {self._text(notice)}" for notice in newest[:_MAX_LINES]]
             if len(newest) > _MAX_LINES:
                 lines.append(f"and {len(newest) - _MAX_LINES} more: god-miner alerts list")
         return NotifyMessage(
@@ -240,11 +240,11 @@ class Notifier:
         )
 
     def _text(self, notice: Notice) -> str:
-        """Cut after secrets are removed: of half a secret nobody knows that it is one."""
+        """Remove secrets from the text, then cut it: half a secret would not be recognised."""
         return self._targets.redact(notice.alert.text)[:_MAX_TEXT_CHARS]
 
     def _clean(self, text: str) -> str:
-        """Without secrets, control characters, and what a chat takes for a call of all its members."""
+        """Remove secrets, control characters, and mentions of all members of a chat."""
         return printable(self._targets.redact(text)).replace("@", "@\N{ZERO WIDTH SPACE}")
 
     def _note_result(

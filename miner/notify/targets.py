@@ -21,16 +21,17 @@ from miner.support.subprocess import ChildSilent, run_order, worker_environment
 
 log = logging.getLogger(__name__)
 
-#: For one delivery to a target, and on top of it for the start of the process.
+#: Time limit of one delivery to a target, and of the start of the process before it.
 DELIVERY_SECONDS, START_SECONDS = 30.0, 30.0
-#: Schemes whose host is a host. Elsewhere a token stands in its place: `tgram://TOKEN/…`.
+#: Schemes with a host in the host's place. Others have a token there: `tgram://TOKEN/…`.
 _SCHEMES_WITH_HOST = frozenset(
     {"json", "jsons", "xml", "xmls", "form", "forms", "mailto", "mailtos", "http", "https"}
 )
 
 
 def target_names(urls: Sequence[str]) -> list[str]:
-    """Names that may be shown: the scheme, and the host where that is no secret. Equal ones are numbered."""
+    """Return names that may be shown: the scheme, and the host if it is not a secret. Equal names are
+    numbered."""
     names: list[str] = []
     for url in urls:
         base = name = _target_name(url)
@@ -56,11 +57,11 @@ def _target_name(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What one target took."""
+    """The messages that one target took."""
 
     target: str
     delivered: int
-    #: Empty: all of it.
+    #: Empty if it took all of them.
     error: str = ""
 
 
@@ -85,7 +86,7 @@ class NotifyTargets:
     async def deliver(
         self, messages: Mapping[int, Sequence[NotifyMessage]], seconds: float = DELIVERY_SECONDS
     ) -> dict[int, Delivery]:
-        """Send each target its messages; return what came of it by the target's number. Never raises."""
+        """Send each target its messages; return the results by the target's number. Never raises."""
         results: dict[int, TargetResult] = {}
         problem = f"no answer within {seconds:g} s"
 

@@ -23,13 +23,13 @@ from miner.notify.messages import (
 )
 from miner.support.child_main import EventWriter, serve
 
-#: Behind whatever answers validators.
+#: Yields to the processes that answer validators.
 NICENESS = 10
 _MAX_ERROR_CHARS = 300
 
 
 class _LastProblem(logging.Handler):
-    """What Apprise logged last in each thread: it returns no reasons."""
+    """Keeps the last line that Apprise logged in each thread: it returns no reasons."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -43,7 +43,7 @@ class _LastProblem(logging.Handler):
 
 
 def carry_out(order: NotifyOrder, write: EventWriter) -> NotifyDone:
-    """Send to all targets at once. Those that take longer than they may are left without a result."""
+    """Send to all targets at once. A target that exceeds its time has no result."""
     problems = _LastProblem()
     logging.getLogger("apprise").addHandler(problems)
     threads = [
@@ -62,7 +62,7 @@ def _deliver(order: TargetOrder, problems: _LastProblem) -> TargetResult:
     target = apprise.Apprise.instantiate(order.url)
     if target is None:
         problems.take()  # it has the URL in it
-        return TargetResult(number=order.number, delivered=0, error="is no target that Apprise knows")
+        return TargetResult(number=order.number, delivered=0, error="is not a URL that Apprise supports")
     if "overflow=" not in order.url:  # otherwise a service refuses what is too long for it
         target.overflow_mode = apprise.OverflowMode.SPLIT
     for count, message in enumerate(order.messages):

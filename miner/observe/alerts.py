@@ -1,4 +1,4 @@
-"""Alerts of the program: their kinds, what they are about, and how they are raised."""
+"""Alerts of the program: kinds, subjects, and the way to raise one."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class AlertKind(StrEnum):
 
     @property
     def is_good_news(self) -> bool:
-        """Something works again: noted, but no alarm."""
+        """True if something works again: noted, but not an alarm."""
         return self in ENDED_BY
 
 
-#: What good news brings to an end.
+#: The alerts that good news ends.
 ENDED_BY: Mapping[AlertKind, frozenset[AlertKind]] = {
     AlertKind.GPU_BACK: frozenset({AlertKind.GPU_OUT}),
     AlertKind.INVENTORY_RECOVERED: frozenset({AlertKind.INVENTORY_UNREADABLE}),

@@ -18,14 +18,14 @@ from typing import Any, Protocol, TextIO
 from core.domain.units import rfc3339
 from miner.observe.redact import Redactor
 
-#: What each line may carry besides its text, in this order.
+#: Fields of a line besides its text, in this order.
 CONTEXT_FIELDS = ("task_id", "job_id", "hotkey", "request_id")
 
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 _context: ContextVar[Mapping[str, Any]] = ContextVar("log_context", default=_NO_FIELDS)
 _redact = Redactor()
 
-#: They log every request or frame at INFO, and URLs with it.
+#: Loggers that report every request or frame at INFO, URLs included.
 _VERBOSE_LIBRARIES = ("httpx", "httpcore", "websockets", "uvicorn.access", "asyncio", "bittensor")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
@@ -76,8 +76,8 @@ def configure(
 
 
 def skip_call_sites() -> None:
-    """For a process that logs a line for every request: do not look up what no format of ours shows, by the
-    standard library's own switches. Where in the code a line is from is a third of its cost."""
+    """Stop looking up what no format of ours shows, for a process that logs every request.
+    Finding the line of code is a third of a record's cost."""
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
@@ -135,7 +135,7 @@ class _LogHandler(logging.StreamHandler[TextIO]):
     """Our own class, so that a second `configure` knows which handlers to replace."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """The stream is broken. The inherited method would print message and arguments unredacted."""
+        """Ignore a broken stream. The inherited method would print message and arguments unredacted."""
         kind = sys.exc_info()[0]
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"a log line of {record.name} could not be written: {kind and kind.__name__}\n")
@@ -149,7 +149,7 @@ def _formatter(log_format: str, stream: TextIO) -> logging.Formatter:
 
 
 def _redirect_other_output(level: str) -> None:
-    """Redirect what would print by itself: uvicorn's handlers, warnings, uncaught exceptions."""
+    """Redirect everything that prints by itself: uvicorn's handlers, warnings, uncaught exceptions."""
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
@@ -197,7 +197,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _json_value(value: Any, depth: int = 0) -> Any:
-    """A value as JSON can carry it, with no secret at any depth."""
+    """Make a value fit for JSON, without secrets at any depth."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -218,7 +218,7 @@ def _text(value: Any) -> str:
 
 
 def _quoted_if_needed(value: Any) -> str:
-    """Quoted where it could pass for the next field."""
+    """Quote a value that could be mistaken for the next field."""
     return value if isinstance(value, str) and not _NEEDS_QUOTES.search(value) else json.dumps(value)
 
 

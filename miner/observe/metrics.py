@@ -1,4 +1,4 @@
-"""What a running daemon counts for Prometheus. What it shows besides is in `miner/http/prometheus.py`."""
+"""Counters of a running daemon for Prometheus. The other numbers are in `miner/http/prometheus.py`."""
 
 from __future__ import annotations
 

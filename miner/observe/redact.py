@@ -1,4 +1,4 @@
-"""Remove secrets from text: the known ones, in every spelling, and what looks like one."""
+"""Remove secrets from text: the known ones, in every spelling, and whatever looks like one."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _SECRET_PATTERNS = re.compile(
     re.VERBOSE,
 )
 
-#: Each of these patterns has one of these in it. Looking for them first is a tenth of the pattern's work, and
-#: nearly every line of a log has none.
+#: Each pattern needs one of these. Searching for them first is a tenth of the work, and nearly every line of
+#: a log has none.
 _PATTERN_MARKS = (
     "hf_",
     "ghp_",

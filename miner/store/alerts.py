@@ -40,7 +40,7 @@ class AlertRow(NewAlert):
     last_at: float = 0.0
     times: int = 1
     resolved_at: float | None = None
-    #: Whether somebody is to be notified of it and of its end, and when that was done last.
+    #: True if the operator is to be notified of it and of its end; and when that was last done.
     notify: bool = False
     notified_at: float | None = None
 
@@ -51,8 +51,8 @@ class AlertRow(NewAlert):
 def record_alert(
     connection: sqlite3.Connection, alert: NewAlert, now: float, *, notify: bool
 ) -> list[AlertRow]:
-    """Insert the alert, or count one more time if it is open, and add its event. Return it if somebody is to
-    be notified of it now. `notify`: its rule is one that notifies."""
+    """Insert the alert, or count it once more if it is open, and add its event. Return it if the operator is
+    to be notified of it now. `notify`: alerts of its rule are passed on."""
     about = {"alert": True, "severity": alert.severity, "value": alert.value}
     add_event(connection, now, alert.rule, None, text=alert.text, **alert.subject.fields, **about)
     row, is_new = raise_alert(connection, alert, now)
@@ -63,7 +63,7 @@ def record_alert(
 
 
 def raise_alert(connection: sqlite3.Connection, alert: NewAlert, now: float) -> tuple[AlertRow, bool]:
-    """Insert the alert, or count one more time if it is open. Return it, and whether it is new."""
+    """Insert the alert, or count it once more if it is open. Return it, and True if it is new."""
     values = {
         "rule": alert.rule,
         "subject": str(alert.subject),
@@ -93,7 +93,7 @@ def record_resolution(
     event: str = "",
 ) -> list[AlertRow]:
     """Resolve the open alerts of these rules and kinds, and add an event of the kind `event`, if any. Return
-    those whose end somebody is to be notified of: whoever was notified of the alert."""
+    the alerts whose end the operator is to be notified of, as he was of the alert."""
     if event:
         add_event(connection, now, event, None, text=text, **subject.fields)
     ended = [row for rule in rules if (row := resolve_alert(connection, rule, subject, text, now))]
@@ -105,12 +105,12 @@ def record_resolution(
 def mark_notified(connection: sqlite3.Connection, alert_ids: Iterable[int], now: float) -> None:
     """Note that the operator was notified of these alerts as they are now."""
     connection.executemany(
-        "UPDATE alerts SET notified_at = ? WHERE id = ?", [(now, one) for one in alert_ids]
+        "UPDATE alerts SET notified_at = ? WHERE id = ?", [(now, alert_id) for alert_id in alert_ids]
     )
 
 
 def unsent_alerts(connection: sqlite3.Connection, since: float) -> list[AlertRow]:
-    """Return the alerts since then of which nobody was notified, or not of their end; oldest first."""
+    """Return the alerts since then of which no notification was sent, or not of their end; oldest first."""
     rows = connection.execute(
         "SELECT * FROM alerts WHERE notify AND last_at >= ? "
         "AND (notified_at IS NULL OR notified_at < resolved_at) ORDER BY id",
@@ -120,7 +120,7 @@ def unsent_alerts(connection: sqlite3.Connection, since: float) -> list[AlertRow
 
 
 def expire_alerts(connection: sqlite3.Connection, kinds: Sequence[str], before: float, now: float) -> int:
-    """Close alerts that nothing resolves, once they have not come again for a while; return the count."""
+    """Close alerts that nothing resolves, and that have not come again since `before`; return the count."""
     marks = ", ".join("?" * len(kinds))
     changed = "UPDATE alerts SET resolved_at = ?, notify = 0 WHERE resolved_at IS NULL AND last_at < ?"
     expired = connection.execute(f"{changed} AND rule IN ({marks})", (now, before, *kinds))
@@ -130,7 +130,7 @@ def expire_alerts(connection: sqlite3.Connection, kinds: Sequence[str], before: 
 def note_values(
     connection: sqlite3.Connection, values: Iterable[tuple[str, AlertSubject, float | None]], now: float
 ) -> None:
-    """Store what open alerts measure now, each by its rule and subject."""
+    """Store the present values of open alerts, each by its rule and subject."""
     connection.executemany(
         "UPDATE alerts SET value = ?, last_at = ? WHERE rule = ? AND subject = ? AND resolved_at IS NULL",
         [(value, now, rule, str(subject)) for rule, subject, value in values],
@@ -140,7 +140,7 @@ def note_values(
 def resolve_alert(
     connection: sqlite3.Connection, rule: str, subject: AlertSubject, text: str, now: float
 ) -> AlertRow | None:
-    """Close the open alert of a rule and subject, if there is one. An empty text leaves its own."""
+    """Close the open alert of a rule and subject, if there is one. An empty text keeps the alert's own."""
     row = connection.execute(
         "UPDATE alerts SET resolved_at = ?, last_at = ?, text = iif(? = '', text, ?) "
         "WHERE rule = ? AND subject = ? AND resolved_at IS NULL RETURNING *",
@@ -188,7 +188,7 @@ def count_alerts(connection: sqlite3.Connection, begins_at: float, ends_at: floa
 
 @dataclass(frozen=True, slots=True)
 class SilenceRow:
-    """Alerts that nobody is to be notified of: patterns like `gpu-*`."""
+    """Alerts that are not passed on: patterns like `gpu-*`."""
 
     id: int
     rule: str

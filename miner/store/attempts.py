@@ -1,4 +1,4 @@
-"""Attempts, steps and lessons in the store, and the states that workers bring their jobs to.
+"""Attempts, steps and lessons in the store, and the states of jobs that workers set.
 
 A worker reads its job, works without a lock, and writes with the lock token that it read. If the row was
 changed since (a second start, a cancellation), the write raises `StaleJob` and the worker reads again.
@@ -67,7 +67,7 @@ def steps_of(connection: sqlite3.Connection, job_id: int) -> list[JobStep]:
 
 
 def failed_steps(connection: sqlite3.Connection, outcomes: Collection[str], since: float) -> tuple[int, str]:
-    """Count the steps since a moment that ended like this; return also the detail of one of them."""
+    """Count the steps since a moment with one of these outcomes; return also the detail of one of them."""
     marks = ", ".join("?" * len(outcomes))
     query = f"SELECT count(*), max(detail) FROM steps WHERE began_at >= ? AND outcome IN ({marks})"  # noqa: S608
     count, detail = connection.execute(query, (since, *outcomes)).fetchone()
@@ -98,7 +98,7 @@ def set_job_state(
     reason: EndReason | None = None,
     detail: str = "",
 ) -> JobRow:
-    """Bring a job to a state; return the row with its new token."""
+    """Set the state of a job; return the row with its new token."""
     cursor = connection.execute(
         "UPDATE jobs SET state = ?, end_reason = ?, detail = ?, ended_at = ?, updated_at = ?, "
         "lock_token = lock_token + 1 WHERE id = ? AND lock_token = ?",
@@ -140,7 +140,7 @@ def begin_attempt(
     gpus: tuple[str, ...],
     end_by: float,
 ) -> JobRow:
-    """Insert the attempt and set the state in one: a job in training always has an attempt."""
+    """Insert the attempt and set the state together: a job in training always has an attempt."""
     job = set_job_state(connection, job_id, token, JobState.TRAINING, now)
     insert_row(
         connection,
@@ -158,7 +158,7 @@ def begin_attempt(
 
 
 def set_engine_ref(connection: sqlite3.Connection, attempt_id: int, ref: str) -> None:
-    """Store a fact about the engine, whoever has changed the job meanwhile."""
+    """Store a fact about the engine, even if the job was changed meanwhile."""
     connection.execute("UPDATE attempts SET engine_ref = ? WHERE id = ?", (ref, attempt_id))
 
 
@@ -181,7 +181,7 @@ def end_attempt(
 
 
 def mark_bad_submission(connection: sqlite3.Connection, job_id: int, number: int, detail: str) -> None:
-    """What an attempt left behind is no valid submission after all."""
+    """Mark an attempt whose submission turned out to be invalid."""
     connection.execute(
         "UPDATE attempts SET end_reason = ?, detail = ? WHERE job_id = ? AND number = ?",
         (EndReason.BAD_SUBMISSION, detail[:_MAX_DETAIL_CHARS], job_id, number),

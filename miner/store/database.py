@@ -187,7 +187,7 @@ def _back_up(path: Path, version: int) -> None:
 
 
 def schema_version(path: Path) -> int | None:
-    """Return the number of the file's newest migration, None for a file with nothing in it.
+    """Return the number of the file's newest migration, or None if the file is empty.
 
     Only a file that is known to be empty may count as new. So whatever keeps it from being read is raised,
     a lock held by somebody else as well.
@@ -251,8 +251,8 @@ def make_data_dir(data_dir: Path) -> None:
 
 
 class DataDirLock:
-    """One daemon per data directory: two would each accept the same nonce and start the same job. Where the
-    store is elsewhere, its directory is locked too."""
+    """Locks the data directory for one daemon: two would each accept the same nonce and start the same job.
+    If the store is elsewhere, its directory is locked too."""
 
     def __init__(self, *folders: Path) -> None:
         self._paths = [folder / LOCK_NAME for folder in dict.fromkeys(folders)]

@@ -19,10 +19,10 @@ from miner.store.jobs import JobRow
 
 #: Rows of a kind in one write: each holds the event loop for some milliseconds.
 MAX_PRUNED_ROWS = 500
-#: Beyond so many, the oldest offers and events are deleted although they are not old, and of attempts only
-#: what they came to is kept. One host has fewer in a quarter of a year.
+#: Beyond these numbers the oldest offers and events are deleted whatever their age, and attempts keep only
+#: their results. One host has fewer in a quarter of a year.
 MAX_OFFERS, MAX_EVENTS, MAX_DETAILED_ATTEMPTS = 20_000, 100_000, 5_000
-#: The attempts behind those that are looked at: more never come between two times of pruning.
+#: Attempts beyond those numbers that are examined at once: more never come between two prunings.
 _TRIMMED_AT_ONCE = 2000
 
 _OLD_OFFERS = """
@@ -62,7 +62,7 @@ SELECT * FROM events WHERE id > :after AND at >= :since AND (:job IS NULL OR tas
     AND (NOT :alerts OR json_extract(data, '$.alert'))
 """
 
-#: What is shown elsewhere in an event's text, or not at all.
+#: Fields that an event's text shows elsewhere, or not at all.
 _SHOWN_ELSEWHERE = frozenset({"job_id", "attempt", "reason", "detail", "alert", "model_hash"})
 
 
@@ -76,7 +76,7 @@ class EventRow:
 
     @property
     def about(self) -> str:
-        """The job, task, GPU or validator that it is about, if any."""
+        """The job, task, GPU or validator of the event, if any."""
         if "job_id" in self.data:
             return f"job {self.data['job_id']}"
         if "subject" in self.data:
@@ -85,7 +85,7 @@ class EventRow:
 
     @property
     def text(self) -> str:
-        """What happened, for people."""
+        """The event in words."""
         if "text" in self.data:
             return str(self.data["text"])
         about = f"attempt {self.data['attempt']}" if "attempt" in self.data else ""
@@ -154,14 +154,14 @@ def prune_history(connection: sqlite3.Connection, before: float) -> int:
 
 
 def _nth_newest(connection: sqlite3.Connection, table: str, column: str, number: int) -> float:
-    """When the record came that has so many after it; long ago where there are fewer."""
+    """Return the time of the record with `number` newer ones, or 0 if there are fewer."""
     query = f"SELECT {column} FROM {table} ORDER BY {column} DESC LIMIT 1 OFFSET ?"  # noqa: S608 - ours
     row = connection.execute(query, (number,)).fetchone()
     return float(row[0]) if row is not None else 0.0
 
 
 def _trim_attempts(connection: sqlite3.Connection) -> int:
-    """Keep of one batch of attempts only what they came to; return the count."""
+    """Reduce one batch of attempts to their results; return the count."""
     (newest,) = connection.execute("SELECT max(id) FROM attempts").fetchone()
     span = {"kept": MAX_DETAILED_ATTEMPTS, "span": _TRIMMED_AT_ONCE, "most": MAX_PRUNED_ROWS}
     rows = connection.execute(_DETAILED, {"newest": newest or 0, **span}).fetchall()
@@ -181,7 +181,7 @@ def _trim_attempts(connection: sqlite3.Connection) -> int:
 
 
 def _rounded(text: str) -> str:
-    """The same JSON with numbers of six digits, and times to a tenth of a second."""
+    """Shorten the numbers of JSON to six digits, and times to a tenth of a second."""
 
     def number(digits: str) -> float:
         value = float(digits)
@@ -191,7 +191,7 @@ def _rounded(text: str) -> str:
 
 
 def _replace_row(connection: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> None:
-    """Delete the row and insert it anew: a row that only becomes shorter leaves its page as empty as that."""
+    """Delete the row and insert it again: a row that only gets shorter leaves the rest of its page unused."""
     key = next(iter(values))
     connection.execute(f"DELETE FROM {table} WHERE {key} = ?", (values[key],))  # noqa: S608 - ours
     insert_row(connection, table, **values)

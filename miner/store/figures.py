@@ -13,7 +13,7 @@ NO_CURVES = '{"steps": {"step": [], "t": [], "loss": []}, "evals": []}'
 
 
 class StoredFigures(NamedTuple):
-    """JSON of `miner.jobs.figures.AttemptFigures`, and of its thinned curves."""
+    """The JSON of `miner.jobs.figures.AttemptFigures`, and of its thinned curves."""
 
     figures: str
     curves: str
@@ -27,7 +27,7 @@ def save_figures(connection: sqlite3.Connection, attempt_id: int, stored: Stored
 
 
 def figures_of(connection: sqlite3.Connection, job_id: int) -> dict[int, StoredFigures]:
-    """By the attempt's id; an attempt that runs has none yet."""
+    """Return the figures of a job's attempts by their ids; an attempt that runs has none yet."""
     rows = connection.execute(
         "SELECT attempt_id, figures, curves FROM attempt_figures "
         "JOIN attempts ON attempts.id = attempt_id WHERE job_id = ?",

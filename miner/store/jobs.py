@@ -105,7 +105,7 @@ class JobRow:
 
     @property
     def misnamed(self) -> bool:
-        """Whether what is published has another name than the newest start wants."""
+        """True if the published repository has another name than the newest start wants."""
         if self.submission is None or self.expected_repo_name is None:
             return False
         return self.submission.repo.rsplit("/", 1)[-1] != self.expected_repo_name
@@ -245,7 +245,7 @@ def _repeated_start(
 
 
 def _differs(job: sqlite3.Row, start: StartRequest) -> bool:
-    """Whether the start has another type, model or data than the job."""
+    """Return True if the start has another type, model or data than the job."""
     known = (job["task_type"], job["model"], _data_of(job["request"]))
     return known != (start.task_type, start.model, _data_of(start.request))
 
@@ -330,7 +330,7 @@ def find_job(connection: sqlite3.Connection, name: str) -> JobRow:
 
 
 def has_repo_of_another(connection: sqlite3.Connection, validator: str, name: str) -> bool:
-    """Whether a repository of that name holds what was published for another validator's task."""
+    """Return True if a repository of that name has the model of another validator's task."""
     query = (
         "SELECT 1 FROM jobs WHERE validator <> ? AND submission_repo IS NOT NULL "
         "AND substr(submission_repo, -length(?) - 1) = '/' || ? LIMIT 1"

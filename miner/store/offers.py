@@ -64,7 +64,7 @@ class ColumnValues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReservationRow:
-    """What a task reserves from now on."""
+    """The reservation of a task from now on."""
 
     hold: GpuReservation
     firm: bool
@@ -73,7 +73,7 @@ class ReservationRow:
 
 
 class OpenReservation(NamedTuple):
-    """What a restart restores."""
+    """A reservation that a restart restores."""
 
     reservation: ReservationRow
     #: The job's deadline; None for an offer.

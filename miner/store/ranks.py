@@ -1,5 +1,5 @@
-"""The miner's place in the subnet over time: one row per change and one per hour, kept for good; and which
-reports were sent."""
+"""The miner's place in the subnet over time, a row per change and per hour, kept for good; and reports
+that were sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sqlite3
 from miner.api.reports import Rank
 from miner.store.database import insert_row
 
-#: A row is added after this time also if nothing has changed.
+#: Interval after which a row is added even if nothing has changed.
 HOUR = 3600.0
 
 

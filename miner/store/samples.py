@@ -85,8 +85,8 @@ DELETE FROM gpu_rollups WHERE (period, at, gpu) IN (
 
 
 def add_minutes(connection: sqlite3.Connection, minutes: Sequence[tuple[GpuRollup, TaskKey | None]]) -> None:
-    """Add what was measured in some minutes, each with the task that had the GPU longest, and build their
-    hours anew. A minute that is there already (before a restart) is completed."""
+    """Add what was measured in some minutes, each with the task that had the GPU longest, and rebuild
+    their hours. A minute that is there already (before a restart) is completed."""
     for minute, key in minutes:
         row = replace(minute, job_id=job_ids(connection, [key]).get(key) if key else None)
         before = _minute(connection, row.at, row.gpu)

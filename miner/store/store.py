@@ -217,7 +217,7 @@ class StoreWriter:
 
 
 def _is_file_error(error: Exception) -> bool:
-    """Whether the file is at fault (disk full, I/O error, malformed), not the work (a broken constraint)."""
+    """Return True if the file is at fault (disk full, I/O error), not the work (a broken constraint)."""
     return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
 
 

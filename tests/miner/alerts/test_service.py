@@ -64,9 +64,9 @@ class AlertBench:
             live_rules,
             self.live,
             clock=lambda: self.now,
-            sink=self,
             file_problems=lambda: self.file_problems,
         )
+        self.service.sink = self
         self.alerts = Alerts(self.metrics, self.service.on_kind)
 
     def raise_alert(self, kind: AlertKind, text: str, subject: AlertSubject = MINER) -> None:

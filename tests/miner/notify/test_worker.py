@@ -94,7 +94,7 @@ async def test_each_target_says_for_itself_whether_a_message_arrived(sink: HttpS
     assert errors[0] == ""
     assert "error=500" in errors[1]
     assert "onnection error" in errors[2]
-    assert errors[3] == "is no target that Apprise knows"
+    assert errors[3] == "is not a URL that Apprise supports"
     assert SECRET not in "".join(errors)
     assert [(one["title"], one["message"], one["type"]) for one in sink.messages] == [
         (MESSAGE.title, MESSAGE.body, "warning")
