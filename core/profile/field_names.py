@@ -122,7 +122,7 @@ def _names(rows: str) -> dict[NameSystem, dict[str, str]]:
 #: By system: its name for a field → the field.
 FIELD_NAMES = _names(_TABLE)
 
-#: Targets of earlier versions: their measurements are in docs/training.md.
+#: Targets of earlier versions: their measurements are in benchmarks/techniques.md.
 REMOVED_FIELDS = frozenset(
     {
         "soup_members",

@@ -207,7 +207,7 @@ class EvalTask(Record):
     @classmethod
     def _of_run(cls, spec: RunSpec, file: Path) -> Self:
         if spec.dataset is None:
-            rule = "image tasks are scored where their model's engine is installed, see docs/training.md"
+            rule = "image tasks are scored where their model's engine is installed, see docs/evaluation.md"
             raise ConfigError(str(file), [Problem("task_type", str(spec.task_type), rule)])
         coefficient = spec.kl_coefficient
         return cls(dataset_type=spec.dataset, data=spec.data_path, era=spec.era, kl_coefficient=coefficient)

@@ -241,7 +241,7 @@ def _print_kernels(events: Sequence[dict[str, Any]]) -> None:
 
 def evaluate(
     task: Annotated[
-        Path, typer.Option(exists=True, dir_okay=False, help="What to score on: see docs/training.md.")
+        Path, typer.Option(exists=True, dir_okay=False, help="What to score on: see docs/evaluation.md.")
     ],
     base: Annotated[
         Path, typer.Option(exists=True, file_okay=False, help="The folder of the model trained from.")

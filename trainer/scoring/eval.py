@@ -342,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--base", required=True, type=Path, help="the folder of the model that was trained from"
     )
-    parser.add_argument("--task", required=True, type=Path, help="what to score on, see docs/training.md")
+    parser.add_argument("--task", required=True, type=Path, help="what to score on, see docs/evaluation.md")
     parser.add_argument("--rows", type=int, help="score on the first so many rows only")
     parser.add_argument("--allow-rewards", action="store_true", help="run the task's reward code here")
     parser.add_argument("--json", action="store_true", help="for programs")
