@@ -1,4 +1,4 @@
-"""What all recipes share: the inputs of a run, the engine templates of `configs/base`, the result."""
+"""Parts that all recipes share: the inputs of a run, the engine templates of `configs/base`, the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between two plans, down to the keys of the engine's configuration."""
+"""Differences between two plans, down to the keys of the engine's configuration."""
 
 from __future__ import annotations
 

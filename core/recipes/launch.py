@@ -115,7 +115,7 @@ def _distributed(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether all "machines" are this one."""
+    """Return True if all "machines" are this one."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What an engine's configuration may contain: the checked-in tables, and checks for every engine.
+"""Keys that an engine's configuration may contain: the checked-in tables, and checks for every engine.
 
 The tables are generated from the engines themselves (`scripts/engine_tables/`), so that a configuration can
 be checked where no engine is installed. They know keys and types; combinations of valid keys that go wrong
@@ -112,7 +112,7 @@ class _TableChecker:
         return [Problem(path, shown_value(value), f"{self.known.title} takes {wanted} here")]
 
     def _unknown_count(self, value: object, kind: TypeAlternative) -> int:
-        """How many keys of a mapping an object does not know: the best match is tried first."""
+        """Count the keys of a mapping that an object does not know: the best match is tried first."""
         if isinstance(kind, str) or "object" not in kind or not isinstance(value, Mapping):
             return 0
         return len(value.keys() - self.known.objects[kind["object"]].keys())

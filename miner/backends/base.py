@@ -37,7 +37,7 @@ IMAGE_OF: Mapping[Engine, str] = {
 
 
 class EngineRejected(GodMinerError):
-    """The engine understood and refuses: repeating the call is no use."""
+    """The engine understood and refuses: repeating the call does not help."""
 
     code = "engine_rejected"
 
@@ -63,24 +63,24 @@ class RunPhase(StrEnum):
 
 
 class EndCause(StrEnum):
-    """How it ended, as far as the engine can tell; the trainer's result file knows better."""
+    """The cause of an end as far as the engine can tell; the trainer's result file knows better."""
 
     OK = "ok"
     FAILED = "failed"
     #: By `stop`.
     STOPPED = "stopped"
-    #: By a signal that `stop` did not send: the engine was restarted, somebody else ended it, or the kernel.
+    #: By a signal that `stop` did not send: from a restart of the engine, somebody else or the kernel.
     KILLED = "killed"
     #: By `EngineSpec.timeout_s`.
     TIMEOUT = "timeout"
     #: The machine was restarted or failed.
     NODE_FAIL = "node-fail"
-    #: A cluster's scheduler took the machine for a job that goes before ours.
+    #: A cluster's scheduler gave the machine to a job of higher priority.
     PREEMPTED = "preempted"
     #: Somebody else cancelled it in the cluster's scheduler.
     CANCELLED = "cancelled"
-    #: It never began: the machine could not begin it (its prolog, its shared directory, its GPUs), or the
-    #: scheduler did not let it begin in time. Best tried on another machine.
+    #: It never started: the machine could not start it (its prolog, its shared directory, its GPUs), or the
+    #: scheduler did not in time. Best tried on another machine.
     NOT_STARTED = "not-started"
     #: Host memory, not the GPU's.
     OOM_KILLED = "oom-killed"
@@ -121,10 +121,10 @@ class EngineSpec:
     cluster: Mapping[str, str] = field(default_factory=dict)
     #: Which of our images, by its short name: "text", "image" or "toolkit".
     image: str = "text"
-    #: The engine ends it after so long, as a last resort: the deadline is the daemon's.
+    #: The engine ends it after this long, as a last resort: the deadline is the daemon's.
     timeout_s: float | None = None
-    #: For how long others leave the machine to us, by the cluster's scheduler, which begins nothing that may
-    #: take longer; None: no end is known.
+    #: Time for which the cluster's scheduler leaves the machine to us, or None if no end is known. It starts
+    #: nothing that may take longer.
     free_s: float | None = None
     #: Shown beside the run in the engine's own listings: job and attempt.
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -150,22 +150,27 @@ class EngineRun(NamedTuple):
 
 
 class ExecutionEngine(Protocol):
-    """What runs attempts. Calls may take seconds, and do not block the event loop. All may raise
-    `EngineUnreachable`; only `submit` raises `EngineRejected`."""
+    """The engine of a backend, which runs attempts.
+
+    Calls may take seconds, and do not block the event loop. All may raise `EngineUnreachable`; only `submit`
+    raises `EngineRejected`.
+    """
 
     @property
     def name(self) -> str: ...
 
     @property
     def can_sandbox(self) -> bool:
-        """Whether it takes hostile runs. Fixed at the start: every decision on an offer reads it."""
+        """True if it takes hostile runs. Fixed at the start: every decision on an offer reads it."""
 
     async def submit(self, spec: EngineSpec) -> str:
         """Start it, or find it started; return the engine's reference. Safe to repeat."""
 
     async def find(self, key: str) -> str | None:
-        """The reference of a key: to reattach, and after a `submit` that timed out. None also for what was
-        prepared but never started; `submit` goes on from there."""
+        """Return a key's reference, to reattach and after a `submit` that timed out.
+
+        None if the key is unknown, or was prepared but never started; `submit` goes on from there.
+        """
 
     async def poll(self, ref: str, run_dir: Path) -> RunStatus: ...
 
@@ -182,7 +187,7 @@ class ExecutionEngine(Protocol):
         """The images, by their short names, that could not be started now, and why."""
 
     async def identity(self, image: str) -> str:
-        """What would be started for this image now: changes with the build or the interpreter."""
+        """Name what would be started for this image now: it changes with the build or the interpreter."""
 
     async def list_runs(self) -> list[EngineRun]:
         """Every run of this data directory that the engine knows: prepared, running or ended."""

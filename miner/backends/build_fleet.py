@@ -95,7 +95,7 @@ def build_sampler(
 
 
 def build_gpu_source(gpus: str, nvml: NvmlSource) -> GpuSource:
-    """Where GPUS says that the GPUs of this machine are found."""
+    """The source of this machine's GPUs that GPUS names."""
     if gpus == "nvml":
         return nvml
     if gpus == "auto":

@@ -75,7 +75,7 @@ def _outermost(paths: list[Path]) -> tuple[Path, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnvironment:
-    """What trains on a machine without an image."""
+    """Everything that trains on a machine without an image."""
 
     interpreter: Interpreter
     #: A directory with our packages.

@@ -143,7 +143,7 @@ def chown_tree(folder: Path, uid: int) -> None:
 
 
 def _unreadable(top: Path, uid: int) -> Iterator[Path]:
-    """What this user may not read below `top`; directories before what they hold. Dead links are skipped."""
+    """Yield what this user may not read below `top`, directories first. Dead links are skipped."""
     if not _readable(top, uid):
         yield top
     for folder, folders, files in os.walk(top):

@@ -41,7 +41,7 @@ class NoEngine(GodMinerError):
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:
-    """What all engines of a data directory share."""
+    """Everything that the engines of a data directory share."""
 
     data_id: str
     #: What engines keep of their own.
@@ -85,7 +85,7 @@ class EngineContext:
 
 @dataclass(frozen=True, slots=True)
 class ClusterContext:
-    """What a backend needs to know of the fleet to find the GPUs of other machines."""
+    """Facts of the fleet that a backend needs to find the GPUs of other machines."""
 
     #: GPU kinds by node or type from FLEET_FILE, where the cluster does not say them.
     kinds: Callable[[], Mapping[str, str]]

@@ -90,7 +90,7 @@ LOG_PIECE_BYTES = 1 << 18
 
 
 class LogPosition(NamedTuple):
-    """Where reading goes on: in which file (by inode), and from which byte."""
+    """Position in a log: the file's inode and a byte offset."""
 
     inode: int = 0
     offset: int = 0
@@ -102,8 +102,8 @@ LOG_START = LogPosition()
 def read_log(
     run_dir: Path, position: LogPosition = LOG_START, limit: int = LOG_PIECE_BYTES
 ) -> tuple[bytes, LogPosition]:
-    """What is new since `position`, and where to go on. After a rotation the new file is read from its
-    beginning; without a log there is nothing."""
+    """Return what is new since `position`, and the next position. After a rotation the new file is read from
+    its beginning; without a log there is nothing."""
     try:
         with open_untrusted(run_dir / LOG_FILE) as file:
             status = os.fstat(file)
@@ -138,7 +138,7 @@ KILLED_CODE = 128 + signal.SIGKILL
 
 @dataclass(frozen=True, slots=True)
 class EngineEndReport:
-    """What the engine itself reports of an end, where it reports anything."""
+    """Report of an end by the engine itself, as far as it has one."""
 
     code: int | None = None
     oom_killed: bool = False

@@ -129,7 +129,7 @@ class Sandbox:
         ]
 
     def shows(self, path: Path) -> bool:
-        """Whether the path is visible to every run."""
+        """Return True if the path is visible to every run."""
         return any(
             path.is_relative_to(root) for root in (*self.interpreter.needs, *self.visible, Path("/usr"))
         )

@@ -127,8 +127,7 @@ async def _wait_for_end(engine: ExecutionEngine, ref: str, folder: Path) -> RunS
 async def missing_in_image(
     engine: ExecutionEngine, parent: Path, image: str, *, gpus: tuple[str, ...] = (), key: str = ""
 ) -> MissingByEngine:
-    """What the training engines of this image lack, found out by `trainer.runner.check_engines` in it.
-    `TrialFailed`."""
+    """Ask `trainer.runner.check_engines` in this image what its training engines lack. `TrialFailed`."""
     argv = ("python", "-m", "trainer.runner.check_engines", image)
     output = await run_trial(engine, parent, Trial(argv, image, gpus, key=key))
     try:
@@ -164,7 +163,7 @@ class EngineTrials:
         self.running_key: str | None = None
 
     async def missing(self) -> MissingByEngine:
-        """What is known to keep each training engine from training now; `EngineUnreachable`.
+        """Return what is known to keep each training engine from training now; `EngineUnreachable`.
 
         Starts the next trial that is due without waiting for it: the caller also watches the engine.
         """
@@ -215,7 +214,7 @@ class EngineTrials:
         return identity
 
     def _known(self, image: str, identity: str) -> MissingByEngine | None:
-        """The result of the last trial; None: there was none."""
+        """The result of the last trial, or None if there was none."""
         if identity in self._results:
             return {Engine(name): why for name, why in self._results[identity].items()}
         if identity in self._failures:
@@ -260,7 +259,7 @@ class EngineTrials:
             self._failures[identity] = f"{TRIAL_FAILED} {image} image failed (see god-miner doctor): {why}"
 
     async def _run(self, image: str) -> tuple[MissingByEngine, str]:
-        """What the image lacks, and why the trial failed ("": it did not)."""
+        """Return what the image lacks, and why the trial failed (empty if it did not)."""
         self.running_key = trial_key()
         try:
             return await missing_in_image(self._engine, self._data_dir, image, key=self.running_key), ""
@@ -342,7 +341,7 @@ def trial_finding(
 
 
 def reward_isolation(settings: Settings, kind: BackendKind) -> Iterator[Finding]:
-    """What isolates reward code. Nothing if such tasks are refused, or if the trial run failed too."""
+    """Find what isolates reward code; nothing if such tasks are refused, or if the trial run failed too."""
 
     async def try_out() -> str:
         with temporary_data_dir(settings) as temporary:

@@ -1,4 +1,4 @@
-"""What a check of the doctor finds: whether all is well, and if not, how to fix it."""
+"""Findings of the doctor's checks: whether all is well, and if not, how to fix it."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def skip(what: str, detail: str, fix: str = "") -> Finding:
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:
-    """Whether a daemon can be started on this."""
+    """Return True if a daemon can be started on this."""
     return all(finding.status is not FindingStatus.FAIL for finding in findings)

@@ -1,4 +1,4 @@
-"""What ai-toolkit accepts in a YAML file and then ignores or fails on.
+"""Settings that ai-toolkit accepts in a YAML file and then ignores or fails on.
 
 Its own check before the model is loaded finds a handful of mistakes; an unknown key, a string for a number
 or an unknown architecture passes, the last as Stable Diffusion 1.

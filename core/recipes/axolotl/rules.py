@@ -1,4 +1,4 @@
-"""What Axolotl accepts and then ignores, and what it refuses only after loading the model.
+"""Settings that Axolotl accepts and then ignores, or refuses only after loading the model.
 
 The engine's own cross-field checks are repeated where a rendered configuration could run into them, so that
 a machine without Axolotl finds them too; tests compare with the engine itself.

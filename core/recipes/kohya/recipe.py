@@ -86,7 +86,7 @@ def _files(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: list[
 
 
 def _seed(plan: TrainingPlan, notes: list[str]) -> int | None:
-    """None on several GPUs: with a seed every process would draw the same noise."""
+    """The seed, or None on several GPUs, where every process would draw the same noise."""
     if plan.launch.processes == 1:
         return plan.seed
     notes.append("seed: left out on several GPUs, where it would give every one of them the same noise")
@@ -222,7 +222,7 @@ def _schedule(plan: TrainingPlan, notes: list[str]) -> EngineConfig:
 
 
 def _warmup(plan: TrainingPlan) -> float:
-    """As a share of the steps: a whole number would be divided by the number of processes."""
+    """The warm-up as a share of the steps: a whole number would be divided by the number of processes."""
     return min(0.999, round(plan.optimizer.warmup_steps / max(1, plan.steps.total), 6))
 
 

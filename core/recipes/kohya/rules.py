@@ -1,4 +1,4 @@
-"""What sd-scripts accepts in a TOML file and then ignores or fails on.
+"""Settings that sd-scripts accepts in a TOML file and then ignores or fails on.
 
 Its argument parser checks neither types nor choices nor unknown keys in a file, so this and the key table
 are the only check before the model is loaded.

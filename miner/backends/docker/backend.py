@@ -43,7 +43,7 @@ class DockerState:
 
 
 async def docker_state(settings: Settings) -> DockerState:
-    """Whether it answers, and has the image for text."""
+    """See whether Docker answers and has the image for text."""
     client = docker_client(settings)
     images = TrainerImages(settings)
     try:

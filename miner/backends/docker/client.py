@@ -173,5 +173,5 @@ def error_for_refusal(refused: DockerRefused, doing: str) -> EngineRejected | En
 
 
 def is_leftover_conflict(refused: DockerRefused) -> bool:
-    """Whether something of an earlier start is in the way, which only a new container avoids."""
+    """Return True if a leftover of an earlier start blocks this one, which only a new container avoids."""
     return bool(_LEFTOVER_CONFLICT.search(str(refused)))

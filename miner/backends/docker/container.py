@@ -32,7 +32,7 @@ STOP_GRACE_S = 30
 
 @dataclass(frozen=True, slots=True)
 class ContainerDefaults:
-    """What all containers of a daemon have in common."""
+    """Everything that the containers of a daemon have in common."""
 
     data_id: str
     #: The wrapper's file on the host.
@@ -118,7 +118,7 @@ def _wrapper_options(spec: EngineSpec) -> list[str]:
 
 
 def _visible(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, Any]:
-    """What the container sees."""
+    """The mounts of the container."""
     binds = [(mount.path, mount.read_only) for mount in mounts_of(spec)] + [(defaults.wrapper, True)]
     return {
         "NetworkMode": "none",
@@ -162,7 +162,7 @@ def _limits(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, Any]:
 
 
 def _restrictions(defaults: ContainerDefaults) -> dict[str, Any]:
-    """What the container may not do."""
+    """The restrictions of the container."""
     return {
         "Init": True,
         "ReadonlyRootfs": True,
@@ -192,7 +192,7 @@ def never_started(inspected: Mapping[str, Any]) -> bool:
 
 
 def start_was_interrupted(inspected: Mapping[str, Any], run_dir: Path) -> bool:
-    """Whether Docker died while it started the container, before it recorded the start."""
+    """Return True if Docker died while it started the container, before it recorded the start."""
     return never_started(inspected) and read_start(run_dir) is not None
 
 

@@ -75,7 +75,7 @@ class TrainerImages:
         return self._names[short]
 
     def reference(self, short: str) -> str:
-        """What to start: the pinned build; else the name, for images from elsewhere."""
+        """The image to start: the pinned build, else the name, for images from elsewhere."""
         pin = self.pin(short)
         return pin.id if pin else self.name(short)
 
@@ -333,7 +333,7 @@ def _inspect_image(client: DockerClient, reference: str) -> dict[str, Any] | Non
 
 
 def _current_source_hash(short: str) -> str | None:
-    """None without a checkout, as with an installed package."""
+    """Return the hash, or None without a checkout, as in an installed package."""
     try:
         return source_hash(source_root(), IMAGE_KINDS[short])
     except GodMinerError:

@@ -21,7 +21,7 @@ _MEMORY_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """Where groups are made: in one directory with version 2, in one for each controller with version 1."""
+    """The parents of our groups: one directory with version 2, one for each controller with version 1."""
 
     parents: tuple[Path, ...]
     version: int
@@ -55,7 +55,7 @@ def remove(folders: Iterable[Path]) -> None:
 
 
 def detect_cgroups(name: str, mounts: str | None = None, own: str | None = None) -> Cgroups | str:
-    """Where groups can be made, tried out with one called `name`; or why nowhere."""
+    """Find where groups can be made, by making one called `name`, or return why they cannot."""
     why = "no cgroups with limits on memory and processes are mounted"
     mounts, own = MOUNTS.read_text() if mounts is None else mounts, OWN.read_text() if own is None else own
     for candidate in _candidates(mounts, own):
@@ -102,7 +102,7 @@ def _candidates(mounts: str, own: str) -> Iterator[Cgroups]:
 
 
 def _mount_points(mounts: str) -> Iterator[tuple[str, Path]]:
-    """Where each controller is mounted; version 2 has an empty name."""
+    """Yield each controller with its mount point; version 2 has an empty name."""
     for line in mounts.splitlines():
         fields, _, tail = line.partition(" - ")
         kind, _, options = tail.split(maxsplit=2)

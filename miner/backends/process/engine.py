@@ -211,7 +211,7 @@ class ProcessEngine:
         return [EngineRun(key, key, self._registry.run_dir(key)) for key in keys]
 
     def _known(self, key: str) -> bool:
-        """Whether it was started at some time, or is being started."""
+        """Return True if it was ever started, or is being started."""
         return self._registry.was_started(key) or self._registry.is_alive(key)
 
     def _poll(self, key: str, run_dir: Path) -> RunStatus:

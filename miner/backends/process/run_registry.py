@@ -69,7 +69,7 @@ class RunRegistry:
         return found if isinstance(found, dict) else {}
 
     def take_lock(self, key: str) -> int | None:
-        """Take the lock, to hand it to the wrapper; None when somebody has it."""
+        """Take the lock, to hand it to the wrapper; return None if it is held."""
         lock = os.open(self.directory(key) / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,7 +92,7 @@ class RunRegistry:
         return False
 
     def lock_holder(self, key: str) -> LockHolder | None:
-        """Who signed the lock; None when nobody did since the machine's start."""
+        """The process that signed the lock, or None if none has since the machine's start."""
         try:
             signed = json.loads((self.directory(key) / LOCK_FILE).read_bytes())
             if signed["boot"] != current_boot():

@@ -39,7 +39,7 @@ Fields = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the controller says."""
+    """Everything that the controller says of the cluster."""
 
     config: Fields
     partitions: Sequence[Fields]
@@ -112,7 +112,7 @@ def _config_lines(text: str) -> Iterator[tuple[str, str]]:
 
 
 def version(here: str, config: Fields) -> Finding:
-    """Here and at the controller, which is the newer of both."""
+    """Judge the versions here and at the controller, which is the newer one."""
     ours = re.search(r"(\d+)\.(\d+)[.\w-]*", here)
     theirs = config.get("SLURM_VERSION", "unknown")
     detail = f"{config.get('ClusterName', 'the cluster')} answers; {here.strip()} here, {theirs} there"
@@ -176,7 +176,7 @@ def _partition(settings: Settings, partition: Fields, groups: frozenset[str]) ->
 
 
 def _barred(settings: Settings, partition: Fields, groups: frozenset[str]) -> str:
-    """Why this user may not use it, as far as it says so itself; the trial run finds out the rest."""
+    """Say why this user may not use it, as far as Slurm tells; the trial run finds out the rest."""
     own = settings.section(SlurmSection)
     for field, value, kind in (
         ("AllowAccounts", own.slurm_account, "SLURM_ACCOUNT"),
@@ -296,7 +296,7 @@ def _reservation(settings: Settings, commands: SlurmCommands) -> Iterator[Findin
 
 
 def configuration_findings(config: Fields) -> Iterator[Finding]:
-    """What of the site's configuration matters to a training."""
+    """Judge what matters to a training in the site's configuration."""
     select = config.get("SelectType", "")
     if "cons_tres" not in select:
         yield fail(
@@ -381,7 +381,7 @@ _REFUSED: Sequence[tuple[str, str]] = (
 
 
 def way_to_the_controller(message: str) -> str:
-    """What to do where Slurm does not answer, by its own message."""
+    """Say what to do if Slurm does not answer, by its own message."""
     if re.search("munge", message, re.IGNORECASE):
         return "start munge here (systemctl start munge), with the key of the cluster, and the same clock"
     if re.search("configuration", message, re.IGNORECASE):

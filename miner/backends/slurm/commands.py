@@ -44,13 +44,13 @@ class SlurmRefused(GodMinerError):
 
 
 def job_prefix(data_id: str) -> str:
-    """What the names of the jobs of one data directory begin with."""
+    """Prefix of the names of a data directory's jobs."""
     return f"god-miner-{data_id}-"
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmCommands:
-    """The commands on this machine. `directory`: where they are; empty: found by PATH."""
+    """The commands on this machine, in `directory` or, if that is empty, on PATH."""
 
     directory: str = ""
 
@@ -62,9 +62,9 @@ class SlurmCommands:
         limit_s: float = QUERY_S,
         environment: Mapping[str, str] | None = None,
     ) -> str:
-        """What the command prints; `script` is its standard input.
+        """Run a command with `script` as its standard input; return what it prints.
 
-        `SlurmRefused` for an answer that is a refusal, `SlurmUnreachable` for none.
+        `SlurmRefused` if Slurm refuses, `SlurmUnreachable` if it does not answer.
         """
         command = (self.path_of(program), *arguments)
         try:
@@ -75,7 +75,7 @@ class SlurmCommands:
             raise SlurmUnreachable(str(error)) from None
 
     def path_of(self, program: str) -> str:
-        """Where the command is; `SlurmUnreachable` where there is none."""
+        """Find a command; `SlurmUnreachable` if it is not installed."""
         found = shutil.which(program, path=self.directory or None)
         if found is None:
             where = f"in {self.directory}" if self.directory else "on PATH"

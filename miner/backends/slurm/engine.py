@@ -89,7 +89,7 @@ CONTAINER_HAS_NETWORK = "trainings run in SLURM_CONTAINER, which has the machine
 
 @dataclass(frozen=True, slots=True)
 class SlurmOptions:
-    """What the settings say of jobs; a profile may say otherwise for its tasks."""
+    """Options of jobs by the settings; a profile may set others for its tasks."""
 
     #: By each word of PLACEMENT.
     placement: Mapping[str, str]
@@ -264,7 +264,7 @@ class SlurmEngine:
                 raise EngineRejected(f"{mount.path} cannot be bound into a container: a : or a , is in it")
 
     async def _known(self, key: str) -> bool:
-        """Whether it was submitted at some time. A job that Slurm took before our record was complete is
+        """Return True if it was ever submitted. A job that Slurm took before our record was complete is
         recorded now."""
         note = await asyncio.to_thread(self._runs.read, key)
         if note is not None and (note.job or note.not_started):
@@ -387,7 +387,7 @@ class SlurmEngine:
         return await asyncio.to_thread(ended_status, job, run_dir, why)
 
     async def _lingers(self, key: str, job: SlurmJob) -> bool:
-        """Whether it goes on for long after its recorded end; it is cancelled, and may not end even so."""
+        """Return True if it runs on long after its recorded end. It is cancelled, and may not end even so."""
         since = self._exited_since.setdefault(key, time.monotonic())
         if time.monotonic() - since <= LINGER_S:
             return False

@@ -1,7 +1,7 @@
 """Find the GPUs of a cluster: its nodes, and when others use them, by what Slurm knows.
 
 Slurm gives a job some GPUs of a node, never certain ones. So a node has as many slots as GPUs, called `0@n1`,
-`1@n1`…, and only their number counts: others' jobs are put on slots that none of ours has.
+`1@n1`…, and only their number counts: others' jobs are put on slots that our jobs do not have.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from miner.support.background import run_in_thread
 
 #: The engine that runs trainings on these nodes.
 ENGINE_NAME = "slurm"
-#: A scan is four commands of a controller that all of the site waits for: the driver's interval is not fair.
+#: A scan is four commands to a controller that the whole site shares: the driver's interval would be unfair.
 REFRESH_S = 30.0
-#: After our own jobs began or ended, at most so often.
+#: Minimum interval between rescans after our own jobs began or ended.
 LEAST_S = 5.0
-#: A bound that moves with the clock moves in such steps: else no two scans would be equal.
+#: Step of a bound that moves with the clock: otherwise no two scans would be equal.
 STEP_S = 600.0
 _MIG_SLICE = re.compile(r"\d+g\.(\d+)gb", re.IGNORECASE)
 _UNUSABLE = {
@@ -73,7 +73,7 @@ _RESERVED = frozenset({"MAINTENANCE", "MAINT", "RESERVED"})
 
 @dataclass(frozen=True, slots=True)
 class ClusterScope:
-    """What of the cluster may be used, and what a job of ours asks for with each GPU."""
+    """The part of the cluster that may be used, and what a job of ours asks for with each GPU."""
 
     #: Empty: the cluster's default.
     partitions: tuple[str, ...] = ()
@@ -98,11 +98,11 @@ class _Answers:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What bounds jobs of ours on the cluster's nodes."""
+    """The bounds of our jobs on the cluster's nodes."""
 
     #: Those that may be used, by name.
     partitions: Mapping[str, SlurmPartition]
-    #: Ours; None: SLURM_RESERVATION is not set.
+    #: Ours, or None if SLURM_RESERVATION is not set.
     reservation: SlurmReservation | None
     others: Sequence[SlurmReservation]
 
@@ -292,13 +292,14 @@ def _limits(answers: _Answers, scope: ClusterScope) -> _Limits:
 
 @dataclass(frozen=True, slots=True)
 class _NodeGpus:
-    #: In Slurm; None: pretended.
+    #: Their type in Slurm, or None if they are pretended.
     type: str | None
     gpus: GpuSet
 
 
 def _gpus_of(node: SlurmNode, scope: ClusterScope, kinds: Mapping[str, str]) -> tuple[_NodeGpus, str] | None:
-    """The GPUs that count, and what of others it has; None: it has none. `UnknownGpu`: of no known kind."""
+    """Return the GPUs that count and a note on the others, or None if the node has no GPUs. `UnknownGpu` if
+    their kind is unknown."""
     if scope.pretended is not None:
         return _NodeGpus(None, scope.pretended), ""
     if not node.gpus:
@@ -381,7 +382,7 @@ SlotsOfJobs = dict[tuple[str, str], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """What one job has of a node, in a window."""
+    """The share of a node that one job has, in a window."""
 
     job: str
     share: JobShare
@@ -396,7 +397,7 @@ class SlotNeeds:
     """A node's slots, and what a job of ours asks for with each."""
 
     names: Sequence[str]
-    #: The GPUs' type in Slurm; None: pretended ones, which nobody else counts.
+    #: The GPUs' type in Slurm, or None for pretended ones, which nobody else counts.
     kind: str | None
     cores: int
     memory_bytes: int
@@ -498,7 +499,7 @@ def _unaccounted(node: SlurmNode, needs: SlotNeeds, use: Sequence[NodeUse], ours
 
 
 def _slots_without(node: SlurmNode, needs: SlotNeeds, shares: Sequence[JobShare]) -> int:
-    """How many slots are no use to us beside these: their GPUs are taken, or too few cores or too little
+    """Count the slots that we cannot use beside these: their GPUs are taken, or too few cores or too little
     memory are left for them."""
     count = len(needs.names)
     if any(share.whole_node for share in shares):

@@ -42,7 +42,7 @@ _MODULE_INITS = (
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What a job asks of Slurm, beside its script."""
+    """Everything that a job asks of Slurm, beside its script."""
 
     name: str
     run_dir: Path
@@ -232,7 +232,7 @@ def container_parts(
 
 
 def script_environment(spec: EngineSpec, code: Path | None, home: str) -> dict[str, str]:
-    """What the training gets, beside what Slurm sets. `code`: our packages; a container has its own."""
+    """The training's variables, beside Slurm's. `code`: our packages; a container has its own."""
     return {
         "LANG": "C.UTF-8",
         "HOME": home,

@@ -64,7 +64,7 @@ class SlurmJob:
 
 
 class SlurmJobs:
-    """The jobs of this user by name. Ids are no use as a key: after a reset of the controller they begin
+    """The jobs of this user by name. Their numbers cannot be keys: after a reset of the controller they begin
     again."""
 
     def __init__(self, commands: SlurmCommands, interval_s: float) -> None:
@@ -124,7 +124,7 @@ class SlurmJobs:
         return next((found for found in parse_scontrol(text) if found.name == job.name), job)
 
     async def accounted(self, name: str, job_id: str) -> SlurmJob | None:
-        """What the accounting says of a job that Slurm itself has forgotten; None: there is none."""
+        """Ask the accounting, if there is one, for a job that Slurm itself has forgotten."""
         if time.monotonic() < self._no_accounting_until:
             return None
         try:
@@ -209,7 +209,7 @@ _NEVER = re.compile(
 
 
 def never_begins(reason: str) -> bool:
-    """Whether Slurm's reason for the wait does not pass by itself."""
+    """Return True if Slurm's reason for the wait does not pass by itself."""
     return _NEVER.match(reason) is not None
 
 
@@ -237,13 +237,13 @@ def ended_status(job: SlurmJob, run_dir: Path, not_started: str = "") -> RunStat
 
 
 def _ended_before(job: SlurmJob, record: ExitRecord) -> bool:
-    """Whether the end that the wrapper recorded, on the first node, came before a node failed. When another
-    node fails, Slurm ends the job by a signal."""
+    """Return True if the end that the wrapper recorded, on the first node, came before a node failed. When
+    another node fails, Slurm ends the job by a signal."""
     return not record.signals or len(expand_hosts(job.nodes)) == 1
 
 
 def _never_began(status: RunStatus, job: SlurmJob, run_dir: Path, not_started: str) -> RunStatus:
-    """Whatever kept the wrapper from its first act."""
+    """Explain what kept the wrapper from starting."""
     if job.state == "CANCELLED" and not not_started:
         return replace(status, why=EndCause.CANCELLED, detail=str(job))
     if job.state in ("PREEMPTED", "NODE_FAIL", "REVOKED"):

@@ -42,13 +42,13 @@ class SlurmNode:
 
     @property
     def main_gpu_type(self) -> str:
-        """Of the GPUs that we use: a node's others are left to others."""
+        """The type of the GPUs that we use: a node's others are left to other users."""
         return max(self.gpus, key=lambda kind: (self.gpus[kind], kind), default="")
 
 
 @dataclass(frozen=True, slots=True)
 class JobShare:
-    """What a job has of one node, or will have."""
+    """The share of one node that a job has, or will have."""
 
     gpus: Mapping[str, int] = field(default_factory=dict)
     cores: int = 0
@@ -261,7 +261,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _count_of_ids(text: str) -> int:
-    """How many numbers `0-3,8` names."""
+    """Count the numbers that `0-3,8` names."""
     total = 0
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -286,7 +286,7 @@ class NodeSize:
     #: Of the type that a node has most of; which one, where a node has others too.
     gpus: int
     gpu_type: str
-    #: The partition's longest time; None: no limit.
+    #: The partition's longest time, or None if it has no limit.
     limit_s: float | None
 
 
@@ -296,7 +296,7 @@ class NodeSizes:
         self._known: dict[tuple[str, str], tuple[NodeSize | None, float]] = {}
 
     async def least(self, nodes: Sequence[str], partition: str) -> NodeSize | None:
-        """The least of these nodes, or of the whole partition; None: there is no such node."""
+        """The least of these nodes or of the whole partition, or None if there is no such node."""
         key = (",".join(nodes), partition)
         size, until = self._known.get(key, (None, 0.0))
         if time.monotonic() < until:
@@ -312,8 +312,7 @@ class NodeSizes:
         return size
 
     async def one_of(self, nodes: str, partition: str) -> tuple[str, ...]:
-        """One of these nodes (as Slurm writes several), with room if there is one; none: there is no such
-        node."""
+        """One of these nodes (as Slurm writes several), with room if any has it; empty if there are none."""
         chosen = [f"--nodes={nodes}"] + [f"--partition={partition}"] * bool(partition)
         text = await self._commands.run("sinfo", "--noheader", "--Node", "--format=%N %t", *chosen)
         states = dict(line.split()[:2] for line in text.splitlines() if " " in line)
@@ -324,8 +323,8 @@ class NodeSizes:
 def least_size(
     nodes: Sequence[SlurmNode], partitions: Sequence[SlurmPartition], named: str, chosen: bool
 ) -> NodeSize | None:
-    """`named`: the partitions, with commas; none: the default one. `chosen`: these nodes, whatever their
-    partition."""
+    """The least node of the partitions `named`, with commas, or of the default one. `chosen`: of these nodes,
+    whatever their partition."""
     names = set(named.split(",")) if named else {one.name for one in partitions if one.is_default}
     usable = [node for node in nodes if chosen or node.partitions & names]
     if not usable:

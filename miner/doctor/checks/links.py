@@ -53,7 +53,7 @@ def idle_gpus(stock: InventoryState) -> list[Gpu]:
 
 
 def link_finding(gpus: list[Gpu]) -> Finding:
-    """Whether the links are there that such GPUs come with."""
+    """Check for the links that such GPUs come with."""
     known = find_kind(gpus[0].kind.name)
     linked = topology_of(gpus).are_all_linked([gpu.id for gpu in gpus])
     if known is not None and known.link is GpuLink.NVLINK and not linked:
@@ -64,7 +64,7 @@ def link_finding(gpus: list[Gpu]) -> Finding:
 
 
 def all_reduce_finding(gpus: list[Gpu], measured: Mapping[str, Any]) -> Finding:
-    """What was measured, against what plans count on."""
+    """Compare what was measured with what plans count on."""
     if "skipped" in measured:
         return skip(WHAT, str(measured["skipped"]))
     if measured.get("backend") == "gloo":

@@ -69,7 +69,7 @@ def _system() -> Finding:
 
 
 def open_files(needed: int, soft: int, hard: int) -> Finding:
-    """Whether as many files may be open as MAX_CONNECTIONS needs."""
+    """Check that as many files may be open as MAX_CONNECTIONS needs."""
     if soft == resource.RLIM_INFINITY or soft >= needed:
         shown = "without limit" if soft == resource.RLIM_INFINITY else f"up to {soft}"
         return ok("open files", f"{shown}, {needed} needed")
@@ -221,7 +221,7 @@ def check_store(context: CheckContext) -> Iterator[Finding]:
 
 
 def _damage(path: Path) -> str:
-    """What SQLite's quick check finds; empty if all is well."""
+    """Run SQLite's quick check; return what it finds, or nothing if all is well."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as connection:
         rows = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
     return "" if rows == ["ok"] else "; ".join(rows)
@@ -273,7 +273,7 @@ def _compare_with_node(settings: Settings) -> Finding:
 
 
 def _offset_from_node(address: str) -> float | None:
-    """How many seconds this clock is ahead of a node's, by the Date header that every HTTP response has."""
+    """Seconds that this clock is ahead of a node's, by the Date header that every HTTP response has."""
     import httpx
 
     parts = urlsplit(address)

@@ -119,7 +119,7 @@ async def _read_metagraph(settings: Settings) -> Metagraph:
 
 
 def callers(metagraph: Metagraph, settings: Settings) -> Finding:
-    """How many hotkeys would be let in. A miner with none cannot be reached by anybody."""
+    """Count the hotkeys that would be let in. A miner with none cannot be reached by anybody."""
     from miner.chain.auth import CallerPolicy
 
     policy = CallerPolicy.from_settings(settings)
@@ -153,7 +153,7 @@ def purpose(settings: Settings) -> Iterator[Finding]:
 
 
 def registration(metagraph: Metagraph, settings: Settings, address: str) -> Iterator[Finding]:
-    """Whether the subnet knows this hotkey, and under which address."""
+    """Check that the subnet knows this hotkey, and under which address."""
     node = metagraph.nodes_by_key.get(public_key(address) or b"")
     if node is None:
         yield _unregistered(settings, address)

@@ -75,7 +75,7 @@ def check_tuning(context: CheckContext) -> Iterator[Finding]:
 
 
 def tuning_findings(active: ActiveConfig) -> Iterator[Finding]:
-    """What is in force, why, and what `check` finds wrong in it."""
+    """Say what is in force, why, and what `check` finds wrong in it."""
     yield ok("policy", f"{active.policy.name} ({active.policy.file}), because {active.why_policy}")
     yield from _remark_findings(
         "policy", policy_findings(active.policy), f"god-miner policy check {active.policy.name}"
@@ -126,7 +126,7 @@ def check_engine(context: CheckContext) -> Iterator[Finding]:
 
 
 def _usable_engine(settings: Settings, kinds: Sequence[BackendKind], asked: str) -> Iterator[Finding]:
-    """What is found of the first of these that can be used; of all, where none can."""
+    """Yield the findings on the first of these that can be used, or on all if none can."""
     by_kind = {kind: list(backend_of(kind).check(settings)) for kind in kinds}
     usable = [kind for kind in kinds if is_healthy(by_kind[kind])]
     if not usable:
