@@ -19,9 +19,8 @@ from miner.cli.output import echo, echo_json, print_pages, terminal
 if TYPE_CHECKING:
     from core.domain.hardware import Hardware
     from core.profile.resolve import LoadedProfile
-    from miner.offers.backtest.replay import Backtest, BacktestRun, ReplayedOffer
-    from miner.offers.history import JobOutcome
-    from miner.offers.past_offers import StoredOffer
+    from miner.offers.backtest.replay import BacktestRun, PastOffers, ReplayedOffer
+    from miner.offers.past_offers import HistoricalOffer, StoredOffer
     from miner.offers.policies.load import LoadedPolicy
     from miner.settings import Settings
 
@@ -84,6 +83,7 @@ def backtest(
 
     With --set: before and after."""
     from core.domain.hardware import Hardware, parse_gpus
+    from miner.offers.backtest.replay import Backtest, PastOffers
     from miner.offers.policies.load import parse_overrides
 
     settings = load_settings()
@@ -94,15 +94,22 @@ def backtest(
     chosen, why = _profile_for(profile, settings, loaded, Hardware(gpus=gpus))
     if not as_json:
         typer.echo(f"on {gpus}, planned by profile {chosen.name}: {why}")
-    test, stored = _backtest_and_offers(settings, loaded[0], chosen, Hardware(gpus=gpus), since, jsonl)
+    now, hardware = time.time(), Hardware(gpus=gpus)
+    start = 0.0 if since is None else parse_time(since, now)
+    if jsonl is None:
+        past = _past_offers(settings, start, now)
+        test = past.backtest(chosen, hardware, loaded[0].terms)
+    else:
+        past = PastOffers()
+        test = Backtest(_offers_in_file(jsonl, start), chosen, hardware, loaded[0].terms)
     runs = [test.run(policy.name, policy) for policy in loaded]
-    if stored:
-        runs.insert(0, test.summarize("as decided", [_replay_entry(one) for one in stored]))
+    if past.stored:
+        runs.insert(0, past.as_decided(test))
     if changes:
         extra = parse_overrides(changes)
         runs += [test.run(f"{one.name}, {' '.join(changes)}", one.with_overrides(extra)) for one in loaded]
     if offer is not None:
-        _explain_offer(runs, offer, stored, as_json)
+        _explain_offer(runs, offer, past.stored, as_json)
     else:
         _print_runs(runs, chosen.name, as_json)
 
@@ -142,43 +149,20 @@ def _policies(
     return [load_policy(active_policy_name(settings, here).name, places, settings_overrides(settings))]
 
 
-def _backtest_and_offers(
-    settings: Settings,
-    policy: LoadedPolicy,
-    profile: LoadedProfile,
-    hardware: Hardware,
-    since: str | None,
-    jsonl: Path | None,
-) -> tuple[Backtest, list[StoredOffer]]:
-    from miner.offers.backtest.replay import Backtest
-    from miner.offers.past_offers import read_offer_lines
-
-    now = time.time()
-    start = 0.0 if since is None else parse_time(since, now)
-    if jsonl is not None:
-        with jsonl.open(encoding="utf-8") as lines:
-            offers = [one for one in read_offer_lines(lines, jsonl.name) if one.at >= start]
-        return Backtest(offers, profile, hardware, policy.terms), []
-    stored, outcomes = _offers_from_store(settings, start, now)
-    offers = [one.historical for one in stored]
-    return Backtest(offers, profile, hardware, policy.terms, outcomes), stored
-
-
-def _offers_from_store(
-    settings: Settings, start: float, now: float
-) -> tuple[list[StoredOffer], list[JobOutcome]]:
-    from miner.offers.history import job_outcomes
-    from miner.offers.past_offers import stored_offers
+def _past_offers(settings: Settings, start: float, now: float) -> PastOffers:
+    from miner.offers.backtest.replay import PastOffers
+    from miner.offers.past_offers import OfferFilter
     from miner.store.database import open_store
 
     with open_store(settings.store_dir) as connection:
-        return stored_offers(connection, since=start), job_outcomes(connection, now)
+        return PastOffers.read(connection, OfferFilter(since=start), now)
 
 
-def _replay_entry(stored: StoredOffer) -> ReplayedOffer:
-    from miner.offers.backtest.replay import ReplayedOffer
+def _offers_in_file(file: Path, start: float) -> list[HistoricalOffer]:
+    from miner.offers.past_offers import read_offer_lines
 
-    return ReplayedOffer(stored.historical, stored.decision, stored.decision.value)
+    with file.open(encoding="utf-8") as lines:
+        return [offer for offer in read_offer_lines(lines, file.name) if offer.at >= start]
 
 
 def _print_runs(runs: Sequence[BacktestRun], profile: str, as_json: bool) -> None:

@@ -28,13 +28,13 @@ def list_offers(
     as_json: AsJson = False,
 ) -> None:
     """List offers, oldest first, with answers and outcomes."""
-    from miner.offers.past_offers import stored_offers
+    from miner.offers.past_offers import OfferFilter, stored_offers
     from miner.offers.views import offer_summary
     from miner.store.database import open_store
 
     start = 0.0 if since is None else parse_time(since, time.time())
     with open_store(load_settings().store_dir) as connection:
-        found = stored_offers(connection, since=start, accepted=accepted, most=most)
+        found = stored_offers(connection, OfferFilter(since=start, accepted=accepted, most=most))
     if as_json:
         echo_json([offer_summary(one).model_dump(mode="json") for one in found])
         return

@@ -29,9 +29,10 @@ from miner.api.config_files import (
     TaskEffects,
 )
 from miner.api.offers import BacktestComparison
-from miner.config_files.backtest import PastOffers
+from miner.config_files.backtest import compare_policies, read_past_offers
 from miner.config_files.files import LoadedFile
 from miner.config_files.what_if import CheckOrder
+from miner.offers.backtest.replay import PastOffers
 from miner.offers.parsed_offer import parse_offer
 from miner.offers.policies.load import load_policy
 
@@ -82,15 +83,15 @@ def changes_of(order: CheckOrder, edited: LoadedFile, directories: Sequence[Path
     what is in force."""
     if isinstance(edited, LoadedAlertRules):
         return RuleEffects(rules=list(_rule_changes(_rules_before(order), edited)))
-    past = PastOffers(Path(order.store_dir), order.now - _DAYS * 86_400, order.now, _MAX_OFFERS)
+    past = read_past_offers(order.store_dir, order.now - _DAYS * 86_400, order.now, _MAX_OFFERS)
     if isinstance(edited, LoadedProfile):
         before = _before(order, edited, lambda name: load_profile(name, directories))
         return _plan_changes(before or order.terms.loaded_profile(), edited, order, past)
     overrides = order.terms.overrides
     there = _before(order, edited, lambda name: load_policy(name, directories, overrides))
-    return past.compare(
-        order.terms, order.terms.loaded_profile(), there or order.terms.loaded_policy(), edited
-    )
+    there = there or order.terms.loaded_policy()
+    test = past.backtest(order.terms.loaded_profile(), order.terms.hardware, there.terms)
+    return compare_policies(test, there, edited, _MAX_OFFERS)
 
 
 def _rules_before(order: CheckOrder) -> LoadedAlertRules:

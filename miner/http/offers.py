@@ -13,7 +13,7 @@ from core.domain.tasks import TaskType
 from miner.api.offers import BacktestReport, BacktestRequest, OfferDetails, OfferList
 from miner.config_files.what_if import BacktestOrder, TermsInForce, WhatIf
 from miner.http.operator import MAX_ROW, operator_only
-from miner.offers.past_offers import find_stored_offer, stored_offers
+from miner.offers.past_offers import OfferFilter, find_stored_offer, stored_offers
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.views import offer_details, offer_summary
 
@@ -42,10 +42,10 @@ async def list_offers(
     """List offers, newest first. `next` is the value of `before` for earlier ones; null at the end."""
 
     def query(db: sqlite3.Connection) -> OfferList:
-        newest = stored_offers(
-            db, before=before, accepted=accepted, task_type=task_type, text=q.strip(), most=limit
+        wanted = OfferFilter(
+            before=before, accepted=accepted, task_type=task_type, text=q.strip(), most=limit
         )
-        rows = [offer_summary(offer) for offer in reversed(newest)]
+        rows = [offer_summary(offer) for offer in reversed(stored_offers(db, wanted))]
         return OfferList(offers=rows, next=rows[-1].id if len(rows) == limit else None)
 
     return await request.app.state.daemon.store.read(query)  # type: ignore[no-any-return]

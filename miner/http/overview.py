@@ -35,7 +35,7 @@ from miner.jobs import views
 from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager
 from miner.notify.notifier import Notifier
-from miner.offers.past_offers import stored_offers
+from miner.offers.past_offers import OfferFilter, stored_offers
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
 from miner.offers.views import offer_summary
@@ -133,6 +133,7 @@ async def show_overview(daemon: Annotated[ObservedDaemon, Depends(overview_depen
 def _overview(
     db: sqlite3.Connection, daemon: ObservedDaemon, kpis: list[Kpi], fleet: FleetStatus
 ) -> Overview:
+    newest = OfferFilter(most=SHOWN_DECISIONS)
     return Overview(
         at=time.time(),
         daemon=_summary(daemon),
@@ -144,7 +145,7 @@ def _overview(
         ],
         ended=[views.job_summary(db, row) for row in store_jobs.newest_ended_jobs(db, SHOWN_ENDED)],
         alerts=Alert.of_each(store_alerts.open_alerts(db)[:SHOWN_ALERTS]),
-        decisions=[offer_summary(offer) for offer in reversed(stored_offers(db, most=SHOWN_DECISIONS))],
+        decisions=[offer_summary(offer) for offer in reversed(stored_offers(db, newest))],
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 from core.domain.decisions import Decision, ExpectedValue, PlanBrief, ScoreFactor, TrainingWorth
-from core.domain.tasks import ImageModelType
 from core.domain.units import show_params
 from core.domain.wire import MinerTaskOffer
 from core.profile.resolve import LoadedProfile
@@ -38,11 +37,9 @@ def decide(
     history: SuccessHistory,
     policy: LoadedPolicy,
     profile: LoadedProfile,
-    *,
-    image_type: ImageModelType | None = None,
 ) -> Decision:
-    """`fleet` without what this task holds itself; `image_type` as a start names it."""
-    parsed = parse_offer(offer, image_type, policy.terms.rules.models_denied)
+    """Decide on `fleet` without what this task holds itself."""
+    parsed = parse_offer(offer, None, policy.terms.rules.models_denied)
     return decide_parsed(parsed, now, fleet, history, policy, profile)
 
 

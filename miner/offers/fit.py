@@ -1,16 +1,16 @@
-"""Find out whether a task fits here: plan it for the GPUs there are, and find a place for it among the
-others.
+"""Fit a task onto the fleet: plan it for the GPUs there are, and find a place for it among the others.
 
-Each class of nodes is planned by its own hardware; what trains most is taken. The plan says how many GPUs
-and for how long, the place says when they are free. Where it has to wait, it
-is planned again for the hours that are left then; where too few GPUs are free, for fewer. Where none is
-free for as long as an offer may wait, nothing is planned.
+Each class of nodes is planned by its own hardware, and the one that trains most is taken. The plan says how
+many GPUs and for how long, the place says when they are free. If it has to wait, it is planned again for the
+hours that are left then; if too few GPUs are free, for fewer. If none is free for as long as an offer may
+wait, nothing is planned.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from core.domain.choices import Engine, GpuStrategy, Refusal
@@ -71,7 +71,7 @@ _REFUSED_PLANS: dict[Refusal, _RefusedPlan] = {
     ),
 }
 
-#: Rows at most that validators pair with a number of hours: (hours up to, rows).
+#: Most rows that validators pair with a number of hours: (hours up to, rows).
 _MAX_ROWS = ((1, 10_000), (2, 25_000), (3, 100_000), (math.inf, 500_000))
 
 PlacedPlan = tuple[PlanSummary, Placement]
@@ -120,13 +120,14 @@ def fit_offer(
         return _unplanned(text, "a profile that `profile check` finds fine")
     places = PlacementSearch(fleet, now)
     searches = [_FitSearch(offer, now, fleet, terms, resolved, nodes, places, worth) for nodes in classes]
-    found = [_fit_class(search) for search in searches]
-    return max(zip(found, classes, strict=True), key=lambda one: _worth(*one))[0]
+    results = [(_fit_class(search), search.nodes) for search in searches]
+    return max(results, key=_rank)[0]
 
 
-def _worth(fit: FitResult, nodes: NodeClass) -> tuple[float, ...]:
+def _rank(result: tuple[FitResult, NodeClass]) -> tuple[float, ...]:
     """Rank by most training, then the earliest start, then the least hardware, in the smaller nodes. If none
     fits, rank by how near it comes."""
+    fit, nodes = result
     if fit.placement is None or fit.plan is None:
         has_plan = fit.plan_verdict is not None and fit.plan_verdict.passed
         return (-1.0, float(has_plan), fit.plan.share if fit.plan else 0.0)
@@ -201,31 +202,31 @@ def _planned(plan: PlanSummary) -> RuleVerdict:
     return RuleVerdict(True, text)
 
 
+@dataclass
 class _FitSearch:
-    def __init__(
-        self,
-        offer: ParsedOffer,
-        now: float,
-        fleet: FleetSnapshot,
-        terms: FitTerms,
-        profile: ResolvedProfile,
-        nodes: NodeClass,
-        places: PlacementSearch,
-        worth: TrainingWorth,
-    ) -> None:
-        self.offer, self.now, self.fleet, self.terms = offer, now, fleet, terms
-        self.profile, self._nodes = profile, nodes
-        self.hardware = nodes.of_nodes(profile.targets.nodes)
-        #: Where all GPUs of the full plan could be had, whatever the wait; known once they are not free now.
-        self.earliest: Placement | None = None
-        self._places, self._worth = places, worth
-        self._windows_found: dict[tuple[int, float], list[Placement]] = {}
-        self.lane: NamedLane | None = None
-        if profile.targets.gpu_strategy is GpuStrategy.LANES:
-            self.lane = lane_for(profile.targets, offer.model, offer.task_type)
+    """The search for the best place on nodes of one class."""
+
+    offer: ParsedOffer
+    now: float
+    fleet: FleetSnapshot
+    terms: FitTerms
+    profile: ResolvedProfile
+    nodes: NodeClass
+    places: PlacementSearch
+    worth: TrainingWorth
+    #: The first place for all GPUs of the full plan, whatever the wait; known once they are not free now.
+    earliest: Placement | None = None
+    lane: NamedLane | None = None
+    _known_windows: dict[tuple[int, float], list[Placement]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        targets = self.profile.targets
+        self.hardware = self.nodes.of_nodes(targets.nodes)
+        if targets.gpu_strategy is GpuStrategy.LANES:
+            self.lane = lane_for(targets, self.offer.model, self.offer.task_type)
 
     def no_gpu_in_time(self) -> RuleVerdict | None:
-        """Why no plan could be given a place: not a single GPU is free early enough."""
+        """Return the verdict if no plan could be placed: not a single GPU is free early enough."""
         shortest = max(self.terms.start_delay, 1.0)
         soonest = min((window.starts_at for window in self._windows(1, shortest)), default=None)
         wait = None if soonest is None else soonest - self.now
@@ -248,11 +249,11 @@ class _FitSearch:
             image_type=offer.image_type,
             rows=offer.rows,
             stated_params=offer.planned_params,
-            worth=self._worth,
+            worth=self.worth,
         )
 
     def too_much_data(self, plan: PlanSummary) -> str | None:
-        """Why DPO's pass of the reference model takes too long; an offer does not state its rows.
+        """Return why DPO's pass of the reference model takes too long; an offer does not state its rows.
 
         Training on them can be cut short, but not that pass over all of them: it must leave time with the
         largest dataset too.
@@ -281,13 +282,13 @@ class _FitSearch:
 
         def preferred(option: PlacedPlan) -> tuple[float, float]:
             plan, placement = option
-            value = self._worth.net(plan.share, plan.gpus, plan.total_s / 3600)
+            value = self.worth.net(plan.share, plan.gpus, plan.total_s / 3600)
             return value if by_value else plan.share, -placement.starts_at
 
         return max(options, key=preferred, default=None)
 
     def _after_waiting(self, full: PlanSummary) -> PlacedPlan | None:
-        """The same GPUs when they are free, with the hours that are left by then."""
+        """Take the same GPUs when they are free, with the hours that are left by then."""
         earliest, wait = self.earliest, self.wait_s
         if earliest is None or wait is None or wait > self.terms.max_wait:
             return None
@@ -299,11 +300,11 @@ class _FitSearch:
 
     @property
     def wait_s(self) -> float | None:
-        """Until as many GPUs as the full plan takes are free, where that is before the task's deadline."""
+        """Seconds until the full plan's number of GPUs is free, if that is before the task's deadline."""
         return None if self.earliest is None else max(self.earliest.starts_at - self.now, 0.0)
 
     def _on_fewer(self, full: PlanSummary) -> PlacedPlan | None:
-        """Half of the GPUs, a quarter …: the first number that is free and can do it."""
+        """Try half of the GPUs, a quarter …: the first number that is free and can do it."""
         count = full.gpus // 2
         while self.terms.fewer_gpus and self.lane is None and count >= 1:
             if self._free_now(count, self._seconds(full)) is not None:
@@ -325,19 +326,19 @@ class _FitSearch:
         return next((window for window in windows if window.starts_at <= self.now), None)
 
     def _windows(self, count: int, seconds: float) -> list[Placement]:
-        """The earliest up to the deadline in each pool of GPUs, what the task should rather have first. They
-        are searched for once and answer for every limit."""
+        """The earliest windows up to the deadline in each pool of GPUs, preferred pools first. They are
+        searched for once and answer for every limit."""
         key = (count, seconds)
-        if key not in self._windows_found:
+        if key not in self._known_windows:
             deadline = self.now + max(self.offer.hours, 0.0) * 3600
-            options = self._places.options(
-                self._nodes.option(count), duration_s=seconds, latest_start=deadline, lane=self.lane
+            options = self.places.options(
+                self.nodes.option(count), duration_s=seconds, latest_start=deadline, lane=self.lane
             )
-            self._windows_found[key] = list(options)
-        return self._windows_found[key]
+            self._known_windows[key] = list(options)
+        return self._known_windows[key]
 
     def none_free(self, what: str, verb: str, wait_s: float | None, also: str = "") -> RuleVerdict:
-        names = self._nodes.names
+        names = self.nodes.names
         held = {gpu for hold in self.fleet.reservations for gpu in hold.gpus if node_of(gpu) in names}
         usable = sum(len(node.usable) for node in self.fleet.inventory.gpus_by_node if node.node in names)
         where, count = "", f"{len(held)} of {usable} held"

@@ -6,8 +6,10 @@ Reads only; a daemon may be running beside it.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
@@ -131,35 +133,48 @@ FROM jobs JOIN decisions ON decisions.job_id = jobs.id
 """  # noqa: S608 - ours
 
 
-def stored_offers(
-    connection: sqlite3.Connection,
-    *,
-    since: float = 0.0,
-    before: int | None = None,
-    accepted: bool | None = None,
-    task_type: TaskType | None = None,
-    text: str = "",
-    most: int | None = None,
-) -> list[StoredOffer]:
-    """Return offers with the decision that stands, oldest first; of more than `most` the newest. `before`:
-    only those that came before the offer of this number. `text`: a part of the model's name or task's id."""
-    terms, values = ["offers.received_at >= ?"], list[Any]([since])
-    if before is not None:
-        that = "SELECT that.received_at, that.id FROM offers AS that WHERE that.id = ?"
-        terms.append(f"(offers.received_at, offers.id) < ({that})")
-        values.append(before)
-    if accepted is not None:
-        terms.append("decisions.accepted = ?")
-        values.append(int(accepted))
-    if task_type is not None:
-        terms.append("offers.task_type = ?")
-        values.append(task_type.value)
-    if text:
-        terms.append("(instr(lower(offers.model), ?) OR instr(lower(offers.task_id), ?))")
-        values += [text.lower()] * 2
+@dataclass(frozen=True, slots=True)
+class OfferFilter:
+    since: float = 0.0
+    until: float = math.inf
+    #: Offers that came before the one of this number.
+    before: int | None = None
+    accepted: bool | None = None
+    task_type: TaskType | None = None
+    #: A part of the model's name or the task's id.
+    text: str = ""
+    #: The newest, if there are more.
+    most: int | None = None
+
+    def where(self) -> tuple[str, list[Any]]:
+        """Return the SQL condition and its values."""
+        terms = ["offers.received_at >= ? AND offers.received_at < ?"]
+        values: list[Any] = [self.since, self.until]
+        if self.before is not None:
+            that = "SELECT that.received_at, that.id FROM offers AS that WHERE that.id = ?"
+            terms.append(f"(offers.received_at, offers.id) < ({that})")
+            values.append(self.before)
+        if self.accepted is not None:
+            terms.append("decisions.accepted = ?")
+            values.append(int(self.accepted))
+        if self.task_type is not None:
+            terms.append("offers.task_type = ?")
+            values.append(self.task_type.value)
+        if self.text:
+            terms.append("(instr(lower(offers.model), ?) OR instr(lower(offers.task_id), ?))")
+            values += [self.text.lower()] * 2
+        return " AND ".join(terms), values
+
+
+_ALL_OFFERS = OfferFilter()
+
+
+def stored_offers(connection: sqlite3.Connection, wanted: OfferFilter = _ALL_OFFERS) -> list[StoredOffer]:
+    """Return offers with the decision that stands, oldest first."""
+    where, values = wanted.where()
     rows = connection.execute(
-        f"{_OFFERS} WHERE {' AND '.join(terms)} ORDER BY offers.received_at DESC, offers.id DESC LIMIT ?",
-        (*values, -1 if most is None else most),
+        f"{_OFFERS} WHERE {where} ORDER BY offers.received_at DESC, offers.id DESC LIMIT ?",
+        (*values, -1 if wanted.most is None else wanted.most),
     ).fetchall()
     return [offer for row in reversed(rows) for offer in _stored_from(row)]
 

@@ -30,9 +30,8 @@ from miner.api.reports import (
     SummaryFigure,
 )
 from miner.notify.notifier import Notifier, ReportNotice
-from miner.offers.backtest.replay import Backtest, ReplayedOffer
-from miner.offers.history import job_outcomes
-from miner.offers.past_offers import stored_offers
+from miner.offers.backtest.replay import PastOffers
+from miner.offers.past_offers import OfferFilter
 from miner.offers.policies.load import LoadedPolicy
 from miner.offers.policies.schema import Policy
 from miner.reports.ended_jobs import (
@@ -269,14 +268,12 @@ def backtest_policies(
     hardware: Hardware,
 ) -> list[PolicyOutcome]:
     """Replay the offers against each policy; first what was decided. All count by the first one's terms."""
-    stored = stored_offers(connection, since=period.begins_at)
-    stored = [offer for offer in stored if offer.received_at < period.ends_at][-MAX_REPLAYED_OFFERS:]
-    if not stored:
+    wanted = OfferFilter(since=period.begins_at, until=period.ends_at, most=MAX_REPLAYED_OFFERS)
+    past = PastOffers.read(connection, wanted, period.ends_at)
+    if not past.stored:
         return []
-    outcomes = job_outcomes(connection, period.ends_at)
-    test = Backtest([offer.historical for offer in stored], profile, hardware, policies[0].terms, outcomes)
-    decided = [ReplayedOffer(offer.historical, offer.decision, offer.decision.value) for offer in stored]
-    runs = [test.summarize("as decided", decided), *(test.run(policy.name, policy) for policy in policies)]
+    test = past.backtest(profile, hardware, policies[0].terms)
+    runs = [past.as_decided(test), *(test.run(policy.name, policy) for policy in policies)]
     return [
         PolicyOutcome(
             name=run.summary.name,

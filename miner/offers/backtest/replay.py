@@ -8,6 +8,7 @@ had ended by then.
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from core.profile.resolve import LoadedProfile
 from miner.api.offers import OfferOutcome
 from miner.fleet.base import FleetNode, FleetSnapshot, Gpu, InventoryState
 from miner.offers.decide import decide, expected_value
-from miner.offers.history import JobOutcome, SuccessHistory
+from miner.offers.history import JobOutcome, SuccessHistory, job_outcomes
 from miner.offers.parsed_offer import parse_offer
-from miner.offers.past_offers import HistoricalOffer
+from miner.offers.past_offers import HistoricalOffer, OfferFilter, StoredOffer, stored_offers
 from miner.offers.policies.load import LoadedPolicy
 from miner.offers.policies.schema import Policy, ValueTerms
 
@@ -38,7 +39,7 @@ class ReplayedOffer(NamedTuple):
 
     @property
     def held_gpus(self) -> tuple[float, float, int]:
-        """From when until when, on how many GPUs."""
+        """Begin and end, and the number of GPUs."""
         placement = self.decision.placement
         if placement is None:
             return self.historical.at, self.historical.at, 0
@@ -72,8 +73,8 @@ def replay(
     outcomes: Iterable[JobOutcome] = (),
     value_policy: Policy | None = None,
 ) -> list[ReplayedOffer]:
-    """Decide about offers in the order of their arrival. `value_policy`: whose terms count the value, instead
-    of the policy's own."""
+    """Decide about offers in the order of their arrival. `value_policy` values them instead of the policy's
+    own terms."""
     idle, holds, entries = idle_fleet(hardware), list[GpuReservation](), list[ReplayedOffer]()
     history, ended = SuccessHistory(), deque(sorted(outcomes, key=lambda outcome: outcome.ended_at))
     for historical in offers:
@@ -201,6 +202,29 @@ def _occupancy(
     return tuple(seconds / (gpus * length) for seconds in held)
 
 
+@dataclass(frozen=True)
+class PastOffers:
+    """Stored offers and the outcomes of jobs, read from the store once."""
+
+    stored: Sequence[StoredOffer] = ()
+    outcomes: Sequence[JobOutcome] = ()
+
+    @classmethod
+    def read(cls, connection: sqlite3.Connection, wanted: OfferFilter, now: float) -> PastOffers:
+        return cls(stored_offers(connection, wanted), job_outcomes(connection, now))
+
+    def backtest(self, profile: LoadedProfile, hardware: Hardware, value_policy: Policy) -> Backtest:
+        offers = [offer.historical for offer in self.stored]
+        return Backtest(offers, profile, hardware, value_policy, self.outcomes)
+
+    def as_decided(self, test: Backtest) -> BacktestRun:
+        """Summarise the decisions that were made."""
+        entries = [
+            ReplayedOffer(offer.historical, offer.decision, offer.decision.value) for offer in self.stored
+        ]
+        return test.summarize("as decided", entries)
+
+
 class BacktestRun(NamedTuple):
     summary: ReplaySummary
     entries: Sequence[ReplayedOffer]
@@ -214,7 +238,7 @@ class DecisionChange(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Return why the run that refuses does."""
+        """Return the reason of the run that refuses."""
         refused = self.after if self.before.decision.accepted else self.before
         return refused.decision.failed[0].text if refused.decision.failed else ""
 

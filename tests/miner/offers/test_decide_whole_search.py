@@ -10,9 +10,10 @@ import pytest
 
 from core.domain.decisions import Decision
 from core.domain.wire import MinerTaskOffer
-from core.planning import ladder, memory
 from core.planning.candidate import RunCandidate
+from core.planning.memory import peak
 from core.planning.search import fit as planning_fit
+from core.planning.search import ladder
 from core.planning.search.requirements import Requirements
 from core.planning.search.timed_candidate import TimedCandidate
 from miner.dev.samples import unknown_task
@@ -57,7 +58,7 @@ def every_one(falling: Sequence[T], fits: Callable[[T], bool]) -> int | None:
 
 
 def every_moment(candidate: RunCandidate, budget: float) -> bool:
-    totals = (memory.terms_with_fragmentation(moment) for moment in memory.moments(candidate))
+    totals = (peak.terms_with_fragmentation(moment) for moment in peak.moments(candidate))
     return all(sum(term.bytes for term in terms) <= budget for terms in totals)
 
 
@@ -92,7 +93,7 @@ def every_end(
 def test_what_is_skipped_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = decisions()
     monkeypatch.setattr(ladder, "_first", every_one)
-    monkeypatch.setattr(memory, "fits_memory", every_moment)
+    monkeypatch.setattr(peak, "fits_memory", every_moment)
     monkeypatch.setattr(planning_fit, "_could_beat", any_count_that_exchanges_less)
     monkeypatch.setattr(GpuCalendar, "earliest", every_end)
     assert decisions() == searched

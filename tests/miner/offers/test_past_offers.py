@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from miner.offers.past_offers import (
     MAX_LINE_LENGTH,
     HistoricalOffer,
     NoSuchOffer,
+    OfferFilter,
     find_stored_offer,
     offer_to_line,
     read_offer_lines,
@@ -66,8 +68,8 @@ def test_offers_are_read_oldest_first_with_their_outcome(folder: Path) -> None:
 def test_the_list_can_be_narrowed(folder: Path) -> None:
     with open_store(folder) as connection:
 
-        def tasks(**how: object) -> str:
-            return "".join(past.offer.task_id for past in stored_offers(connection, **how))
+        def tasks(**how: Any) -> str:
+            return "".join(past.offer.task_id for past in stored_offers(connection, OfferFilter(**how)))
 
         assert tasks(since=NOON + 3 * HOUR) == "def"
         assert tasks(accepted=False) == "a"
