@@ -12,11 +12,13 @@ import codecs
 import csv
 import io
 import json
+import random
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from core.domain.errors import GodMinerError
+from core.domain.errors import ConfigError, GodMinerError, Problem
 
 #: Bytes read at once; a row that is longer makes the window grow.
 WINDOW = 256 * 1024
@@ -175,3 +177,31 @@ class CsvRows:
             raise BadRows(f"row {self.count + 1:,} cannot be read as CSV: {error}") from None
         finally:
             text.detach()
+
+
+#: Rows measured for lengths, evenly spread over the file.
+SAMPLED_ROWS = 2000
+
+
+def sample_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return a sample of the rows and their number. Raise `ConfigError` if the file is not a dataset."""
+    sample: list[dict[str, Any]] = []
+    picker, count = random.Random(0), 0  # noqa: S311 - a sample, not a secret
+    try:
+        with path.open("rb") as file:
+            rows = JsonRows(file)
+            for count, row in enumerate(rows, 1):
+                if len(sample) < SAMPLED_ROWS:
+                    sample.append(row)
+                elif (place := int(picker.random() * count)) < SAMPLED_ROWS:
+                    sample[place] = row
+    except BadRows as error:
+        raise _not_a_dataset(path, "", f"is not a dataset: {error}") from None
+    if rows.non_objects:
+        rule = f"every row is a JSON object, {rows.first_non_object}"
+        raise _not_a_dataset(path, f"{rows.non_objects} rows", rule)
+    return sample, count
+
+
+def _not_a_dataset(path: Path, value: str, rule: str) -> ConfigError:
+    return ConfigError(str(path), [Problem(path.name, value, rule)])

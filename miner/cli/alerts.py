@@ -1,4 +1,4 @@
-"""`god-miner alerts`: rules and alerts: list, check, test, silence."""
+"""`god-miner alerts`: list, check, test and silence alerts and their rules."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import typer
 from core.domain.errors import ConfigError, Problem, nearest_name
 from core.domain.units import parse_seconds
 from miner.api.alerts import Alert, Silence
-from miner.cli.options import AsJson, load_settings
+from miner.cli.options import AsJson, PageLimit, load_settings
 from miner.cli.output import echo, echo_json, print_pages
 
 if TYPE_CHECKING:
     from miner.alerts.rules import LoadedAlertRules
     from miner.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Alerts and their rules: list, check, test, silence.")
+app = typer.Typer(no_args_is_help=True, help="List, check, test and silence alerts and their rules.")
 
 
 @app.command("list")
 def list_alerts(
-    every: Annotated[bool, typer.Option("--all", help="Also alerts that are over.")] = False,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="At most so many.")] = 50,
+    every: Annotated[bool, typer.Option("--all", help="Include alerts that are over.")] = False,
+    limit: PageLimit = 50,
     as_json: AsJson = False,
 ) -> None:
     """List open alerts, the rules with what they measure now, and silences."""
@@ -47,7 +47,7 @@ def list_alerts(
 @app.command()
 def check(
     file: Annotated[
-        Path | None, typer.Argument(help="A file of rules. Default: ALERTS_FILE.", show_default=False)
+        Path | None, typer.Argument(help="File of rules. Default: ALERTS_FILE.", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -77,7 +77,7 @@ def check(
 
 
 def _changes(rules: LoadedAlertRules) -> dict[str, str]:
-    """What differs from the shipped rules, by name."""
+    """Describe each rule that differs from the shipped ones."""
     from miner.alerts.rules import load_alert_rules
     from miner.alerts.state import condition_text
 
@@ -97,15 +97,17 @@ def _changes(rules: LoadedAlertRules) -> dict[str, str]:
 @app.command("test")
 def try_rule(
     rule: Annotated[
-        str | None, typer.Argument(help="A rule's name. Without: a notification is sent to every target.")
+        str | None, typer.Argument(help="Name of a rule. Default: send a notification to every target.")
     ] = None,
     value: Annotated[
-        str | None, typer.Argument(help="At this value, like 91 or 95%. Default: the present ones.")
+        str | None, typer.Argument(help="Value to test, e.g. 91 or 95%. Default: current values.")
     ] = None,
-    send: Annotated[bool, typer.Option("--send", help="Send a notification as the rule would.")] = False,
+    send: Annotated[
+        bool, typer.Option("--send", help="Send the notification that the rule would send.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a rule does at a value, or at what it measures now; without a rule, send a notification."""
+    """Show what a rule does at a value, or at what it measures now; without a rule, send a notification."""
     if rule is None:
         _send_test({}, as_json)
         return
@@ -140,7 +142,8 @@ _SEND_SECONDS = 75.0
 
 
 def _send_test(notification: dict[str, Any], as_json: bool) -> None:
-    """Have the daemon send a notification; say of each target whether it arrived. Exit code 1: not at all."""
+    """Have the daemon send a notification, and print for each target whether it arrived. Exit with 1 if any
+    did not."""
     from miner.daemon_client import post_command
 
     reply = post_command(load_settings(), "/alerts/test", notification, seconds=_SEND_SECONDS)
@@ -172,14 +175,14 @@ def _number(text: str) -> float:
 
 @app.command()
 def silence(
-    rule: Annotated[str, typer.Argument(help="A rule or kind of alert; * stands for any text.")] = "*",
-    subject: Annotated[str, typer.Option(help="What it is about: gpu:…, job:7, host.")] = "*",
-    length: Annotated[str, typer.Option("--for", help="How long: 30m, 8h, 7d.")] = "8h",
-    reason: Annotated[str, typer.Option(help="Why, for whoever looks later.")] = "",
-    end: Annotated[int | None, typer.Option(help="End this silence instead, by its number.")] = None,
+    rule: Annotated[str, typer.Argument(help="Rule or kind of alert; * stands for any text.")] = "*",
+    subject: Annotated[str, typer.Option(help="Subject of the alerts: gpu:…, job:7, host.")] = "*",
+    length: Annotated[str, typer.Option("--for", help="Length of the silence: 30m, 8h, 7d.")] = "8h",
+    reason: Annotated[str, typer.Option(help="Reason, for whoever looks later.")] = "",
+    end: Annotated[int | None, typer.Option(help="End the silence with this number.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Notify nobody of some alerts for a while; they are listed all the same."""
+    """Stop notifications of some alerts for a while; they are still listed."""
     from miner.cli.output import show_time
     from miner.daemon_client import delete_resource, post_command
 
@@ -202,7 +205,7 @@ def silence(
 
 
 def _from_store(settings: Settings, limit: int, *, only_open: bool) -> dict[str, Any]:
-    """Without a daemon nothing is measured: what is stored, and the rules that would be in force."""
+    """Read stored alerts and silences; without a daemon no rule is measured."""
     from miner.store import alerts as store_alerts
     from miner.store.database import open_store
 

@@ -1,6 +1,4 @@
-"""`god-miner policy backtest` and `policy generate`: what would have been accepted under another policy,
-and made-up offers to try a policy on.
-"""
+"""`god-miner policy backtest` and `policy generate`: replay past or made-up offers under another policy."""
 
 from __future__ import annotations
 
@@ -29,43 +27,41 @@ Policies = Annotated[
     list[str] | None,
     typer.Option(
         "--policy",
-        help="A policy's name or path; several are compared. Unset: POLICY.",
+        help="Name or path of a policy (repeatable, to compare). Default: POLICY.",
         autocompletion=options.complete_policies,
     ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="What if? Like hours.InstructTextTask=12; may be repeated."),
+    typer.Option("--set", help="Change a value, e.g. hours.InstructTextTask=12 (repeatable), and compare."),
 ]
 Profile = Annotated[
     str | None,
     typer.Option(
-        help="Plan by this tuning profile. Unset: PROFILE, or where it is auto the policy's own.",
+        help="Tuning profile to plan with. Default: PROFILE, or with PROFILE=auto the policy's own.",
         autocompletion=options.complete_profiles,
     ),
 ]
 Fleet = Annotated[
     str | None,
     typer.Option(
-        help="GPUs, like 8xH100. Unset: for the policy in force this host's, if it has any; "
-        "otherwise what the policy is made for."
+        help="GPUs, e.g. 8xH100. Default: for the policy in force this host's, if any; otherwise those"
+        " the policy is made for."
     ),
 ]
 Since = Annotated[
-    str | None, typer.Option(help="Only offers from this time on: 2d, 12h, or a date like 2025-10-01.")
+    str | None, typer.Option(help="Start time: 2d or 12h ago, or a date like 2025-10-01. Default: all.")
 ]
 OffersFile = Annotated[
     Path | None,
-    typer.Option(exists=True, dir_okay=False, help="Offers from this file instead of the store."),
+    typer.Option(exists=True, dir_okay=False, help="File of offers, as JSON lines. Default: the store."),
 ]
-OneOffer = Annotated[
-    str | None, typer.Option(help="Explain what becomes of this one: its number, or its task's id.")
-]
+OneOffer = Annotated[str | None, typer.Option(help="Explain this offer only: its number, or its task's id.")]
 Dirs = Annotated[
     list[Path] | None,
-    typer.Option("--dir", help="Look here for policies before POLICY_DIR."),
+    typer.Option("--dir", help="Directory to search before POLICY_DIR (repeatable)."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs: every answer.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with every answer.")]
 
 
 def backtest(
@@ -210,12 +206,14 @@ def _find_entry(run: BacktestRun, which: str, stored: Sequence[StoredOffer]) -> 
 
 
 def generate(
-    days: Annotated[float, typer.Option(min=0.01, max=366, help="How long a stretch.")] = 7,
-    per_day: Annotated[float, typer.Option(min=0.01, max=100_000, help="Offers a day, on average.")] = 60,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same offers.")] = 1,
-    start: Annotated[str, typer.Option(help="The first day (UTC), like 2025-10-01.")] = "2025-10-01",
+    days: Annotated[float, typer.Option(min=0.01, max=366, help="Days to cover.")] = 7,
+    per_day: Annotated[
+        float, typer.Option(min=0.01, max=100_000, help="Mean number of offers per day.")
+    ] = 60,
+    seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same offers.")] = 1,
+    start: Annotated[str, typer.Option(help="First day (UTC), e.g. 2025-10-01.")] = "2025-10-01",
     write: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Write to this file instead of the terminal.")
+        Path | None, typer.Option(dir_okay=False, help="File to write. Default: the terminal.")
     ] = None,
 ) -> None:
     """Generate offers as JSON lines, drawn as validators draw them, to try a policy on.

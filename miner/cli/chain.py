@@ -1,4 +1,4 @@
-"""`god-miner chain`: what the subnet knows of this miner, and telling it where the miner is."""
+"""`god-miner chain`: this miner's registration and address on the subnet."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from core.domain.errors import ConfigError, GodMinerError, Problem
-from miner.cli.options import AsJsonObject, load_settings
+from miner.cli.options import AsJson, load_settings
 from miner.cli.output import echo, echo_error, echo_json, terminal
 
 if TYPE_CHECKING:
     from miner.chain.metagraph import Metagraph, Node, PublishResult
     from miner.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="What the subnet knows of this miner.")
+app = typer.Typer(no_args_is_help=True, help="Show and change this miner's registration on the subnet.")
 
 #: The chain answered, and something is left to do.
 NEEDS_ACTION = 1
@@ -57,7 +57,7 @@ class _ChainView:
 
 
 @app.command()
-def status(as_json: AsJsonObject = False) -> None:
+def status(as_json: AsJson = False) -> None:
     """Show the metagraph (or the daemon's copy, with its age) and this miner's place in it."""
     view = _view_chain(load_settings())
     rows = _hotkey_rows(view) | _graph_rows(view) | _own_rows(view)
@@ -66,8 +66,8 @@ def status(as_json: AsJsonObject = False) -> None:
 
 
 @app.command("register-check")
-def register_check(as_json: AsJsonObject = False) -> None:
-    """Exit with 0 if the hotkey is registered on the subnet; else with 1, and say how to register."""
+def register_check(as_json: AsJson = False) -> None:
+    """Check that the hotkey is registered on the subnet. Exit code 1, with instructions, if it is not."""
     view = _view_chain(load_settings())
     rows = _hotkey_rows(view) | {"netuid": view.netuid} | _own_rows(view)
     _print_rows(rows | ({"error": str(view.error)} if view.error else {}), as_json)
@@ -76,12 +76,12 @@ def register_check(as_json: AsJsonObject = False) -> None:
 
 @app.command("publish-ip")
 def publish_ip(
-    ip: Annotated[str | None, typer.Option(help="The public IPv4 address; PUBLIC_IP if left out.")] = None,
-    port: Annotated[int | None, typer.Option(help="The public port; PUBLIC_PORT if left out.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: AsJsonObject = False,
+    ip: Annotated[str | None, typer.Option(help="Public IPv4 address. Default: PUBLIC_IP.")] = None,
+    port: Annotated[int | None, typer.Option(help="Public port. Default: PUBLIC_PORT.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Publish this miner's address on chain, unless it is there already."""
+    """Publish this miner's address on chain, unless it is already there."""
     from miner.chain.metagraph import is_unreachable_for_fiber
 
     settings = load_settings()
@@ -173,7 +173,7 @@ def _graph_rows(view: _ChainView) -> dict[str, Any]:
 
 
 def _own_rows(view: _ChainView) -> dict[str, Any]:
-    """Return what the metagraph says about this miner."""
+    """Return this miner's entry in the metagraph."""
     from miner.chain.metagraph import not_registered
 
     if view.graph is None or view.hotkey is None:

@@ -1,4 +1,4 @@
-"""`god-miner config`: which settings are in force, and which there are."""
+"""`god-miner config`: the settings in force, and all that exist."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from miner.cli.options import AsJsonObject, load_settings
+from miner.cli.options import AsJson, load_settings
 from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
     from miner.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Which settings are in force, and which there are.")
+app = typer.Typer(no_args_is_help=True, help="Show the settings in force, and all that exist.")
 
 
 @app.command()
-def show(as_json: AsJsonObject = False) -> None:
+def show(as_json: AsJson = False) -> None:
     """Print every setting in force, where it came from and what it means. Secrets are hidden."""
     settings = load_settings()
     if as_json:

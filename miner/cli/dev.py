@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from miner.cli.options import AsJson
+
 if TYPE_CHECKING:
     from miner.dev.stack import DevStack
 
@@ -21,20 +23,20 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Seed = Annotated[int, typer.Option(help="Which example. The same seed names the same task each time.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Seed = Annotated[int, typer.Option(help="Seed of the example tasks.")]
 
 
 @app.command()
 def tour(
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Keep keys, log and database here. Default: nothing is kept.")
+        Path | None,
+        typer.Option("--dir", help="Directory to keep keys, log and database in. Default: keep nothing."),
     ] = None,
     seed: Seed = 0,
     patience: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for submissions of what was started.")
+        float, typer.Option(min=0, help="Seconds to wait for the submissions of started tasks.")
     ] = 0.0,
-    json: AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Start a miner on loopback, send it one of every request, show the replies. Nothing is trained."""
     from miner.cli.render import dev
@@ -43,7 +45,7 @@ def tour(
     with work_folder(folder) as place:
         on_step = dev.print_step if patience else None
         result = run_tour(place, seed=seed, patience_s=patience, on_step=on_step)
-    dev.print_tour(result, json)
+    dev.print_tour(result, as_json)
     if not result.held:
         raise typer.Exit(1)
 
@@ -52,13 +54,13 @@ def tour(
 def demo(
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", help="Keep the model, keys and logs here. Default: nothing is kept."),
+        typer.Option("--dir", help="Directory to keep the model, keys and logs in. Default: keep nothing."),
     ] = None,
     page: Annotated[
         bool | None,
         typer.Option(
             "--page/--no-page",
-            help="In the end, show the job on the operator's page until Ctrl-C. Default: in a terminal.",
+            help="Show the job on the operator's page at the end, until Ctrl-C. Default: only in a terminal.",
         ),
     ] = None,
     backend: Annotated[
@@ -67,7 +69,7 @@ def demo(
             help="Backend to train on. A cluster needs --dir on its shared file system. Default: process.",
         ),
     ] = "process",
-    json: AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train and publish a small model, from the offer to the published repository."""
     from miner.cli.render import dev
@@ -83,22 +85,22 @@ def demo(
     with work_folder(folder) as place, ExitStack() as running:
         with dev.DemoProgress() as progress:
             done = running.enter_context(running_demo(place, progress, BackendKind(backend)))
-        if done.ground is not None and done.result.held and _shows_page(page, json):
-            dev.print_demo(done.result, json)
+        if done.ground is not None and done.result.held and _shows_page(page, as_json):
+            dev.print_demo(done.result, as_json)
             shown = True
             _show_page(done.ground)
     if not shown:
         # Only now, so that it does not name a directory that is gone.
-        dev.print_demo(done.result, json)
+        dev.print_demo(done.result, as_json)
     if not done.result.held:
         raise typer.Exit(1)
 
 
-def _shows_page(wanted: bool | None, json: bool) -> bool:
-    """Whether somebody is there who could look at it and end it."""
+def _shows_page(wanted: bool | None, as_json: bool) -> bool:
+    """Return True if somebody can look at the page and end it."""
     if wanted is not None:
         return wanted
-    return not json and sys.stdin.isatty() and sys.stdout.isatty() and "CI" not in os.environ
+    return not as_json and sys.stdin.isatty() and sys.stdout.isatty() and "CI" not in os.environ
 
 
 def _show_page(ground: DevStack) -> None:

@@ -1,4 +1,4 @@
-"""`god-miner doctor`: what would keep this miner from working, and how to fix it."""
+"""`god-miner doctor`: find what would keep this miner from working, and how to fix it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from core.domain.errors import ConfigError
-from miner.cli.options import AsJsonObject, load_settings
+from miner.cli.options import AsJson, load_settings
 from miner.cli.output import echo_json, terminal
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 @app.callback()
 def doctor(
-    as_json: AsJsonObject = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check for what would keep this miner from working. Exit code 1 if anything would."""
     from miner.doctor import is_healthy
@@ -40,7 +40,7 @@ def doctor(
 
 
 def _findings() -> list[Finding]:
-    """Run all checks; only those of the settings if they are wrong, because all others need them."""
+    """Run all checks, or only those of the settings if these are wrong: the others need them."""
     from miner.doctor import CheckContext, Finding, FindingStatus, all_checks, examine
     from miner.observe.redact import Redactor
 

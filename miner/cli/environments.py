@@ -1,7 +1,5 @@
-"""`god-miner environments`: games between models, as the evaluator of environment tournaments plays them.
-
-They are played in the training environment.
-"""
+"""`god-miner environments`: games between models, as the evaluator of environment tournaments plays them, run
+in the training environment."""
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ from typing import Annotated
 
 import typer
 
-from miner.cli.options import AsJsonObject, load_settings
+from miner.cli.options import AsJson, load_settings
 
-app = typer.Typer(help="Games of environment tournaments, played at home.", no_args_is_help=True)
+app = typer.Typer(help="Play the games of environment tournaments locally.", no_args_is_help=True)
 
 
 @app.callback()
 def _environments() -> None:
-    """A group, although it has one command."""
+    """Games of environment tournaments, played locally."""
 
 
 @app.command()
@@ -29,48 +27,59 @@ def play(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A model's or adapter's directory, http://HOST:PORT/v1[#NAME], or random, expert, mcts:N.",
+            help="Directory of a model or adapter, http://HOST:PORT/v1[#NAME], or random, expert, mcts:N.",
         ),
     ],
     game: Annotated[
         list[str] | None,
-        typer.Option(help="A game or intercode, again for more; the six games if not given."),
+        typer.Option(help="Game, or intercode (repeatable). Default: the six games."),
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(
-            help="An opponent, named as MODEL is, again for more; mcts if not given (nobody for intercode)."
-        ),
+        typer.Option(help="Opponent, written like MODEL (repeatable). Default: mcts (nobody for intercode)."),
     ] = None,
     games: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Games of a match, else as many as there is time for; shell tasks, else 20."
+            min=1,
+            help="Games per match, or shell tasks. Default: as many games as time allows; 20 shell tasks.",
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=1, help="No pair of games begins later in a match, nor a shell task.")
+        float,
+        typer.Option(min=1, help="Time after which no pair of games of a match begins, nor a shell task."),
     ] = 900.0,
-    seed: Annotated[int, typer.Option(help="Draws the seeds of the games.")] = 42,
+    seed: Annotated[int, typer.Option(help="Seed that the games' seeds are drawn from.")] = 42,
     at_once: Annotated[
         int | None,
-        typer.Option(min=1, help="Games at once: 8 with a model; 1 is the evaluator's match to the letter."),
+        typer.Option(
+            min=1,
+            help="Games played at once; 1 reproduces the evaluator's match exactly. Default: 8 with a model.",
+        ),
     ] = None,
-    turn_seconds: Annotated[float, typer.Option(min=0.1, help="A longer turn is forfeited.")] = 30.0,
+    turn_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Time per turn; a longer turn is forfeited.")
+    ] = 30.0,
     base: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="The directory of adapters' base.")
+        Path | None, typer.Option(exists=True, file_okay=False, help="Directory of the adapters' base model.")
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="A served model's directory: counts its notes."),
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Directory of a served model, to count the tokens of its notes.",
+        ),
     ] = None,
     parser: Annotated[
-        str | None, typer.Option(help="SGLang's parser of a local model: qwen25, hermes, llama3, mistral.")
+        str | None,
+        typer.Option(help="SGLang's tool-call parser for a local model: qwen25, hermes, llama3, mistral."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="A directory for transcripts and results.json; else in DATA_DIR.")
+        Path | None,
+        typer.Option(help="Directory for transcripts and results.json. Default: one in DATA_DIR."),
     ] = None,
-    as_json: AsJsonObject = False,
+    as_json: AsJson = False,
 ) -> None:
     """Play a model against others by the evaluator's rules, and show scores and forfeits.
 
@@ -79,7 +88,7 @@ def play(
     of intercode are played by each model alone. Exit code 1 if a model cannot be loaded or reached, 130 after
     Ctrl-C: what ended before is shown."""
     from miner.backends.environment import training_interpreter
-    from miner.cli.native_runs import child_environment
+    from miner.jobs.native_runs import child_environment
 
     settings = load_settings()
     folder = output or settings.data_dir / "environments" / time.strftime("%Y%m%d-%H%M%S")
@@ -110,7 +119,8 @@ def play(
 
 
 def _ended(process: subprocess.Popen[bytes]) -> int:
-    """Its exit code. Ctrl-C reaches it too: it then reports what it has."""
+    """Wait for the games and return their exit code. Ctrl-C reaches them too: they then report what they
+    have."""
     while True:
         try:
             return process.wait()

@@ -1,4 +1,4 @@
-"""`god-miner events`: what happened, alerts included."""
+"""`god-miner events`: the log of events, alerts included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from miner.cli.options import Since, load_settings, parse_time
+from miner.cli.options import Limit, Since, load_settings, parse_time
 from miner.cli.output import echo_json, terminal
 
 if TYPE_CHECKING:
@@ -21,20 +21,23 @@ _POLL_SECONDS = 0.5
 
 def events(
     kinds: Annotated[
-        list[str] | None, typer.Option("--kind", help="Only of this kind: job_failed, gpu_*. Repeatable.")
+        list[str] | None,
+        typer.Option("--kind", help="Kind of event: job_failed, gpu_* (repeatable). Default: all."),
     ] = None,
     job: Annotated[
-        str | None, typer.Option(help="Only of one job: its number, or its task's id or beginning.")
+        str | None, typer.Option(help="Job: its number, or the beginning of its task's id. Default: all.")
     ] = None,
-    alerts: Annotated[bool, typer.Option("--alerts", help="Only alerts.")] = False,
+    alerts: Annotated[bool, typer.Option("--alerts", help="Show alerts only.")] = False,
     since: Since = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=10_000, help="The newest so many.")] = 50,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until interrupted.")] = False,
+    limit: Limit = 50,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Keep printing new events until interrupted.")
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="For programs; with --follow one object per line.")
+        bool, typer.Option("--json", help="Print JSON; with --follow one object per line.")
     ] = False,
 ) -> None:
-    """Show what happened, oldest first: jobs, attempts, lapsed offers, alerts. Times are UTC."""
+    """Show events, oldest first: jobs, attempts, lapsed offers, alerts. Times are UTC."""
     from miner.store import events as store_events
     from miner.store import jobs as store_jobs
     from miner.store.database import open_store

@@ -1,4 +1,4 @@
-"""`god-miner fleet`: the GPUs of this host and of a cluster's nodes, who has them, and who waits."""
+"""`god-miner fleet`: the GPUs of this host and of a cluster's nodes, their holders and the queue."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from miner.api.fleet import NodeStatus
-from miner.cli.options import AsJsonObject, load_settings
+from miner.cli.options import AsJson, load_settings
 from miner.cli.output import echo_json, show_time, terminal
 
 if TYPE_CHECKING:
     from miner.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Show the GPUs and who has them.")
+app = typer.Typer(no_args_is_help=True, help="Show the GPUs and their holders.")
 
 
 @app.callback()
 def fleet() -> None:
-    """Show the GPUs and who has them."""
+    """Show the GPUs and their holders."""
 
 
-NodeName = Annotated[str | None, typer.Option("--node", help="Show the GPUs of this node of the cluster.")]
+NodeName = Annotated[str | None, typer.Option("--node", help="Node of the cluster whose GPUs to show.")]
 
 
 @app.command()
-def show(as_json: AsJsonObject = False, node: NodeName = None) -> None:
+def show(as_json: AsJson = False, node: NodeName = None) -> None:
     """Show GPUs, what they measure, holders, windows and queue. Without a daemon: GPUs and reservations."""
     from miner.daemon_client import NoDaemon, get_page
 
@@ -138,7 +138,7 @@ def _slot_row(gpu: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _gpu_table(page: dict[str, Any], gpus: Sequence[dict[str, Any]], *, is_wide: bool) -> Any:
-    """On a narrow terminal without ids and links, which `--json` has."""
+    """Build the table of GPUs; ids and links only on a wide terminal."""
     from rich.table import Table
 
     table = Table(title=page["source"] or None, box=None, pad_edge=False)
@@ -156,7 +156,7 @@ def _gpu_table(page: dict[str, Any], gpus: Sequence[dict[str, Any]], *, is_wide:
 
 
 def _measured(gpu: dict[str, Any]) -> tuple[str, str, str, str]:
-    """Utilization, memory used, temperature and power; "-" for what is not known."""
+    """Format utilization, memory used, temperature and power; "-" if unknown."""
     sample = gpu.get("sample") or {}
     used, watts, limit = (sample.get(name) for name in ("memory_used", "power_watts", "power_limit_watts"))
     return (
@@ -182,8 +182,8 @@ def _gpu_state(gpu: dict[str, Any]) -> tuple[str, str]:
         start, end = (show_time(held[name], seconds=False) for name in ("starts_at", "ends_at"))
         return f"reserved for {_claim_name(held)}, {start} to {end}", "cyan"
     if gpu["unclean"]:
-        return "not empty yet after its last job", "yellow"
-    return ("free, and used a little by somebody else" if gpu["shared"] else "free"), "green"
+        return "still freeing memory of its last job", "yellow"
+    return ("free, and slightly used by others" if gpu["shared"] else "free"), "green"
 
 
 def _claim_name(claim: Mapping[str, Any]) -> str:

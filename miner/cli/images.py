@@ -11,24 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from core.domain.errors import GodMinerError
-from miner.cli.options import load_settings, parse_build_arguments
+from miner.cli.options import AsJson, load_settings, parse_build_arguments
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
     from miner.backends.docker.images import ImageStatus
     from miner.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="The images that training runs in.")
+app = typer.Typer(no_args_is_help=True, help="List, check, build and prune the images that training runs in.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="For machines: JSON.")]
-Which = Annotated[
-    list[str] | None, typer.Argument(help="text, image or toolkit; all of them if none is named.")
-]
+Which = Annotated[list[str] | None, typer.Argument(help="Images: text, image, toolkit. Default: all.")]
 
 
 @app.command("list")
 def list_images(which: Which = None, as_json: AsJson = False) -> None:
-    """List the images, and whether they are what was built here."""
+    """List the images, and whether they are the ones built here."""
     looks = _inspect_images(load_settings(), which)
     if as_json:
         echo_json([look.as_dict() for look in looks])
@@ -63,7 +60,9 @@ def check(which: Which = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def prune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed, and remove nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove earlier builds of our images that nothing uses.
@@ -92,10 +91,15 @@ def prune(
 def build(
     which: Which = None,
     argument: Annotated[
-        list[str] | None, typer.Option("--build-arg", metavar="NAME=VALUE", help="For the dockerfile's ARG.")
+        list[str] | None,
+        typer.Option(
+            "--build-arg", metavar="NAME=VALUE", help="Value of an ARG of the Dockerfile (repeatable)."
+        ),
     ] = None,
-    context: Annotated[Path | None, typer.Option(help="The checkout; this one if not given.")] = None,
-    network: Annotated[str | None, typer.Option(help="The network of the build: host, none, …")] = None,
+    context: Annotated[Path | None, typer.Option(help="Checkout to build from. Default: this one.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Network of the build: host, none, … Default: Docker's.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Build images from dockerfiles/ and pin them until the next build."""

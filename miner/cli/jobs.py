@@ -1,4 +1,4 @@
-"""`god-miner jobs`: what is trained, how it goes on, and what an operator may do about it."""
+"""`god-miner jobs`: list, show, follow, cancel and retry jobs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ import typer
 
 from miner.api.reports import JobStatistics
 from miner.cli import options
-from miner.cli.options import AsJson, load_settings
+from miner.cli.options import AsJson, PageLimit, load_settings
 from miner.cli.output import echo, echo_json, print_pages, terminal
 
 if TYPE_CHECKING:
     from miner.settings import Settings
     from miner.store.attempts import AttemptRow
 
-app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, follow, cancel, retry.")
+app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and retry jobs.")
 
 Which = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="A job's number, or its task's id or beginning.",
+        help="Number of a job, or the beginning of its task's id.",
         autocompletion=options.complete_jobs,
     ),
 ]
-Number = Annotated[int | None, typer.Option("--attempt", min=1, help="Which attempt. Default: the newest.")]
+Number = Annotated[
+    int | None, typer.Option("--attempt", min=1, help="Number of the attempt. Default: the newest.")
+]
 _T = TypeVar("_T")
 #: Pause between two reads of a growing log.
 _POLL_SECONDS = 0.3
@@ -36,11 +38,11 @@ _POLL_SECONDS = 0.3
 
 @app.command("list")
 def list_jobs(
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="At most so many.")] = 20,
-    open_only: Annotated[bool, typer.Option("--open", help="Only open ones.")] = False,
+    limit: PageLimit = 20,
+    open_only: Annotated[bool, typer.Option("--open", help="Show open jobs only.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the newest jobs: what they are doing, how they ended, what is published."""
+    """List the newest jobs: state, progress or end, publication."""
     from miner.cli.render.jobs import job_table
     from miner.daemon_client import NoDaemon, get_page
     from miner.jobs import views
@@ -79,10 +81,10 @@ def show(which: Which, as_json: AsJson = False) -> None:
 
 @app.command()
 def stats(
-    days: Annotated[float, typer.Option(min=0.01, help="Of the jobs that ended in the last days.")] = 30.0,
+    days: Annotated[float, typer.Option(min=0.01, help="Count jobs that ended in the last days.")] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Success, mean completion time and gain over the base, by type, family and size of the model."""
+    """Show success, mean completion time and gain over the base, by task type, family and model size."""
     from miner.cli.render.jobs import success_tables
     from miner.cli.report import policy_in_force
     from miner.reports.ended_jobs import ended_jobs, success_by, success_of
@@ -102,12 +104,12 @@ def stats(
 @app.command()
 def logs(
     which: Which,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the job ends.")] = False,
     attempt: Number = None,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="From the end.")] = 50,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Lines from the end.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a job's training writes."""
+    """Print the log of a job's training."""
     from miner.jobs.views import last_log_lines, read_log_chunk, select_attempt
 
     settings = load_settings()
@@ -134,7 +136,7 @@ def logs(
 
 @app.command()
 def cancel(which: Which, as_json: AsJson = False) -> None:
-    """End a job. What it has published stays."""
+    """Cancel a job. Its published model stays."""
     _echo_job(_ask_daemon_to(which, "cancel"), as_json)
 
 

@@ -1,4 +1,4 @@
-"""`god-miner models`: the base models that lie in the cache."""
+"""`god-miner models`: the cache of base models."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from miner.inputs.model_cache import CachedModel, ModelCache
     from miner.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="The base models in the cache: list, fetch, remove.")
+app = typer.Typer(no_args_is_help=True, help="List, fetch and remove cached base models.")
 
-Images = Annotated[str | None, typer.Option("--image", help="The image model's type: sdxl, flux …")]
+Images = Annotated[str | None, typer.Option("--image", help="Type of an image model: sdxl, flux, …")]
 
 
 @app.command("list")
@@ -42,7 +42,7 @@ def list_models(as_json: AsJson = False) -> None:
 
 @app.command()
 def fetch(
-    model: Annotated[str, typer.Argument(help="The model's name on the hub: owner/name.")],
+    model: Annotated[str, typer.Argument(help="Name of the model on the hub: owner/name.")],
     image: Images = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,12 +66,17 @@ def fetch(
 @app.command()
 def prune(
     models: Annotated[
-        list[str] | None, typer.Argument(help="Models to remove; none: all that no job needs.")
+        list[str] | None, typer.Argument(help="Models to remove. Default: all models that no job needs.")
     ] = None,
     to: Annotated[
-        str | None, typer.Option("--to", help="Least recently used first, until this much is left: 100GB.")
+        str | None,
+        typer.Option(
+            "--to", help="Size to shrink the cache to, e.g. 100GB, least recently used models first."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed, and remove nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove models that no job needs."""

@@ -1,4 +1,4 @@
-"""`god-miner offers`: which offers came, what was answered, and why."""
+"""`god-miner offers`: past offers, the answers and their reasons."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from miner.cli.options import AsJson, Since, load_settings, parse_time
+from miner.cli.options import AsJson, Limit, Since, load_settings, parse_time
 from miner.cli.output import echo, echo_json, print_pages, show_time, terminal
 
 if TYPE_CHECKING:
     from miner.offers.past_offers import StoredOffer
 
-app = typer.Typer(help="Offers that came, what was answered, and why.", no_args_is_help=True)
+app = typer.Typer(help="Show past offers, the answers and their reasons.", no_args_is_help=True)
 
-Which = Annotated[str, typer.Argument(help="An offer's number in the list, or its task's id.")]
+Which = Annotated[str, typer.Argument(help="Number of an offer in the list, or its task's id.")]
 
 
 @app.command("list")
 def list_offers(
     since: Since = None,
     accepted: Annotated[
-        bool | None, typer.Option("--accepted/--refused", help="Only those; unset: both.")
+        bool | None, typer.Option("--accepted/--refused", help="Show only these. Default: both.")
     ] = None,
-    most: Annotated[int, typer.Option("--most", min=1, help="The newest so many.")] = 50,
+    limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
     """List offers, oldest first, with answers and outcomes."""
@@ -34,7 +34,7 @@ def list_offers(
 
     start = 0.0 if since is None else parse_time(since, time.time())
     with open_store(load_settings().store_dir) as connection:
-        found = stored_offers(connection, OfferFilter(since=start, accepted=accepted, most=most))
+        found = stored_offers(connection, OfferFilter(since=start, accepted=accepted, most=limit))
     if as_json:
         echo_json([offer_summary(one).model_dump(mode="json") for one in found])
         return
@@ -43,7 +43,7 @@ def list_offers(
 
 @app.command()
 def show(which: Which, as_json: AsJson = False) -> None:
-    """Show one offer as it came, the answer and the outcome."""
+    """Show one offer as received, the answer and the outcome."""
     from miner.offers.views import offer_summary
 
     one = _load_offer(which)

@@ -1,5 +1,4 @@
-"""What several commands need to understand their options: directories, the policy and profile in force,
-times as one types them, files of rows, and shell completion.
+"""Options that several commands share: directories, the policy and profile in force, times, and completion.
 
 Imported by every command at start-up: everything heavy is imported inside the functions.
 """
@@ -8,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import signal
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from core.data.rows import BadRows, JsonRows
 from core.domain.errors import ConfigError, Problem
 from core.domain.units import parse_seconds
 
@@ -29,10 +26,13 @@ if TYPE_CHECKING:
     from miner.settings import Settings
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-AsJsonObject = Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_LIMIT_HELP = "Show at most this many, the newest."
+Limit = Annotated[int, typer.Option("-n", "--limit", min=1, help=_LIMIT_HELP)]
+#: For lists that a daemon answers, up to its own bound.
+PageLimit = Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help=_LIMIT_HELP)]
 Since = Annotated[
-    str | None, typer.Option(help="Only from this time on: 2d, 12h, or a date like 2025-10-01.")
+    str | None, typer.Option(help="Start time: 2d or 12h ago, or a date like 2025-10-01. Default: all.")
 ]
 
 #: Planned for if neither options, settings, this host, the policy nor the profile name GPUs.
@@ -46,8 +46,7 @@ def load_settings() -> Settings:
 
 
 def end_on_signals() -> None:
-    """Treat SIGTERM and SIGHUP like Ctrl-C, so that nothing is left behind. Under `nohup` SIGHUP stays
-    ignored."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C, to clean up. Under `nohup` SIGHUP stays ignored."""
     for sign in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(sign) is not signal.SIG_IGN:
             signal.signal(sign, signal.default_int_handler)
@@ -177,31 +176,6 @@ def parse_time(text: str, now: float) -> float:
         rule = "a length like 2d or 12h, or a date like 2025-10-01, is needed"
         raise ConfigError("time", [Problem("--since", text, rule)]) from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-
-
-#: Rows measured for lengths, evenly spread over the file.
-SAMPLED_ROWS = 2000
-
-
-def sample_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return a sample of the rows and their number. Raise `ConfigError` if the file is not a dataset."""
-    sample: list[dict[str, Any]] = []
-    picker, count = random.Random(0), 0  # noqa: S311 - a sample, not a secret
-    try:
-        with path.open("rb") as file:
-            rows = JsonRows(file)
-            for count, row in enumerate(rows, 1):
-                if len(sample) < SAMPLED_ROWS:
-                    sample.append(row)
-                elif (place := int(picker.random() * count)) < SAMPLED_ROWS:
-                    sample[place] = row
-    except BadRows as error:
-        raise _bad_file(path, "", f"is no dataset: {error}") from None
-    if rows.non_objects:
-        raise _bad_file(
-            path, f"{rows.non_objects} rows", f"every row is a JSON object, {rows.first_non_object}"
-        )
-    return sample, count
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the commands print: text without control characters, JSON in one form, errors."""
+"""Output of the commands: text without control characters, JSON in one form, errors."""
 
 from __future__ import annotations
 

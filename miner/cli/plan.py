@@ -1,4 +1,4 @@
-"""`god-miner plan`: what a task would become here, in memory, in time and in the engine's configuration."""
+"""`god-miner plan`: a task's plan on this host: memory, time and the engine's configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from miner.cli.options import (
     load_settings,
     local_hardware,
     read_json_object,
-    sample_rows,
 )
 from miner.cli.output import echo, echo_json, print_pages
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class PlanTarget(NamedTuple):
-    """The hardware that is planned for, and the profile."""
+    """The hardware and the profile to plan for."""
 
     hardware: Hardware
     profile: LoadedProfile
@@ -40,52 +39,57 @@ class PlanTarget(NamedTuple):
     why: tuple[str, ...]
 
 
-Model = Annotated[str, typer.Option(help="A model's name, or a folder with its config.json.")]
+Model = Annotated[str, typer.Option(help="Name of a model, or a directory with its config.json.")]
 TaskWord = Annotated[
     str,
     typer.Option(
-        help="instruct, chat, dpo, grpo, image, environment, or a validator's word.",
+        help="Task type: instruct, chat, dpo, grpo, image, environment, or a validator's word.",
         autocompletion=options.complete_task_types,
     ),
 ]
-Hours = Annotated[float, typer.Option(help="From now to the deadline.")]
-Rows = Annotated[int | None, typer.Option(min=0, help="Number of training rows; for image tasks, of images.")]
+Hours = Annotated[float, typer.Option(help="Time to the deadline.")]
+Rows = Annotated[int | None, typer.Option(min=0, help="Number of training rows, or of images.")]
 Dataset = Annotated[
-    Path | None, typer.Option(exists=True, dir_okay=False, help="A file of rows, JSON or JSON lines.")
+    Path | None, typer.Option(exists=True, dir_okay=False, help="File of rows, JSON or JSON lines.")
 ]
 Gpus = Annotated[
     str | None,
     typer.Option(
-        help="GPUs to plan for, like 4xH100. Unset: this host's, or the profile's hardware if it has none."
+        help="GPUs to plan for, e.g. 4xH100. Default: this host's, or the profile's hardware if it has none."
     ),
 ]
 CpuCores = Annotated[
-    int | None, typer.Option(min=1, help="Cores of the host. Unset: FLEET_FILE, this host's, or 32.")
+    int | None, typer.Option(min=1, help="Cores of the host. Default: FLEET_FILE, this host's, or 32.")
 ]
 Memory = Annotated[
-    str | None, typer.Option(help="Memory of the host, like 512GB. Unset: as with the cores, or 256GB.")
+    str | None, typer.Option(help="Host memory, e.g. 512GB. Default: FLEET_FILE, this host's, or 256GB.")
 ]
 Profile = Annotated[
     str | None,
     typer.Option(
-        help="A profile's name, or the path of a file. Unset: the one that is in force.",
+        help="Name or path of a profile. Default: the one in force.",
         autocompletion=options.complete_profiles,
     ),
 ]
-Params = Annotated[str | None, typer.Option(help="Parameters, like 8B, if the name does not say.")]
-ImageWord = Annotated[str | None, typer.Option(help="sdxl, flux, z-image …; unset: from the name.")]
-AsJson = Annotated[bool, typer.Option("--json", help="The whole plan, for programs.")]
+Params = Annotated[str | None, typer.Option(help="Number of parameters, e.g. 8B. Default: from the name.")]
+ImageWord = Annotated[
+    str | None, typer.Option(help="Type of an image model: sdxl, flux, z-image, … Default: from the name.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")]
 WriteTo = Annotated[
-    Path | None, typer.Option(file_okay=False, help="Write plan and rendered configuration here.")
+    Path | None,
+    typer.Option(file_okay=False, help="Directory to write the plan and the rendered configuration to."),
 ]
 Against = Annotated[
     str | None,
     typer.Option(
-        help="Show only what differs from this: a profile, or a plan.json written before.",
+        help="Profile or plan.json to compare with: show only the differences.",
         autocompletion=options.complete_profiles,
     ),
 ]
-Dirs = Annotated[list[Path] | None, typer.Option("--dir", help="Look here for profiles before PROFILE_DIR.")]
+Dirs = Annotated[
+    list[Path] | None, typer.Option("--dir", help="Directory to search before PROFILE_DIR (repeatable).")
+]
 
 
 def plan(
@@ -209,6 +213,7 @@ def _dataset_facts(
     kind: TaskType, image: ImageModelType | None, rows: int | None, dataset: Path | None, hours: float
 ) -> DatasetFacts:
     from core.data.facts import assumed_facts, facts_from_rows
+    from core.data.rows import sample_rows
     from core.planning.planner import usable_hours
 
     if dataset is None or not kind.is_text:

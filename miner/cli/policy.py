@@ -1,4 +1,4 @@
-"""`god-miner policy`: what acceptance policies there are, what they say, and what they would have done."""
+"""`god-miner policy`: list, show, check, compare and backtest acceptance policies."""
 
 from __future__ import annotations
 
@@ -27,21 +27,19 @@ if TYPE_CHECKING:
     from miner.offers.backtest.policy_check import AcceptanceCount
     from miner.offers.policies.load import LoadedPolicy
 
-app = typer.Typer(help="Acceptance policies: list, show, check, compare, backtest.", no_args_is_help=True)
+app = typer.Typer(help="List, show, check, compare and backtest acceptance policies.", no_args_is_help=True)
 
 Name = Annotated[
     str,
-    typer.Argument(help="A policy's name, or the path of a file.", autocompletion=options.complete_policies),
+    typer.Argument(help="Name or path of a policy.", autocompletion=options.complete_policies),
 ]
 Dirs = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--dir", help="Look here first, then in POLICY_DIR, then at the shipped ones; may be repeated."
-    ),
+    typer.Option("--dir", help="Directory to search before POLICY_DIR (repeatable)."),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Change a value, like hours.instruct=12; may be repeated."),
+    typer.Option("--set", help="Change a value, e.g. hours.instruct=12 (repeatable)."),
 ]
 
 
@@ -97,12 +95,15 @@ def show(name: Name, changes: Set = None, directories: Dirs = None, as_json: AsJ
 def check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Names or paths; none: all by name.", autocompletion=options.complete_policies),
+        typer.Argument(
+            help="Names or paths. Default: all that have a name.", autocompletion=options.complete_policies
+        ),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="Plan by this profile.", autocompletion=options.complete_profiles)
+        str | None,
+        typer.Option(help="Tuning profile to plan with.", autocompletion=options.complete_profiles),
     ] = None,
-    fleet: Annotated[str | None, typer.Option(help="GPUs, like 8xH100.")] = None,
+    fleet: Annotated[str | None, typer.Option(help="GPUs, e.g. 8xH100.")] = None,
     directories: Dirs = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`god-miner profile`: what tuning profiles there are, what they say, and what becomes of it."""
+"""`god-miner profile`: list, show, check, compare and explain tuning profiles."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ if TYPE_CHECKING:
     from core.profile.explain import ProfileFinding, ProfileRemark, ProfileSetting, Subject
     from core.profile.resolve import LoadedProfile
 
-app = typer.Typer(help="Tuning profiles: list, show, check, compare, explain.", no_args_is_help=True)
+app = typer.Typer(help="List, show, check, compare and explain tuning profiles.", no_args_is_help=True)
 
 Name = Annotated[
     str,
-    typer.Argument(help="A profile's name, or the path of a file.", autocompletion=options.complete_profiles),
+    typer.Argument(help="Name or path of a profile.", autocompletion=options.complete_profiles),
 ]
 OrInForce = Annotated[
     str | None,
     typer.Argument(
-        help="A profile's name, or the path of a file. Unset: the one in force.",
+        help="Name or path of a profile. Default: the one in force.",
         autocompletion=options.complete_profiles,
     ),
 ]
 Dirs = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--dir", help="Look here first, then in PROFILE_DIR, then at the shipped ones; may be repeated."
-    ),
+    typer.Option("--dir", help="Directory to search before PROFILE_DIR (repeatable)."),
 ]
 Task = Annotated[
     str | None,
     typer.Option(
-        "--task", help="instruct, chat, dpo, grpo or image.", autocompletion=options.complete_task_types
+        "--task",
+        help="Task type: instruct, chat, dpo, grpo or image.",
+        autocompletion=options.complete_task_types,
     ),
 ]
 Model = Annotated[
     str | None,
     typer.Option(
-        "--model", help="A model's name, for its size and family; for images its type (sdxl, flux …)."
+        "--model", help="Name of a model, for its size and family; for images its type (sdxl, flux, …)."
     ),
 ]
 Pictures = Annotated[
     int | None,
-    typer.Option(min=1, help="Training pictures of an image task: some sections ask for them."),
+    typer.Option(min=1, help="Number of an image task's pictures, which some sections depend on."),
 ]
 
 DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
@@ -94,7 +94,7 @@ def show(
     task: Task = None,
     model: Model = None,
     pictures: Pictures = None,
-    defaults: Annotated[bool, typer.Option("--defaults", help="Also what nobody wrote.")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Include defaults.")] = False,
     directories: Dirs = None,
     as_json: AsJson = False,
 ) -> None:
@@ -126,7 +126,9 @@ def show(
 def check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Names or paths; none: all by name.", autocompletion=options.complete_profiles),
+        typer.Argument(
+            help="Names or paths. Default: all that have a name.", autocompletion=options.complete_profiles
+        ),
     ] = None,
     directories: Dirs = None,
     as_json: AsJson = False,
@@ -205,7 +207,7 @@ def explain(
     directories: Dirs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain what the engines make of the values: renamed, without effect, doubtful, done by us."""
+    """Explain how the engines treat each value: renamed, without effect, doubtful, done by us."""
     from core.profile.explain import explain_profile as remarks_of
 
     profile = _load_or_in_force(name, directories, as_json)

@@ -1,4 +1,4 @@
-"""`god-miner report`: what was done in a day, a week or a month, and how it compares with the goals."""
+"""`god-miner report`: a day's, a week's or a month's work against the goals."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ if TYPE_CHECKING:
     from miner.reports.periods import ReportPeriod
     from miner.settings import Settings
 
-app = typer.Typer(help="Reports: jobs, GPUs, points, rank and goals.", no_args_is_help=True)
+app = typer.Typer(help="Report on jobs, GPUs, points, rank and goals.", no_args_is_help=True)
 
 At = Annotated[
     str | None,
-    typer.Option("--at", help="The one of the calendar (UTC) with this date. Default: up to now."),
+    typer.Option(
+        "--at",
+        help="Report the calendar period (UTC) that contains this date. Default: the period ending now.",
+    ),
 ]
 AsHtml = Annotated[bool, typer.Option("--html", help="Print one HTML file.")]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 WithBacktest = Annotated[
-    bool, typer.Option("--backtest", help="Add what other policies would have done: the newest 500 offers.")
+    bool, typer.Option("--backtest", help="Add a backtest of other policies on the newest 500 offers.")
 ]
 _PERIODS = {
     "daily": "The last 24 hours, or a day.",

@@ -1,4 +1,4 @@
-"""`god-miner run`: the daemon; with --task one task of the operator's own, watched until it ends."""
+"""`god-miner run`: the daemon, or with --task one task of the operator's own, followed to its end."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ def run(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="Do one task instead, in the daemon if one runs, otherwise here: a JSON file like a "
-            "validator's start request; `dataset` may be a file of this machine, `model_folder` a folder.",
+            help="JSON file of one task to run instead, in the daemon if one runs, otherwise here. It is "
+            "written like a validator's start request; `dataset` may be a local file, `model_folder` "
+            "a directory.",
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --task: every change as a line of JSON, the job at the end.")
+        bool,
+        typer.Option("--json", help="Print every change as a line of JSON, the job at the end; with --task."),
     ] = False,
 ) -> None:
     """Answer validators until a signal ends it. Settings come from the environment and .env."""

@@ -1,18 +1,17 @@
-"""`god-miner submission` and `publish`: check a model folder as a validator would, and publish it the
-same way as the daemon does.
-"""
+"""`god-miner submission` and `publish`: check a model as a validator would, and publish it as the daemon
+does."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from core.domain.errors import ConfigError, Problem
-from miner.cli.options import AsJsonObject, load_settings
+from miner.cli.options import AsJson, load_settings
 from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
@@ -25,20 +24,21 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Check a trained model before it is published.")
 
-Folder = Annotated[Path, typer.Argument(help="The folder that a training left.")]
-Model = Annotated[str | None, typer.Option(help="The base model's name on the hub.")]
+Folder = Annotated[Path, typer.Argument(help="Directory that a training left.")]
+Model = Annotated[str | None, typer.Option(help="Name of the base model on the hub.")]
 BaseFolder = Annotated[
-    Path | None, typer.Option("--base", help="The base model's directory, to compare its configuration with.")
+    Path | None, typer.Option("--base", help="Directory of the base model, to compare its configuration.")
 ]
+#: Repeated here, because importing them would slow every command down. A test compares.
+TaskName = Literal["instruct", "chat", "dpo", "grpo", "image"]
 Kind = Annotated[
-    str | None, typer.Option("--task-type", help="instruct, chat, dpo, grpo, image; else found out.")
+    TaskName | None, typer.Option("--task-type", help="Task type. Default: inferred from the files.")
 ]
-
-
 ImageKind = Annotated[
     str | None,
     typer.Option(
-        "--image-type", help="Of an image model: sdxl, flux, z-image, …; else any family's names pass."
+        "--image-type",
+        help="Type of an image model: sdxl, flux, z-image, … Default: accept any family's names.",
     ),
 ]
 
@@ -52,11 +52,9 @@ def check(
     image_type: ImageKind = None,
     as_is: Annotated[
         bool,
-        typer.Option(
-            "--as-is", help="Judge the directory as a tournament does: everything in it, nothing corrected."
-        ),
+        typer.Option("--as-is", help="Judge every file, and correct nothing, as a tournament does."),
     ] = False,
-    as_json: AsJsonObject = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a submission as evaluators do. Exit code 1 if anything is wrong."""
     from core.submission.check import BaseModelRef
@@ -72,7 +70,7 @@ def check(
 
 
 @app.command("hash")
-def hash_(folder: Folder, as_json: AsJsonObject = False) -> None:
+def hash_(folder: Folder, as_json: AsJson = False) -> None:
     """Print the model hash that a validator computes for these files."""
     from core.submission.prepare import folder_model_hash
 
@@ -86,16 +84,10 @@ def hash_(folder: Folder, as_json: AsJsonObject = False) -> None:
     raise typer.Exit(0 if found else 1)
 
 
-def task_type_of(word: str | None) -> TaskType | None:
-    from core.domain.tasks import TASK_WORDS, task_type_named
+def task_type_of(name: TaskName | None) -> TaskType | None:
+    from core.domain.tasks import task_type_named
 
-    if word is None:
-        return None
-    task_type = task_type_named(word)
-    if task_type is None:
-        rule = f"a task type is one of {', '.join(TASK_WORDS)}"
-        raise ConfigError("submission", [Problem("--task-type", word, rule)])
-    return task_type
+    return None if name is None else task_type_named(name)
 
 
 def image_type_of(word: str | None) -> ImageModelType | None:
@@ -151,12 +143,14 @@ def _print_verdict(judged: CheckedSubmission) -> None:
 
 def publish(
     folder: Folder,
-    repo: Annotated[str, typer.Option(help="The repository's name, without the owner.")],
+    repo: Annotated[str, typer.Option(help="Name of the repository, without the owner.")],
     model: Model = None,
     base: BaseFolder = None,
     task_type: Kind = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="Give up after this long.")] = None,
-    as_json: AsJsonObject = False,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Minutes after which to give up. Default: never.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check a trained model and publish it to HUB as HF_USER, replacing what was there."""
     from miner.publish import HubPublisher, PublishTarget
@@ -189,7 +183,12 @@ def _checked_repo_name(repo: str) -> str:
 
 
 def _publish_request(
-    folder: Path, repo: str, model: str | None, base: Path | None, word: str | None, minutes: float | None
+    folder: Path,
+    repo: str,
+    model: str | None,
+    base: Path | None,
+    name: TaskName | None,
+    minutes: float | None,
 ) -> PublishRequest:
     import os
     import time
@@ -199,7 +198,7 @@ def _publish_request(
     from core.submission.selection import SubmissionKind, kind_of
     from miner.publish.publisher import PublishRequest
 
-    kind = task_type_of(word)
+    kind = task_type_of(name)
     if kind is None:
         image = kind_of(list_folder(folder).names()) is SubmissionKind.IMAGE
         kind = TaskType.IMAGE if image else TaskType.INSTRUCT

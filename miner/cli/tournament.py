@@ -14,7 +14,7 @@ from core.domain.errors import ConfigError
 from core.domain.wire import TournamentType
 from core.system.files import temporary_tree
 from miner.cli import tournament_rehearse
-from miner.cli.options import end_on_signals, load_settings, profile_directories
+from miner.cli.options import AsJson, end_on_signals, load_settings, profile_directories
 from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ app = typer.Typer(no_args_is_help=True, help="Tournaments: check, prepare and re
 app.command()(tournament_rehearse.rehearse)
 app.command()(tournament_rehearse.clean)
 
-AsJson = Annotated[bool, typer.Option("--json", help="For machines: JSON.")]
 Kinds = Annotated[
     list[TournamentType] | None, typer.Option("--kind", help="A kind to enter; all if not given.")
 ]

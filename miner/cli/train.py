@@ -1,6 +1,5 @@
-"""`god-miner train` and `eval`: the operator's own trainings with the native trainer, and models side by
-side in the validator's metric. Both run in the training environment.
-"""
+"""`god-miner train` and `eval`: the operator's own trainings with the native trainer, and a comparison of
+models by the validator's metric. Both run in the training environment."""
 
 from __future__ import annotations
 
@@ -8,62 +7,64 @@ import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from core.domain.errors import ConfigError, Problem
 from miner.cli import options
-from miner.cli.options import AsJsonObject, load_settings
+from miner.cli.options import AsJson, load_settings
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
     from core.runs.run_files import RunSpec
 
 
-app = typer.Typer(help="Trainings of your own with the native trainer.", no_args_is_help=True)
+app = typer.Typer(help="Train models of your own with the native trainer.", no_args_is_help=True)
 
 Model = Annotated[
-    Path | None, typer.Option(exists=True, file_okay=False, help="The folder of the model to train.")
+    Path | None, typer.Option(exists=True, file_okay=False, help="Directory of the model to train.")
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
-        exists=True, help="Rows as JSON or JSON lines; pretraining: text, a table of it, or a token file."
+        exists=True,
+        help="Rows as JSON or JSON lines; for pretraining text, a table of text, or a token file.",
     ),
 ]
-ModeWord = Annotated[str, typer.Option("--mode", help="sft, dpo or pretrain.")]
-Hours = Annotated[float, typer.Option(min=0.01, help="End everything after this long.")]
+#: Repeated here, because importing them would slow every command down. A test compares.
+ModeName = Literal["sft", "dpo", "pretrain"]
+Mode = Annotated[ModeName, typer.Option(help="Objective of the training.")]
+Hours = Annotated[float, typer.Option(min=0.01, help="Hours after which everything ends.")]
 Profile = Annotated[
     str,
-    typer.Option(
-        help="A tuning profile's name, or the path of a file.", autocompletion=options.complete_profiles
-    ),
+    typer.Option(help="Name or path of a tuning profile.", autocompletion=options.complete_profiles),
 ]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="A target of the profile: learning_rate=2e-4. Repeatable.")
+    list[str] | None,
+    typer.Option("--set", help="Target of the profile, e.g. learning_rate=2e-4 (repeatable)."),
 ]
 Natives = Annotated[
     list[str] | None,
-    typer.Option("--native", help="A setting of configs/base/native.yaml: batch_ramp=0.1. Repeatable."),
+    typer.Option("--native", help="Setting of configs/base/native.yaml, e.g. batch_ramp=0.1 (repeatable)."),
 ]
 Columns = Annotated[
     list[str] | None,
-    typer.Option("--column", help="Name a column: output=reply, chosen=better. Repeatable."),
+    typer.Option("--column", help="Name of a column, e.g. output=reply or chosen=better (repeatable)."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Every event as a line of JSON, the result at the end.")]
+EventsAsJson = Annotated[
+    bool, typer.Option("--json", help="Print every event as a line of JSON, the result at the end.")
+]
 
 DEFAULT_PROFILE = "steady"
 
 
 @app.command()
 def native(
-    folder: Annotated[
-        Path, typer.Argument(help="The run's directory. A run that is there already is resumed.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="Directory of the run; an existing run is resumed.")],
     model: Model = None,
     data: Data = None,
-    mode: ModeWord = "sft",
+    mode: Mode = "sft",
     hours: Hours = 1.0,
     profile: Profile = DEFAULT_PROFILE,
     sets: Sets = None,
@@ -71,27 +72,30 @@ def native(
     columns: Columns = None,
     params: Annotated[
         str | None,
-        typer.Option(help="Pretraining from nothing: a new Llama-style model of this size, like 125M."),
+        typer.Option(help="Pretrain a new Llama-style model of this size, e.g. 125M."),
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="With --params: the model whose tokenizer it uses."),
+        typer.Option(
+            exists=True, file_okay=False, help="Directory of the model whose tokenizer to use, with --params."
+        ),
     ] = None,
-    length: Annotated[int, typer.Option(min=16, help="With --params: its longest sequence.")] = 2048,
+    length: Annotated[int, typer.Option(min=16, help="Longest sequence, with --params.")] = 2048,
     kl: Annotated[
-        float | None, typer.Option(min=0, help="Cost of a nat of divergence from the base model.")
+        float | None,
+        typer.Option(min=0, help="Cost of a nat of divergence from the base model. Default: none."),
     ] = None,
     trace: Annotated[
-        bool, typer.Option("--trace", help="A few steps under torch's profiler instead of a training.")
+        bool, typer.Option("--trace", help="Run a few steps under torch's profiler instead of a training.")
     ] = False,
     write_only: Annotated[
-        bool, typer.Option("--write-only", help="Write the run's folder and start nothing.")
+        bool, typer.Option("--write-only", help="Write the run's directory and start nothing.")
     ] = False,
     sbatch: Annotated[
         int | None,
         typer.Option(min=0, help="Write RUN/job.sbatch, for a node with this many GPUs, and start nothing."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: EventsAsJson = False,
 ) -> None:
     """Train a model here with the native trainer: supervised, on preferences, or on plain text."""
     python = _training_python()
@@ -111,14 +115,16 @@ def native(
 
 @app.command()
 def tokens(
-    source: Annotated[Path, typer.Argument(exists=True, help="A text file, a table of text, or a folder.")],
-    folder: Annotated[Path, typer.Argument(help="Where to write the token file.")],
+    source: Annotated[
+        Path, typer.Argument(exists=True, help="Text file, table of text, or a directory of them.")
+    ],
+    folder: Annotated[Path, typer.Argument(help="Directory for the token file.")],
     tokenizer: Annotated[
-        Path, typer.Option(exists=True, file_okay=False, help="The folder of the model it is for.")
+        Path, typer.Option(exists=True, file_okay=False, help="Directory of the model that will train on it.")
     ],
 ) -> None:
     """Turn text into a token file for any number of trainings; print its contents as JSON."""
-    from miner.cli import native_runs
+    from miner.jobs import native_runs
 
     where = [str(source.resolve()), str(folder.resolve()), "--tokenizer", str(tokenizer.resolve())]
     for line in native_runs.program_lines(_training_python(), ["trainer.native.corpus", *where]):
@@ -135,7 +141,7 @@ def _make_or_resume_run(
     folder: Path,
     model: Path | None,
     data: Path | None,
-    mode: str,
+    mode: ModeName,
     hours: float,
     profile: str,
     sets: list[str] | None,
@@ -144,15 +150,13 @@ def _make_or_resume_run(
     kl: float | None,
 ) -> RunSpec:
     """Resume the run in this directory if neither model nor data are named; follow a plan.json beside it."""
-    from miner.cli.native_runs import NativeMode, NativeRunOptions, make_run, parse_pairs, resume_run
+    from miner.jobs.native_runs import NativeMode, NativeRunOptions, make_run, parse_pairs, resume_run
 
     if model is None and data is None:
         return resume_run(folder)
     if model is None or data is None:
         missing = "--model" if model is None else "--data"
         raise ConfigError("train", [Problem(missing, "", "a new run needs both a model and data")])
-    if mode not in list(NativeMode):
-        raise ConfigError("train", [Problem("--mode", mode, f"is one of {', '.join(NativeMode)}")])
     plan = folder / "plan.json"
     wishes = NativeRunOptions(
         mode=NativeMode(mode),
@@ -170,7 +174,7 @@ def _make_or_resume_run(
 
 
 def _make_base_model(python: Path, folder: Path, params: str, tokenizer: Path | None, length: int) -> Path:
-    from miner.cli import native_runs
+    from miner.jobs import native_runs
 
     if tokenizer is None:
         raise ConfigError(
@@ -188,7 +192,7 @@ def _make_base_model(python: Path, folder: Path, params: str, tokenizer: Path | 
 
 def _train(python: Path, folder: Path, run: RunSpec, as_json: bool) -> int:
     from core.runs.progress import EventPrinter, ProgressEvent
-    from miner.cli import native_runs
+    from miner.jobs import native_runs
 
     def as_line(event: ProgressEvent) -> None:
         echo_json(event.model_dump(mode="json", exclude_none=True), line=True)
@@ -211,7 +215,7 @@ def _train(python: Path, folder: Path, run: RunSpec, as_json: bool) -> int:
 
 def _trace(python: Path, folder: Path, as_json: bool) -> int:
     """Trace a few steps; programs get each event as it comes, people a table of kernels."""
-    from miner.cli import native_runs
+    from miner.jobs import native_runs
 
     events = []
     command = ["trainer.native.trace", str(folder / "run.json"), str(folder / "trace")]
@@ -241,23 +245,24 @@ def _print_kernels(events: Sequence[dict[str, Any]]) -> None:
 
 def evaluate(
     task: Annotated[
-        Path, typer.Option(exists=True, dir_okay=False, help="What to score on: see docs/evaluation.md.")
+        Path, typer.Option(exists=True, dir_okay=False, help="Task file to score on: see docs/evaluation.md.")
     ],
-    base: Annotated[
-        Path, typer.Option(exists=True, file_okay=False, help="The folder of the model trained from.")
-    ],
+    base: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Directory of the base model.")],
     model: Annotated[
         list[Path] | None,
-        typer.Option(exists=True, file_okay=False, help="A model or an adapter; give it again for more."),
+        typer.Option(exists=True, file_okay=False, help="Directory of a model or an adapter (repeatable)."),
     ] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Score on the first N rows only.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Number of rows to score on, from the first. Default: all.")
+    ] = None,
     allow_rewards: Annotated[
-        bool, typer.Option("--allow-rewards", help="Run a GRPO task's reward code here, with your rights.")
+        bool,
+        typer.Option("--allow-rewards", help="Run a GRPO task's reward code here, with your permissions."),
     ] = False,
-    as_json: AsJsonObject = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score the base, ours and other models on a task's rows as validators do, and say which would win."""
-    from miner.cli import native_runs
+    from miner.jobs import native_runs
 
     arguments = ["--task", str(task.resolve()), "--base", str(base.resolve())]
     for one in model or []:

@@ -72,7 +72,7 @@ class DemoResult:
 
 @dataclass(frozen=True)
 class RunningDemo:
-    """How it ended, and the daemon that still runs; None: it never did."""
+    """The result, and the daemon if it still runs."""
 
     result: DemoResult
     ground: stack.DevStack | None = None

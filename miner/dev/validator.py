@@ -35,7 +35,7 @@ _TOKEN_VALUE = re.compile(rb'("github_token"\s*:\s*")(?:[^"\\]|\\.)+')
 
 
 class ValidatorOutcome(StrEnum):
-    """What the validator does next."""
+    """The validator's next step."""
 
     ACCEPTED = "accepted"
     NOT_ACCEPTED = "not accepted"

@@ -41,7 +41,7 @@ _RENAMED = {"engine": "backend"}
 
 @dataclass
 class _ReadSettings:
-    """What was read, before it is checked."""
+    """Values as read, before they are checked."""
 
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)

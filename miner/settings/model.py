@@ -161,7 +161,7 @@ class Settings(
         return self
 
     def source_of(self, name: str) -> Source:
-        """Where a field's value came from."""
+        """Return the source of a field's value."""
         return self._sources.get(name, "default")
 
     def ulimits(self) -> dict[str, int]:

@@ -107,7 +107,7 @@ Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on `host`."""
+    """Return True if only this machine can reach a server on `host`."""
     if host == "localhost":
         return True
     try:
@@ -117,7 +117,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_address(value: str, *schemes: str, bare: bool = False) -> bool:
-    """Whether it names a host under one of the schemes; `bare`: and no user, query or fragment."""
+    """Return True if it names a host under one of the schemes; `bare` allows no user, query or fragment."""
     try:
         parts = urlsplit(value)
         more = (parts.username, parts.password, parts.query, parts.fragment) if bare else ()

@@ -11,7 +11,7 @@ from bittensor_core import ss58_decode, ss58_encode
 
 @lru_cache(maxsize=4096)
 def client_network(address: str) -> str:
-    """What counts as one caller: an IPv4 address, or the /64 that one IPv6 customer owns."""
+    """Return the network of one caller: an IPv4 address, or the /64 that one IPv6 customer owns."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

@@ -71,7 +71,7 @@ class EventWriter:
             self._out.write(line_of(event))
 
     def is_due(self, what: str, done: int, total: int | None) -> bool:
-        """Whether to report this progress now: a few times a second, and always the last of it."""
+        """Return True if this progress is due: a few times a second, and always the last of it."""
         now = time.monotonic()
         written_at, before = self._written.get(what, (0.0, -1))
         if now - written_at < PROGRESS_SECONDS and not done == total != before:

@@ -57,7 +57,7 @@ class SteadyClock:
 
     @property
     def doubted_seconds(self) -> float | None:
-        """How far the system's clock is ahead of this one; None if no jump is doubted."""
+        """Seconds by which the system's clock is ahead of this one, or None if no jump is doubted."""
         return None if self._doubted is None else self._doubted[0] - self._offset
 
     def confirm(self) -> None:

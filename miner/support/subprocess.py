@@ -43,7 +43,7 @@ class ChildSilent(Exception):
 
 @dataclass(frozen=True)
 class ChildResult:
-    """How a child ended."""
+    """The end of a child process."""
 
     code: int | None
     #: The end of its standard error; libraries may write secrets there.
@@ -61,7 +61,7 @@ class ChildAnswer(Generic[EventT]):
 
     @property
     def ending(self) -> str:
-        """For messages about a child whose last event is not an answer."""
+        """Describe the end of a child whose last event is not an answer."""
         return f"ended with status {self.code} and no answer: {self.noise.rpartition(chr(10))[2][-300:]}"
 
 

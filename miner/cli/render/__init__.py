@@ -1,1 +1,1 @@
-"""How jobs, plans, offers and trainings look on a terminal. Imports rich: import it lazily."""
+"""Tables and pages on a terminal. Imports rich: import it lazily."""

@@ -1,4 +1,4 @@
-"""How the development validator prints: tables for people, JSON for programs."""
+"""Output of the tour and the demo: tables for people, JSON for programs."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def _figure_rows(attempt: Mapping[str, Any], *, so_far: bool) -> Iterator[tuple[
 
 
 def _speed(figures: Mapping[str, Any]) -> str:
-    """Of an attempt or of a live job: what is not known is left out."""
+    """Describe the figures of an attempt or a live job; unknown ones are left out."""
     texts = {
         "tokens_s": "{:,.0f} tokens/s",
         "samples_s": "{:.3g} samples/s",
@@ -217,7 +217,7 @@ def _step_table(steps: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _action_table(actions: Sequence[Mapping[str, Any]]) -> Table:
-    """What rules asked of the trainings, and what came of it."""
+    """Describe the rules' requests to trainings, and the results."""
     table = plain_table("rule", "attempt", "when", "change", "came to")
     for one in actions:
         table.add_row(

@@ -109,7 +109,7 @@ def test_gpus_holders_and_queue_are_shown_and_machines_get_the_page(monkeypatch:
     answers(monkeypatch, PAGE)
     code, shown = run()
     assert code == 0
-    for words in ("runs running-task", "not empty yet", "out: it is lost", "free, and used a little"):
+    for words in ("runs running-task", "still freeing memory", "out: it is lost", "free, and slightly used"):
         assert words in shown
     assert "reserved for offer reserved (org/llama-8b), 01-01 00:00 to 01-01 01:30" in shown
     for words in ("job, waiting, 1. in the queue", "no place yet", "not accepted"):

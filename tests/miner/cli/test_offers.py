@@ -49,7 +49,7 @@ def test_list_shows_every_offer_with_its_answer(filled: Path) -> None:
     assert read("list")[0]["received_at"] == "2025-10-01T12:00:00.000Z"
     assert [row["id"] for row in read("list", "--refused")] == [2]
     assert [row["id"] for row in read("list", "--since", "2025-10-01T12:30")] == [2]
-    assert [row["id"] for row in read("list", "--most", "1")] == [2]
+    assert [row["id"] for row in read("list", "--limit", "1")] == [2]
 
 
 def test_a_narrow_terminal_has_a_line_for_each_offer(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

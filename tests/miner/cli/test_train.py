@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
 
 from miner.__main__ import app
-from tests.miner.cli.test_native_runs import rows
+from miner.cli import train
+from miner.jobs.native_runs import NativeMode
+from tests.miner.jobs.test_native_runs import rows
 
 pytestmark = pytest.mark.process
 
@@ -145,9 +147,12 @@ def test_tokens_are_made_by_the_training_environment(setting: Path) -> None:
     [
         (["native", "run"], "name --model and --data"),
         (["native", "run", "--model", "base"], "needs both"),
-        (["native", "run", *NEW, "--mode", "grpo"], "sft, dpo, pretrain"),
     ],
 )
 def test_a_mistake_is_reported_in_a_line(setting: Path, arguments: list[str], why: str) -> None:
     with pytest.raises(Exception, match=why):
         run(*arguments)
+
+
+def test_the_choices_of_a_mode_are_the_trainer_s() -> None:
+    assert get_args(train.ModeName) == tuple(NativeMode)

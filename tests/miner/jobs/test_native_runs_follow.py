@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from core.runs.progress import ProgressEvent
-from miner.cli import native_runs
-from tests.miner.cli.test_native_runs import make_run, wishes
+from miner.jobs import native_runs
+from tests.miner.jobs.test_native_runs import make_run, wishes
 
 pytestmark = pytest.mark.process
 

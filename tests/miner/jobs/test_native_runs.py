@@ -14,7 +14,7 @@ from core.domain.errors import ConfigError
 from core.domain.tasks import ChatDataset, DpoDataset, InstructDataset, TaskType
 from core.profile.resolve import load_profile
 from core.runs.run_files import RunSpec
-from miner.cli.native_runs import NativeMode, NativeRunOptions, dataset_of, make_run, parse_pairs, resume_run
+from miner.jobs.native_runs import NativeMode, NativeRunOptions, dataset_of, make_run, parse_pairs, resume_run
 
 
 def rows(folder: Path, *found: dict[str, Any]) -> Path:

@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from core.data.facts import ANSWER_COLUMNS, ASSISTANT_ROLES, MESSAGE_COLUMNS
+from core.data.rows import sample_rows
 from core.domain.choices import EvalMetric
 from core.domain.errors import ConfigError, Problem
 from core.domain.tasks import ChatDataset, DatasetType, DpoDataset, InstructDataset, TaskType
@@ -29,7 +30,6 @@ from core.profile.resolve import load_profile
 from core.recipes.launch import NO_PROGRESS_BARS
 from core.runs.progress import ProgressEvent, parse_events
 from core.runs.run_files import LOG_FILE, PROGRESS_FILE, RESULT_FILE, RUN_FILE, STOP_FILE, RunResult, RunSpec
-from miner.cli.options import sample_rows
 
 PROFILE_FILE = "profile.yaml"
 #: The last save ends this long before the deadline, or this share of a short run.
@@ -118,7 +118,7 @@ def newest_state(output: Path) -> Path | None:
 def dataset_of(mode: NativeMode, data: Path, columns: Mapping[str, str]) -> DatasetType | None:
     """Guess the dataset type from the columns of the first rows; None means plain text."""
     if not data.exists():
-        raise ConfigError("train native", [Problem("--data", str(data), "is no file and no folder")])
+        raise ConfigError("train native", [Problem("--data", str(data), "is neither a file nor a directory")])
     if mode is NativeMode.PRETRAIN:
         return None
     rows, _ = sample_rows(data)
@@ -183,7 +183,7 @@ def _write_profile(folder: Path, wishes: NativeRunOptions) -> None:
     """Write the profile and check it, so that a mistake is reported before anything starts."""
     profile = wishes.profile
     if profile.endswith(".yaml") or "/" in profile:
-        _require_file(Path(profile), "--profile", "is no profile's name and no file")
+        _require_file(Path(profile), "--profile", "is neither a profile's name nor a file")
         profile = str(Path(profile).resolve())
     targets: dict[str, Any] = {"engine": "native"}
     settings = dict(wishes.settings)
