@@ -46,9 +46,9 @@ from core.planning.search.fit import SearchResult, budget_of
 from core.planning.search.requirements import Requirements
 from core.planning.search.timed_candidate import TimedCandidate
 from core.planning.tradeoffs import adapter_reach, concessions, epochs_between_files, no_fp8, reasons_for
-from core.profile.effects import EngineCase
+from core.profile.declare import EngineCase
 from core.profile.explain import annotations_for
-from core.profile.targets import ContainerTargets
+from core.profile.limits import ContainerTargets
 
 #: The host memory of one loader process, and the part of the host that all of them may take.
 WORKER_BYTES, WORKERS_SHARE = 0.5e9, 0.25

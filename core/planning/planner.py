@@ -27,9 +27,9 @@ from core.planning.search.gpu_count import usable_gpus
 from core.planning.search.requirements import Requirements, requirements_for
 from core.planning.time.calibration import LearnedBounds, with_bounds
 from core.planning.time.overheads import JobConditions
+from core.profile.limits import ProfileLimits
 from core.profile.resolve import LoadedProfile, resolve_profile
 from core.profile.schema import ResolvedProfile
-from core.profile.targets import ProfileLimits
 
 #: The largest published model has a trillion or two; a count beyond this is a mistake or a joke.
 MOST_PARAMS = 5 * 10**12

@@ -24,7 +24,8 @@ from core.planning.search.requirements import MOST_VAE_BATCH, Requirements, shar
 from core.planning.search.timed_candidate import TimedCandidate
 from core.planning.time.overheads import COMPILE_S
 from core.planning.time.speed import step_time
-from core.profile.field_names import FIELD_NAMES, NameSystem
+from core.profile.declare import NameSystem
+from core.profile.schema import FIELD_NAMES
 
 
 def concessions(needs: Requirements, result: SearchResult, budget: int) -> Iterator[Concession]:

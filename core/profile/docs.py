@@ -13,20 +13,11 @@ from pydantic import BaseModel
 
 from core.config import schema_docs
 from core.domain.selectors import Lane
+from core.profile.learning import LrStageTarget
+from core.profile.limits import ContainerTargets, ProfileLimits, SlurmTargets, TargetScale
 from core.profile.resolve import load_profile, profile_files
 from core.profile.schema import Profile, SectionSelector
-from core.profile.targets import (
-    CheckpointChoiceTarget,
-    ContainerTargets,
-    GpuStep,
-    LrStageTarget,
-    PictureLaw,
-    ProfileLimits,
-    SlurmTargets,
-    Targets,
-    TargetsByPictures,
-    TargetScale,
-)
+from core.profile.targets import CheckpointChoiceTarget, GpuStep, PictureLaw, Targets, TargetsByPictures
 
 _INTRO = """\
 # Tuning profiles

@@ -15,7 +15,15 @@ from core.domain.tasks import ImageModelType, TaskType
 from core.domain.units import parse_bytes, parse_params, parse_seconds, show_bytes, show_params, show_seconds
 from core.models.facts import Family, ModelFacts
 from core.models.identify import facts_from_name
-from core.profile.effects import EFFECT_RULES, EffectAnnotation, EngineCase, EngineEffect
+from core.profile.declare import (
+    DOUBTFUL,
+    IGNORED,
+    Effect,
+    EngineCase,
+    EngineEffect,
+    effects,
+)
+from core.profile.limits import ContainerTargets, ProfileLimits, SlurmTargets
 from core.profile.resolve import (
     LoadedProfile,
     engine_for,
@@ -23,7 +31,7 @@ from core.profile.resolve import (
     selector_matches,
 )
 from core.profile.schema import ResolvedProfile, SectionSelector
-from core.profile.targets import ContainerTargets, ProfileLimits, SlurmTargets, Targets
+from core.profile.targets import Targets
 
 #: One model per size that profiles distinguish, and each kind of image model.
 SIZES: tuple[tuple[str, int], ...] = (
@@ -70,13 +78,53 @@ def engine_case_of(profile: ResolvedProfile, about: Subject) -> EngineCase:
     return EngineCase(about.task_type, image, engine_for(profile.targets, about.task_type, image))
 
 
+#: Environment variables have no declaration of their own.
+_ENV_EFFECTS: dict[str, Effect] = {
+    "NCCL_NTHREADS": Effect(IGNORED).because("NCCL takes 64, 128, 256 or 512 and warns at anything else"),
+    "NCCL_NET_GDR_LEVEL": Effect(IGNORED).because(
+        "between hosts only; inside one, NVLink carries the traffic"
+    ),
+    "NCCL_BUFFSIZE": Effect(DOUBTFUL).because(
+        "per connection and channel, 4 MiB by default: a larger one helps networks, not NVLink, and takes "
+        "memory on several GPUs"
+    ),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": Effect(DOUBTFUL).because(
+        "with PyTorch's default, 3, the other ranks end at once when one fails; 1 first aborts NCCL's "
+        "communicators, which can itself hang"
+    ),
+    "CUDA_LAUNCH_BLOCKING": Effect(IGNORED).because("0 is CUDA's default"),
+}
+_PARTS: dict[str, type[BaseModel]] = {
+    "targets": Targets,
+    "limits": ProfileLimits,
+    "container": ContainerTargets,
+    "slurm": SlurmTargets,
+}
+#: Every effect of a profile's values, by dotted path.
+EFFECTS: tuple[tuple[str, Effect], ...] = (
+    *((f"{name}.{key}", effect) for name, part in _PARTS.items() for key, effect in effects(part)),
+    *((f"env.{key}", effect) for key, effect in _ENV_EFFECTS.items()),
+)
+
+
+class EffectAnnotation(NamedTuple):
+    path: str
+    effect: EngineEffect
+    text: str
+
+
 def annotations_for(profile: ResolvedProfile, case: EngineCase) -> list[EffectAnnotation]:
-    """Annotations of the values that an operator wrote, not of defaults."""
+    """Annotate the values that an operator wrote, not the defaults."""
     return [
-        EffectAnnotation(rule.path, rule.effect, rule.text)
-        for rule in EFFECT_RULES
-        if profile.is_set(rule.path) and rule.applies(profile.targets, case)
+        EffectAnnotation(path, effect.kind, effect.text)
+        for path, effect in EFFECTS
+        if profile.is_set(path) and effect.occurs(_value_at(profile, path), profile.targets, case)
     ]
+
+
+def _value_at(profile: ResolvedProfile, path: str) -> object:
+    part, _, key = path.partition(".")
+    return profile.env[key] if part == "env" else getattr(getattr(profile, part), key)
 
 
 class ProfileSetting(NamedTuple):
@@ -230,12 +278,6 @@ def _harmful_values(profile: LoadedProfile) -> Iterator[ProfileFinding]:
             yield ProfileFinding(ProfileFindingLevel.WARNING, f"{remark.origin}: {remark.path}", remark.text)
 
 
-_PARTS: dict[str, type[BaseModel]] = {
-    "targets": Targets,
-    "limits": ProfileLimits,
-    "container": ContainerTargets,
-    "slurm": SlurmTargets,
-}
 _UNITS: tuple[tuple[Callable[[Any], float], Callable[[float], str]], ...] = (
     (parse_bytes, show_bytes),
     (parse_seconds, show_seconds),

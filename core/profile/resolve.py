@@ -23,9 +23,18 @@ from core.domain.errors import ConfigError, Problem
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.facts import ModelFacts
 from core.models.image_families import IMAGE_FAMILIES
-from core.profile.field_names import FIELD_NAMES, REMOVED_FIELDS, NameSystem
-from core.profile.schema import EngineConfigs, Profile, ProfileSection, ResolvedProfile, SectionSelector
-from core.profile.targets import ContainerTargets, ProfileLimits, SlurmTargets, Targets
+from core.profile.declare import NameSystem
+from core.profile.limits import ContainerTargets, ProfileLimits, SlurmTargets
+from core.profile.schema import (
+    FIELD_NAMES,
+    REMOVED_FIELDS,
+    EngineConfigs,
+    Profile,
+    ProfileSection,
+    ResolvedProfile,
+    SectionSelector,
+)
+from core.profile.targets import Targets
 
 
 def engine_for(targets: Targets, task_type: TaskType, image_type: ImageModelType | None) -> Engine:

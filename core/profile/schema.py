@@ -13,7 +13,24 @@ from core.domain.records import Record
 from core.domain.selectors import Band, OneOrMany, Pictures, TaskWord
 from core.domain.tasks import ImageModelType
 from core.models.facts import Family
-from core.profile.targets import ContainerTargets, ProfileLimits, SlurmTargets, Targets, TargetScale
+from core.profile.declare import field_names
+from core.profile.limits import ContainerTargets, ProfileLimits, SlurmTargets, TargetScale
+from core.profile.targets import Targets
+
+#: By system: its name for a field of a profile → the field.
+FIELD_NAMES = field_names(Targets, ProfileLimits, ContainerTargets)
+#: Targets of earlier versions: their measurements are in benchmarks/techniques.md.
+REMOVED_FIELDS = frozenset(
+    {
+        "soup_members",
+        "last_stretch_rate",
+        "duplicate_weight",
+        "mix_datasets",
+        "prompt_loss_share",
+        "neftune_alpha",
+        "lora_experts_r",
+    }
+)
 
 
 class SectionSelector(Record):

@@ -1,33 +1,60 @@
-"""What an operator may want (`Targets`), never exceed (`ProfileLimits`) and multiply (`TargetScale`).
+"""What an operator may want: every target is declared here or in `learning.py`.
 
-Every key is documented where it is declared; `docs/profiles.md` and the JSON Schema come from here. Names are
-Axolotl's where the idea is the same, for text and images alike; other names are in `field_names.py`.
+A declaration says all that is known of a target beside its default: its description, what the plan, the
+engines and guides call it, and what engines make of its values. `docs/profiles.md`, the JSON Schema, the
+hints for a stray key, the plan's reasons and `profile explain` come from here. Names are Axolotl's where the
+idea is the same, for text and images alike.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field
 
-from core.domain import slurm
 from core.domain.choices import (
     Attention,
     BackwardPrefetch,
     CompileMode,
-    Engine,
     EvalMetric,
     GpuStrategy,
     ImageLoss,
-    LrSchedule,
     Method,
-    Optimizer,
 )
 from core.domain.records import Record
-from core.domain.selectors import IntegerRange, IntRange, Lane, OneOrMany
-from core.domain.units import Bytes, Params, Seconds
+from core.domain.selectors import Lane, OneOrMany
+from core.domain.units import Params
+from core.profile.declare import (
+    AI_TOOLKIT,
+    AXOLOTL,
+    DOUBTFUL,
+    HARMFUL,
+    IGNORED,
+    IMAGES,
+    KOHYA,
+    KOHYA_FLUX,
+    NATIVE,
+    OTHER_THAN_AXOLOTL,
+    OTHER_THAN_NATIVE,
+    OURS,
+    RENAMED,
+    SDXL,
+    TEXT,
+    Called,
+    Effect,
+    Where,
+    above,
+    at_least,
+    below,
+    given,
+    none_of,
+    one_of,
+    switched_on,
+)
+from core.profile.learning import LearningTargets
+
+_ONE_THREAD = "the native trainer prepares batches in one thread of its own"
 
 
 class GpuStep(Record):
@@ -35,13 +62,6 @@ class GpuStep(Record):
 
     above: Params = Field(description="For models with more parameters than this.")
     gpus: int = Field(ge=1, le=64, description="GPUs for them.")
-
-
-class LrStageTarget(Record):
-    """One stage of `lr_stages`."""
-
-    share: float = Field(gt=0, le=1, description="Part of the training.")
-    factor: float = Field(gt=0, le=100, description="Factor on `learning_rate`.")
 
 
 class PictureLaw(Record):
@@ -88,176 +108,68 @@ class CheckpointChoiceTarget(Record):
     )
 
 
-class Targets(Record):
+class Targets(LearningTargets):
     """What the operator wants. Honoured as far as the limits allow; each concession is reported."""
 
-    # — what trains
-    engine: Engine | None = Field(
-        default=None,
-        description="Training engine. Unset: axolotl for text, kohya for SDXL and Flux, ai-toolkit for "
-        "other images.",
-    )
-    method: Method | None = Field(default=None, description="Unset: by `full_below`.")
-    full_below: Params | None = Field(
-        default=None,
-        description="Without `method`: smaller models get a full fine-tune, others LoRA.",
-    )
-    # — the adapter
-    lora_r: int = Field(default=64, ge=1, le=8192, description="LoRA rank (kohya: network_dim).")
-    lora_alpha: float | None = Field(
-        default=None,
-        gt=0,
-        description="LoRA alpha (kohya: network_alpha). Unset: 32 for text, the rank for images.",
-    )
-    lora_dropout: float = Field(default=0.05, ge=0, le=0.9, description="Dropout before the adapter.")
-    lora_target_modules: list[str] | None = Field(
-        default=None,
-        description="Layers with an adapter. Unset: all linear layers except routed experts.",
-    )
-    lora_rank_pattern: dict[str, Annotated[int, Field(ge=1, le=8192)]] = Field(
-        default_factory=dict,
-        description="Text: other ranks than lora_r for layers by name, like "
-        "`{down_proj: 128, 'layers[.][0-3][.].*': 16}`, as peft's rank_pattern: the first match counts. In "
-        "proportion where lora_r is scaled or lowered. lora_alpha is the same for all.",
-    )
-    rslora: bool = Field(default=False, description="Scale by alpha/√r, not alpha/r.")
-    dora: bool = Field(default=False, description="Weight-decomposed LoRA.")
-    loraplus_lr_ratio: float | None = Field(default=None, gt=0, description="LoRA+: rate of B / rate of A.")
-    adapter_fp32: bool = Field(default=True, description="fp32 adapter beside a bf16 base.")
-    lora_kernels: bool | None = Field(
-        default=None,
-        description="Axolotl's Triton kernels for LoRA (SFT). Unset: on GPUs, for models that have them.",
-    )
-    # — the batch
-    micro_batch_size: int = Field(
-        default=8, ge=1, le=4096, description="Sequences per GPU and forward pass (kohya: train_batch_size)."
-    )
-    gradient_accumulation_steps: int = Field(
-        default=1, ge=1, le=4096, description="Forward passes per optimizer step."
-    )
-    effective_batch_size: int | None = Field(
-        default=None,
-        ge=1,
-        le=65536,
-        description="Sequences per optimizer step over all GPUs. "
-        "Unset: micro_batch_size × gradient_accumulation_steps × GPUs.",
-    )
-    least_steps: int | None = Field(
-        default=None,
-        ge=1,
-        le=10_000,
-        description="Text except GRPO: halve effective_batch_size (down to 8) until there are this many "
-        "steps; each halving divides the rate by √2. GRPO: `grpo_most_batch` leaves at least this many.",
-    )
-    # — how long
-    num_epochs: float | None = Field(
-        default=None,
-        gt=0,
-        le=1000,
-        description="Passes over the data. Unset: as many as fit, up to `max_epochs`.",
-    )
-    max_steps: int | None = Field(
-        default=None,
-        ge=1,
-        le=10_000_000,
-        description="Most optimizer steps. Unset: by epochs and time.",
-    )
-    # — the learning rate
-    learning_rate: float = Field(default=2e-4, gt=0, le=1, description="Peak learning rate.")
-    lora_lr_factor: float = Field(
-        default=10.0,
-        gt=0,
-        le=100,
-        description="Factor on learning_rate if LoRA replaces a full fine-tune.",
-    )
-    text_encoder_lr: float | None = Field(
-        default=None, ge=0, le=10, description="Images: rate of the text encoders. Unset or 0: not trained."
-    )
-    lr_gpu_scale: dict[int, float] = Field(
-        default_factory=dict,
-        description="Factor on learning_rate by GPU count, like `{2: 1.2, 4: 1.5}`; the nearest lower "
-        "count applies.",
-    )
-    lr_scheduler: LrSchedule = Field(default=LrSchedule.COSINE, description="Schedule.")
-    lr_cycles: IntRange = Field(
-        default=IntegerRange(low=1, high=1),
-        description="cosine_with_restarts: restarts, or a range to choose from by training length.",
-    )
-    min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="Final rate as a share of the peak.")
-    cooldown_share: float = Field(
-        default=0.2, ge=0, le=1, description="warmup_stable_decay: share that decays."
-    )
-    warmup_steps: int | None = Field(default=None, ge=0, description="Overrides warmup_ratio.")
-    warmup_ratio: float = Field(default=0.03, ge=0, le=1, description="Warmup, as a share of all steps.")
-    lr_stages: list[LrStageTarget] = Field(
-        default_factory=list, description="Stages of the rate; shares add up to 1."
-    )
-    plateau_factor: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description="Factor on the rate when evaluations stop improving. Unset: off.",
-    )
-    plateau_growth: float = Field(default=1.0, ge=1, le=2, description="Factor while they improve.")
-    plateau_patience: int = Field(
-        default=2, ge=1, description="Evaluations without improvement before the factor."
-    )
-    lr_search_share: float = Field(
-        default=0.0,
-        ge=0,
-        le=0.2,
-        description="Text: share of the training time for trying other rates first. 0: none.",
-    )
-    lr_search_most: float = Field(
-        default=10.0,
-        ge=1,
-        le=100,
-        description="The rate found is at most this factor above or below learning_rate.",
-    )
-    # — the optimizer
-    optimizer: Optimizer = Field(default=Optimizer.ADAMW_TORCH_FUSED, description="Optimizer.")
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's first beta.")
-    adam_beta2: float = Field(default=0.999, ge=0, lt=1, description="AdamW's second beta.")
-    adam_epsilon: float = Field(default=1e-8, gt=0, description="AdamW's epsilon.")
-    weight_decay: float = Field(default=0.0, ge=0, le=10, description="Decoupled weight decay.")
-    max_grad_norm: float = Field(default=1.0, ge=0, description="Gradient clipping; 0: none.")
-    fp32_master: bool | None = Field(
-        default=None, description="Full fine-tune: fp32 master weights. Unset: if memory allows."
-    )
-    ema_decay: float | None = Field(
-        default=None, gt=0, lt=1, description="Moving average of the weights. Unset: none."
-    )
-    ema_every: int = Field(default=1, ge=1, description="Steps between its updates.")
     # — sequences
-    sequence_len: int | None = Field(
+    sequence_len: Annotated[
+        int | None, Called(plan="sequence.length", axolotl="sequence_len", guides="max_seq_length")
+    ] = Field(
         default=None,
         ge=16,
         le=1_048_576,
         description="Tokens per sequence. Unset: the data's 99th percentile.",
     )
-    sample_packing: bool | None = Field(
+    sample_packing: Annotated[bool | None, Called(plan="sequence.packing", axolotl="sample_packing")] = Field(
         default=None, description="SFT: several rows per sequence. Unset: if it saves time."
     )
-    group_by_length: bool = Field(
-        default=False, description="Batches of similar lengths; no effect with packing."
-    )
+    group_by_length: Annotated[
+        bool,
+        Called(axolotl="group_by_length"),
+        Effect(IGNORED, Where(rl=True), switched_on).because(
+            "nothing to group where rows are packed, and Axolotl ignores it for DPO and GRPO"
+        ),
+        Effect(IGNORED, Where(text=True, rl=False), switched_on, {"sample_packing": none_of(False)}).because(
+            "nothing to group where rows are packed, and Axolotl ignores it for DPO and GRPO"
+        ),
+        Effect(IGNORED, IMAGES, switched_on).because("pictures are bucketed by size instead"),
+    ] = Field(default=False, description="Batches of similar lengths; no effect with packing.")
     # — evaluation and checkpoints
-    eval_steps: int | None = Field(
+    eval_steps: Annotated[
+        int | None,
+        Called(plan="steps.eval_every", axolotl="eval_steps"),
+        Effect(IGNORED, IMAGES).because("image engines do not evaluate"),
+    ] = Field(
         default=None,
         ge=1,
         description="Steps between evaluations; fewer in a run too short for early_stopping_patience. "
         "Unset: about ten per run.",
     )
-    save_steps: int | None = Field(
-        default=None, ge=1, description="Steps between checkpoints. Unset: at each evaluation."
-    )
-    save_every_epochs: int | None = Field(
+    save_steps: Annotated[
+        int | None,
+        Called(plan="steps.save_every", axolotl="save_steps", ai_toolkit="save.save_every"),
+        Effect(RENAMED, TEXT, given, {"eval_steps": given}).because(
+            "saves fall on evaluations, as the best checkpoint needs both; our callback writes every new "
+            "best besides"
+        ),
+        Effect(RENAMED, KOHYA, given).because(
+            "files by step are not recognised as submissions; written as save_every_n_epochs"
+        ),
+    ] = Field(default=None, ge=1, description="Steps between checkpoints. Unset: at each evaluation.")
+    save_every_epochs: Annotated[int | None, Called(kohya="save_every_n_epochs")] = Field(
         default=None,
         ge=1,
         description="kohya: epochs between checkpoints.",
     )
-    save_total_limit: int = Field(default=2, ge=1, description="Checkpoints kept.")
-    val_set_size: float = Field(
+    save_total_limit: Annotated[
+        int,
+        Called(
+            plan="steps.keep_checkpoints",
+            axolotl="save_total_limit",
+            ai_toolkit="save.max_step_saves_to_keep",
+        ),
+    ] = Field(default=2, ge=1, description="Checkpoints kept.")
+    val_set_size: Annotated[float, Called(plan="steps.eval_rows", axolotl="val_set_size")] = Field(
         default=0.02,
         ge=0,
         lt=1,
@@ -267,59 +179,149 @@ class Targets(Record):
     val_rows_min: int = Field(
         default=0, ge=0, description="Fewest rows held out, but no more than a fifth of all."
     )
-    early_stopping_patience: int | None = Field(
+    early_stopping_patience: Annotated[
+        int | None,
+        Called(axolotl="early_stopping_patience"),
+        Effect(RENAMED, TEXT, given).because(
+            "counted in evaluations, by our callback: Axolotl's own works for SFT only"
+        ),
+        Effect(IGNORED, IMAGES, given).because("image engines do not evaluate"),
+    ] = Field(
         default=None, ge=1, description="Stop after this many evaluations without improvement. Unset: never."
     )
-    load_best: bool = Field(default=True, description="Submit the best checkpoint, not the last.")
+    load_best: Annotated[bool, Called(axolotl="load_best_model_at_end")] = Field(
+        default=True, description="Submit the best checkpoint, not the last."
+    )
     eval_metric: EvalMetric = Field(default=EvalMetric.VALIDATOR, description="What decides which is best.")
-    target_loss: float | None = Field(
+    target_loss: Annotated[float | None, Called(plan="goal.loss")] = Field(
         default=None,
         gt=0,
         description="Held-out loss to get below. Shown, with an alert if missed; "
         "the training does not depend on it.",
     )
-    target_gain: float | None = Field(
+    target_gain: Annotated[float | None, Called(plan="goal.gain")] = Field(
         default=None,
         gt=0,
         description="Least improvement of the held-out score over the base's, as a share of that. "
         "Like target_loss.",
     )
     # — numbers and kernels
-    bf16: bool = Field(default=True, description="bfloat16 arithmetic.")
-    fp16: bool = Field(default=False, description="float16, for GPUs without bfloat16.")
-    tf32: bool = Field(default=True, description="TensorFloat-32 for remaining fp32.")
-    fp8: bool = Field(
-        default=False, description="fp8 matrix products (Hopper and later; native trainer, full SFT)."
+    bf16: Annotated[bool, Called(axolotl="bf16", kohya="mixed_precision")] = Field(
+        default=True, description="bfloat16 arithmetic."
     )
-    attention: Attention | None = Field(
+    fp16: Annotated[
+        bool,
+        Called(axolotl="fp16"),
+        Effect(IGNORED, value=switched_on, beside={"bf16": switched_on}).because(
+            "bf16 wins when both are set"
+        ),
+    ] = Field(default=False, description="float16, for GPUs without bfloat16.")
+    tf32: Annotated[bool, Called(axolotl="tf32")] = Field(
+        default=True, description="TensorFloat-32 for remaining fp32."
+    )
+    fp8: Annotated[
+        bool,
+        Called(plan="precision.fp8", axolotl="fp8"),
+        Effect(DOUBTFUL, TEXT, switched_on).because(
+            "1.1 to 1.3 times bf16 at 1B to 8B, not 2; slower than bf16 without compilation or with gradient "
+            "checkpointing, and only for supervised training"
+        ),
+        Effect(IGNORED, NATIVE, switched_on, {"method": none_of(Method.FULL)}).because(
+            "off for an adapter: the frozen weights of a LoRA run gain nothing from fp8 products"
+        ),
+    ] = Field(default=False, description="fp8 matrix products (Hopper and later; native trainer, full SFT).")
+    attention: Annotated[
+        Attention | None,
+        Called(
+            plan="precision.attention",
+            axolotl="attn_implementation",
+            guides=("flash_attention", "xformers_attention"),
+        ),
+        Effect(RENAMED, AXOLOTL, given).because(
+            "written as attn_implementation, and replaced by sdpa where the image lacks the kernel"
+        ),
+        Effect(IGNORED, KOHYA_FLUX, given).because("kohya's Flux always uses torch's sdpa"),
+        Effect(RENAMED, NATIVE, one_of(Attention.FLASH_2, Attention.FLASH_3)).because(
+            "where the package is missing, the native trainer uses the flash kernel behind torch's sdpa"
+        ),
+    ] = Field(
         default=None,
         description="Unset: flash attention if the image has it, else sdpa.",
     )
-    compile_mode: CompileMode | None = Field(default=None, description="torch.compile. Unset: not compiled.")
-    gradient_checkpointing: bool | None = Field(
+    compile_mode: Annotated[
+        CompileMode | None,
+        Called(plan="precision.compile_mode", axolotl="torch_compile_mode", guides="torch_compile"),
+        Effect(DOUBTFUL, TEXT, given).because(
+            "5 to 15 minutes before the first step for 15 to 25% afterwards: the plan leaves it out where "
+            "the steps are too few to win them back, and says so"
+        ),
+    ] = Field(default=None, description="torch.compile. Unset: not compiled.")
+    gradient_checkpointing: Annotated[
+        bool | None,
+        Called(
+            plan="precision.gradient_checkpointing",
+            axolotl="gradient_checkpointing",
+            kohya="gradient_checkpointing",
+            ai_toolkit="train.gradient_checkpointing",
+        ),
+        Effect(DOUBTFUL, TEXT, one_of(False), {"micro_batch_size": at_least(16)}).because(
+            "an 8B model without it holds some 8,000 tokens per pass on 80 GB; the micro batch shrinks "
+            "before this is given up"
+        ),
+    ] = Field(
         default=None,
         description="Recompute activations. Unset: only if memory requires it.",
     )
     activation_offload: bool = Field(default=False, description="Keep activations in host memory.")
     fused_loss: bool = Field(default=True, description="Cross-entropy without full logits in memory.")
-    liger: bool | None = Field(
+    liger: Annotated[
+        bool | None, Effect(IGNORED, OTHER_THAN_AXOLOTL, one_of(True)).because("Axolotl's alone")
+    ] = Field(
         default=False,
         description="Axolotl: Liger's kernels for norms, rotation, activations and loss. null: where GPU and "
         "model allow, except for GRPO.",
     )
     # — the data loader
-    dataloader_num_workers: int = Field(default=4, ge=0, le=1024, description="Loader processes per GPU.")
-    dataloader_prefetch_factor: int = Field(default=2, ge=1, le=1024, description="Batches ahead per worker.")
-    dataloader_pin_memory: bool = Field(default=True, description="Page-locked host memory.")
-    dataloader_persistent_workers: bool = Field(default=False, description="Keep workers between epochs.")
-    dataloader_drop_last: bool = Field(default=False, description="Drop the last partial batch.")
+    dataloader_num_workers: Annotated[
+        int,
+        Called(
+            plan="loader.workers",
+            axolotl="dataloader_num_workers",
+            kohya="max_data_loader_n_workers",
+            ai_toolkit="datasets[0].num_workers",
+        ),
+        Effect(DOUBTFUL, OTHER_THAN_NATIVE, at_least(32)).because(
+            "per GPU, so four GPUs start four times as many processes of half a gigabyte; limited to the "
+            "host's cores"
+        ),
+        Effect(IGNORED, NATIVE, above(0)).because(_ONE_THREAD),
+    ] = Field(default=4, ge=0, le=1024, description="Loader processes per GPU.")
+    dataloader_prefetch_factor: Annotated[int, Called(axolotl="dataloader_prefetch_factor")] = Field(
+        default=2, ge=1, le=1024, description="Batches ahead per worker."
+    )
+    dataloader_pin_memory: Annotated[bool, Called(axolotl="dataloader_pin_memory")] = Field(
+        default=True, description="Page-locked host memory."
+    )
+    dataloader_persistent_workers: Annotated[
+        bool,
+        Effect(IGNORED, NATIVE, switched_on).because(_ONE_THREAD),
+        Effect(OURS, AXOLOTL, switched_on).because("Axolotl drops the key; our plugin sets it"),
+    ] = Field(default=False, description="Keep workers between epochs.")
+    dataloader_drop_last: Annotated[
+        bool,
+        Called(axolotl="dataloader_drop_last"),
+        Effect(IGNORED, NATIVE, switched_on).because("the native trainer does not read it"),
+        Effect(OURS, AXOLOTL._replace(rl=True), switched_on).because(
+            "Axolotl ignores it for DPO and GRPO; our plugin sets it"
+        ),
+    ] = Field(default=False, description="Drop the last partial batch.")
     # — GPUs
     gpu_strategy: GpuStrategy = Field(default=GpuStrategy.BY_VALUE, description="How many GPUs a job gets.")
     gpus_by_size: list[GpuStep] = Field(
         default_factory=list, description="by_size: the largest step that the model exceeds, else 1 GPU."
     )
     lanes: dict[str, Lane] = Field(default_factory=dict, description="lanes: GPUs set aside, by name.")
-    nodes: int = Field(
+    nodes: Annotated[int, Called(plan="gpus", guides=("num_machines", "nnodes"))] = Field(
         default=1,
         ge=1,
         le=16,
@@ -333,21 +335,49 @@ class Targets(Record):
         description="Gbit/s from one node to the others. 25: Ethernet; one 400G InfiniBand port per GPU: "
         "3200.",
     )
-    fsdp_above: Params | None = Field(
-        default=None, description="FSDP from this size on. Unset: if one GPU cannot hold the model."
-    )
-    fsdp_reshard_after_forward: bool = Field(default=True, description="full_shard: free layers after use.")
-    fsdp_forward_prefetch: bool = Field(default=True, description="Fetch the next layer early (FSDP1).")
-    fsdp_limit_all_gathers: bool = Field(default=True, description="Bound the gathers in flight (FSDP1).")
-    fsdp_backward_prefetch: BackwardPrefetch = Field(
-        default=BackwardPrefetch.PRE, description="Prefetch order in the backward pass (FSDP1)."
-    )
+    fsdp_above: Annotated[
+        Params | None,
+        Called(plan="parallelism", axolotl="fsdp_config"),
+        Effect(DOUBTFUL, TEXT, below(14_000_000_000)).because(
+            "where one GPU holds the model, LoRA's gradients are small and plain data parallelism is faster; "
+            "unset it and FSDP comes in only where memory needs it"
+        ),
+        Effect(IGNORED, IMAGES).because("image engines know data parallelism only"),
+    ] = Field(default=None, description="FSDP from this size on. Unset: if one GPU cannot hold the model.")
+    fsdp_reshard_after_forward: Annotated[
+        bool,
+        Effect(RENAMED, AXOLOTL).because(
+            'the string fsdp: "full_shard auto_wrap" is refused today; written as fsdp_version 2 with '
+            "reshard_after_forward and TRANSFORMER_BASED_WRAP"
+        ),
+    ] = Field(default=True, description="full_shard: free layers after use.")
+    fsdp_forward_prefetch: Annotated[
+        bool,
+        Called(guides="forward_prefetch"),
+        Effect(IGNORED, AXOLOTL).because("FSDP1's flag; Axolotl drops it, FSDP2 prefetches by itself"),
+    ] = Field(default=True, description="Fetch the next layer early (FSDP1).")
+    fsdp_limit_all_gathers: Annotated[
+        bool,
+        Called(guides="limit_all_gathers"),
+        Effect(IGNORED, AXOLOTL).because(
+            "FSDP1's flag; Axolotl drops it, FSDP2 bounds its gathers by itself"
+        ),
+    ] = Field(default=True, description="Bound the gathers in flight (FSDP1).")
+    fsdp_backward_prefetch: Annotated[
+        BackwardPrefetch,
+        Called(guides="backward_prefetch"),
+        Effect(IGNORED, AXOLOTL).because(
+            "FSDP1's flag; Axolotl drops it, FSDP2 prefetches backward by itself"
+        ),
+    ] = Field(default=BackwardPrefetch.PRE, description="Prefetch order in the backward pass (FSDP1).")
     seed: int = Field(default=42, ge=0, le=2**31 - 1, description="Random seed.")
     main_process_port: int | None = Field(
         default=None, ge=1024, le=65535, description="Launch port. Unset: any free one."
     )
     # — preference and reinforcement
-    dpo_beta: float = Field(default=0.1, gt=0, description="DPO's beta; validators evaluate with 0.1.")
+    dpo_beta: Annotated[float, Called(axolotl="rl_beta")] = Field(
+        default=0.1, gt=0, description="DPO's beta; validators evaluate with 0.1."
+    )
     dpo_precompute_reference: bool | None = Field(
         default=None, description="DPO: compute reference log-probs beforehand. Unset: if it saves time."
     )
@@ -386,11 +416,21 @@ class Targets(Record):
     by_pictures: TargetsByPictures = Field(
         default=TargetsByPictures(), description="Images: targets that follow the number of pictures."
     )
-    checkpoint_choice: CheckpointChoiceTarget | None = Field(
+    checkpoint_choice: Annotated[
+        CheckpointChoiceTarget | None,
+        Called(plan="image.choice"),
+        Effect(IGNORED, SDXL, given).because(
+            "files of SDXL cannot be scored: validators draw none any more; the last one is submitted"
+        ),
+    ] = Field(
         default=None,
         description="Images: compare files at the end and submit the best. Unset: submit the last.",
     )
-    resolutions: Annotated[list[Annotated[int, Field(ge=64, le=4096)]], OneOrMany()] = Field(
+    resolutions: Annotated[
+        list[Annotated[int, Field(ge=64, le=4096)]],
+        OneOrMany(),
+        Called(plan="image.resolutions", kohya="resolution", ai_toolkit="datasets[0].resolution"),
+    ] = Field(
         default_factory=lambda: [1024],
         min_length=1,
         description="Images: sides of the square; ai-toolkit trains each picture at every one, kohya at the "
@@ -399,150 +439,69 @@ class Targets(Record):
     image_repeats: int | None = Field(
         default=None, ge=1, description="Images: uses per epoch. Unset: as the dataset was prepared."
     )
-    vae_batch_size: int = Field(default=4, ge=1, description="Images: batch for caching latents.")
-    image_loss: ImageLoss = Field(
-        default=ImageLoss.L2, description="Images: loss; validators score squared error."
+    vae_batch_size: Annotated[
+        int,
+        Called(plan="image.vae_batch", kohya="vae_batch_size"),
+        Effect(HARMFUL, KOHYA, above(16)).because(
+            "32 pictures of 1024² need some 83 GB in the fp32 VAE of SDXL, for a cache that takes seconds; "
+            "limited to what fits and to the number of pictures"
+        ),
+    ] = Field(default=4, ge=1, description="Images: batch for caching latents.")
+    image_loss: Annotated[
+        ImageLoss,
+        Called(kohya="loss_type", ai_toolkit="train.loss_type"),
+        Effect(RENAMED, KOHYA_FLUX, one_of(ImageLoss.HUBER, ImageLoss.SMOOTH_L1)).because(
+            'kohya\'s default huber schedule "snr" crashes on Flux; "exponential" is written'
+        ),
+    ] = Field(default=ImageLoss.L2, description="Images: loss; validators score squared error.")
+    huber_c: Annotated[
+        float | None,
+        Called(kohya="huber_c"),
+        Effect(IGNORED, KOHYA, given, {"image_loss": one_of(ImageLoss.L1, ImageLoss.L2)}).because(
+            "used with a huber loss only (image_loss); validators score squared error"
+        ),
+    ] = Field(default=None, gt=0, description="Images: for huber losses.")
+    min_snr_gamma: Annotated[
+        float | None,
+        Called(kohya="min_snr_gamma"),
+        Effect(IGNORED, KOHYA_FLUX, given).because(
+            "no effect at all on Flux: results are identical bit by bit"
+        ),
+        Effect(DOUBTFUL, SDXL, at_least(10)).because(
+            "nearly off: at 24 it touches 42 of 1000 timesteps, the paper's 5 touches 147"
+        ),
+    ] = Field(default=None, gt=0, description="SDXL: min-SNR weighting.")
+    noise_offset: Annotated[float | None, Called(kohya="noise_offset", ai_toolkit="train.noise_offset")] = (
+        Field(default=None, ge=0, description="Images: noise offset.")
     )
-    huber_c: float | None = Field(default=None, gt=0, description="Images: for huber losses.")
-    min_snr_gamma: float | None = Field(default=None, gt=0, description="SDXL: min-SNR weighting.")
-    noise_offset: float | None = Field(default=None, ge=0, description="Images: noise offset.")
-    scale_weight_norms: float | None = Field(
+    scale_weight_norms: Annotated[float | None, Called(kohya="scale_weight_norms")] = Field(
         default=None, gt=0, description="Images: cap on LoRA weight norms."
     )
-    caption_dropout: float = Field(
+    caption_dropout: Annotated[
+        float, Called(kohya="caption_dropout_rate", ai_toolkit="datasets[0].caption_dropout_rate")
+    ] = Field(
         default=0.0,
         ge=0,
         le=1,
         description="Images: share of captions left out; scoring weighs no caption 3:1.",
     )
-    guidance_scale: float | None = Field(default=None, ge=0, description="Flux: guidance during training.")
-    timestep_sampling: str | None = Field(default=None, description="Flow models: how timesteps are drawn.")
-    flow_shift: float | None = Field(default=None, gt=0, description="Flux: discrete_flow_shift.")
-    quantize_base: bool | None = Field(
+    guidance_scale: Annotated[float | None, Called(kohya="guidance_scale")] = Field(
+        default=None, ge=0, description="Flux: guidance during training."
+    )
+    timestep_sampling: Annotated[
+        str | None, Called(kohya="timestep_sampling", ai_toolkit="train.timestep_type")
+    ] = Field(default=None, description="Flow models: how timesteps are drawn.")
+    flow_shift: Annotated[float | None, Called(kohya="discrete_flow_shift")] = Field(
+        default=None, gt=0, description="Flux: discrete_flow_shift."
+    )
+    quantize_base: Annotated[bool | None, Called(ai_toolkit="model.quantize")] = Field(
         default=None, description="ai-toolkit: 8-bit frozen weights. Unset: only if memory requires it."
     )
-    conv_rank: int | None = Field(
-        default=None, ge=1, description="Images: rank for convolutions. Unset: none."
+    conv_rank: Annotated[
+        int | None,
+        Called(kohya="network_args", ai_toolkit="network.conv"),
+        Effect(IGNORED, AI_TOOLKIT, given).because("the transformers of these models have no convolutions"),
+    ] = Field(default=None, ge=1, description="Images: rank for convolutions. Unset: none.")
+    conv_alpha: Annotated[float | None, Called(ai_toolkit="network.conv_alpha")] = Field(
+        default=None, gt=0, description="Images: alpha for convolutions."
     )
-    conv_alpha: float | None = Field(default=None, gt=0, description="Images: alpha for convolutions.")
-
-    @field_validator("lora_rank_pattern")
-    @classmethod
-    def patterns_are_regular_expressions(cls, value: dict[str, int]) -> dict[str, int]:
-        for pattern in value:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
-        return value
-
-    @model_validator(mode="after")
-    def stage_shares_add_up(self) -> Self:
-        total = sum(stage.share for stage in self.lr_stages)
-        if self.lr_stages and abs(total - 1) > 0.01:
-            raise ValueError(f"the shares of lr_stages add up to {total:g}, not to 1")
-        return self
-
-
-class ProfileLimits(Record):
-    """What is never exceeded."""
-
-    gpu_memory: Bytes | None = Field(default=None, description="Most memory per GPU.")
-    gpu_memory_share: float = Field(
-        default=0.9,
-        gt=0,
-        le=1,
-        description="The same as a share; the lower of the two applies.",
-    )
-    min_gpus: int = Field(default=1, ge=1, le=64, description="Fewest GPUs per job.")
-    max_gpus: int = Field(default=64, ge=1, le=64, description="Most GPUs per job.")
-    max_jobs: int | None = Field(
-        default=None, ge=1, description="Most jobs at once, over all lanes. Unset: one per GPU set."
-    )
-    reserve: Seconds = Field(default=600.0, description="Time kept free between publishing and the deadline.")
-    reserve_share: float = Field(
-        default=0.05,
-        ge=0,
-        lt=1,
-        description="The same as a share of the hours; the larger applies.",
-    )
-    eval_share: float = Field(default=0.1, gt=0, le=1, description="Most training time for evaluations.")
-    min_epochs: float = Field(default=0.25, ge=0, description="Refuse trainings of fewer passes.")
-    max_epochs: float = Field(default=4.0, gt=0, description="Most passes, if `num_epochs` is unset.")
-    few_rows_power: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Text: below 10,000 rows `max_epochs` is multiplied by (10,000 / rows) ^ this.",
-    )
-    max_steps: int | None = Field(default=None, ge=1, description="Most optimizer steps.")
-    max_lora_r: int = Field(default=2048, ge=1, description="Largest LoRA rank after scaling.")
-    min_lora_r: int = Field(default=8, ge=1, description="Lowest rank that the planner may choose.")
-    max_sequence_len: int = Field(default=8192, ge=16, description="Longest sequence.")
-    min_sequence_len: int = Field(default=512, ge=16, description="Shortest that the planner may choose.")
-    max_micro_batch: int = Field(default=256, ge=1, description="Largest micro batch.")
-    max_alpha_lr: float | None = Field(
-        default=None,
-        gt=0,
-        description="LoRA: most lora_alpha × learning_rate. Unset: no limit.",
-    )
-    checkpoint_disk: Bytes | None = Field(default=None, description="Most disk for checkpoints.")
-
-
-class ContainerTargets(Record):
-    """The container around a job."""
-
-    memory: Bytes | None = Field(default=None, description="Host memory. Unset: in proportion to the GPUs.")
-    shm: Bytes | None = Field(
-        default=None, description="Shared memory (/dev/shm), at most the GPUs' share. Unset: 16GB per GPU."
-    )
-    cpus: str | None = Field(
-        default=None,
-        pattern=r"^\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*$",
-        description="Cores that the host's jobs divide by their GPUs, as docker's cpuset. Unset: all.",
-        examples=["0-63", "0-15,32-47"],
-    )
-
-
-class SlurmTargets(Record):
-    """Where a training runs on a Slurm cluster, instead of what the settings say."""
-
-    partition: str | None = Field(
-        default=None, pattern=f"^{slurm.NAMES}$", description="Partition; several with commas."
-    )
-    account: str | None = Field(default=None, pattern=f"^{slurm.NAME}$", description="Account to charge.")
-    qos: str | None = Field(default=None, pattern=f"^{slurm.NAME}$", description="Quality of service.")
-    constraint: str | None = Field(
-        default=None, pattern=f"^{slurm.CONSTRAINT}$", description="Features that its nodes must have."
-    )
-    reservation: str | None = Field(
-        default=None, pattern=f"^{slurm.NAME}$", description="Reservation to run in."
-    )
-    options: list[Annotated[str, AfterValidator(slurm.check_option)]] | None = Field(
-        default=None, description="More options for sbatch.", examples=[["--nice=100"]]
-    )
-
-    def by_name(self) -> dict[str, str]:
-        """What is set; options in one text."""
-        values = {name: value for name, value in self.model_dump().items() if value is not None}
-        return {
-            name: " ".join(value) if isinstance(value, list) else str(value) for name, value in values.items()
-        }
-
-
-ScaleFactor = Annotated[float, Field(gt=0, le=100)]
-
-
-class TargetScale(Record):
-    """Factors on targets; those of all matching sections multiply. A rank of a multiple of 8 stays one."""
-
-    lora_r: ScaleFactor = Field(default=1.0, description="Factor on lora_r.")
-    lora_alpha: ScaleFactor = Field(default=1.0, description="Factor on lora_alpha.")
-    micro_batch_size: ScaleFactor = Field(default=1.0, description="Factor on micro_batch_size.")
-    effective_batch_size: ScaleFactor = Field(default=1.0, description="Factor on effective_batch_size.")
-    learning_rate: ScaleFactor = Field(default=1.0, description="Factor on learning_rate.")
-    text_encoder_lr: ScaleFactor = Field(default=1.0, description="Factor on text_encoder_lr.")
-    num_epochs: ScaleFactor = Field(default=1.0, description="Factor on num_epochs.")
-    max_steps: ScaleFactor = Field(default=1.0, description="Factor on max_steps.")
-    weight_decay: ScaleFactor = Field(default=1.0, description="Factor on weight_decay.")
-    warmup_steps: ScaleFactor = Field(default=1.0, description="Factor on warmup_steps.")

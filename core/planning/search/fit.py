@@ -22,7 +22,7 @@ from core.planning.search.requirements import Requirements, first_candidate, lar
 from core.planning.search.timed_candidate import TimedCandidate, reserve_of, with_time
 from core.planning.time.overheads import JobConditions
 from core.planning.time.speed import least_generate_seconds
-from core.profile.targets import ProfileLimits
+from core.profile.limits import ProfileLimits
 
 #: What the context leaves must hold at least this, or the limit itself is the mistake.
 LEAST_BYTES = 256 * 2**20

@@ -7,8 +7,9 @@ from pydantic import JsonValue
 from core.models.facts import ModelFacts
 from core.models.shapes import RankFactors
 from core.planning.budget import Concession, conceded
+from core.profile.limits import ProfileLimits
 from core.profile.schema import ResolvedProfile
-from core.profile.targets import ProfileLimits, Targets
+from core.profile.targets import Targets
 
 
 def lora_rank(targets: Targets, limits: ProfileLimits, given: list[Concession]) -> int:

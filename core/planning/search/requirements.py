@@ -29,9 +29,10 @@ from core.planning.time.sequences import (
     sequence_options,
     text_sequences,
 )
+from core.profile.limits import ProfileLimits
 from core.profile.resolve import engine_for
 from core.profile.schema import ResolvedProfile
-from core.profile.targets import ProfileLimits, Targets
+from core.profile.targets import Targets
 
 
 class Requirements(NamedTuple):

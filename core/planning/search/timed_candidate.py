@@ -28,7 +28,7 @@ from core.planning.time.schedule import (
 )
 from core.planning.time.sequences import Sequences
 from core.planning.time.speed import StepTime
-from core.profile.targets import ProfileLimits
+from core.profile.limits import ProfileLimits
 
 #: Sequences in one evaluation batch, at most: the metric is computed row by row anyway.
 MOST_EVAL_MICRO = 16

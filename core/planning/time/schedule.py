@@ -23,7 +23,8 @@ from core.planning.plan import CheckpointChoice
 from core.planning.time.overheads import PhaseEstimate, checkpoint_bytes, save_seconds
 from core.planning.time.sequences import Sequences
 from core.planning.time.speed import StepTime, evaluation_seconds, forward_seconds, step_time
-from core.profile.targets import CheckpointChoiceTarget, ProfileLimits, Targets
+from core.profile.limits import ProfileLimits
+from core.profile.targets import CheckpointChoiceTarget, Targets
 
 #: Evaluations of a run whose profile does not say how often.
 EVALUATIONS = 10

@@ -12,7 +12,8 @@ from typing import Any
 from core.domain.choices import Engine, ImageLoss, LrSchedule, Method, Optimizer
 from core.models.image_families import IMAGE_FAMILIES, families_of
 from core.planning.plan import ImagePlan, TrainingPlan
-from core.profile.field_names import FIELD_NAMES, NameSystem
+from core.profile.declare import NameSystem
+from core.profile.schema import FIELD_NAMES
 from core.recipes.base import EngineConfig, Recipe, RunInputs, load_templates, overlay, unsupported_target
 
 _PROCESS = "config.process[0]."

@@ -14,7 +14,8 @@ from typing import Any
 from core.domain.choices import LrSchedule, Method, Optimizer
 from core.models.kernels import LigerPart, liger_parts
 from core.planning.plan import AdapterPlan, TrainingPlan
-from core.profile.field_names import FIELD_NAMES, NameSystem
+from core.profile.declare import NameSystem
+from core.profile.schema import FIELD_NAMES
 from core.recipes.axolotl.data_keys import dataset_keys
 from core.recipes.axolotl.rules import LORA_KERNELS
 from core.recipes.base import EngineConfig, Recipe, RunInputs, load_templates, overlay, unsupported_target

@@ -18,7 +18,8 @@ from core.domain.choices import Engine, ImageLoss, LrSchedule, Method, Optimizer
 from core.domain.tasks import ImageModelType
 from core.models.image_families import IMAGE_FAMILIES, families_of
 from core.planning.plan import AdapterPlan, ImagePlan, TrainingPlan
-from core.profile.field_names import FIELD_NAMES, NameSystem
+from core.profile.declare import NameSystem
+from core.profile.schema import FIELD_NAMES
 from core.recipes.base import EngineConfig, Recipe, RunInputs, load_templates, overlay, unsupported_target
 from core.recipes.keys import translated_kohya
 

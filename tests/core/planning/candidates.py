@@ -13,9 +13,10 @@ from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
 from core.planning.candidate import LossKind, RunCandidate, candidate_of, shape_of
 from core.planning.memory.peak import moments
+from core.profile.limits import ContainerTargets, ProfileLimits
 from core.profile.resolve import PROFILE_KIND, LoadedProfile, load_profile
 from core.profile.schema import EngineConfigs, ResolvedProfile
-from core.profile.targets import ContainerTargets, ProfileLimits, Targets
+from core.profile.targets import Targets
 from tests.core import builders
 
 GIB = 2**30

@@ -30,9 +30,9 @@ from core.planning.memory.peak import fits_memory
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import PlanSummary, plan_task, quick_plan, usable_hours
 from core.planning.time.overheads import JobConditions
-from core.profile.field_names import FIELD_NAMES, NameSystem
+from core.profile.declare import NameSystem
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
-from core.profile.schema import ResolvedProfile
+from core.profile.schema import FIELD_NAMES, ResolvedProfile
 from core.recipes.dry_run import example_inputs
 from core.recipes.render import render
 from tests.core.planning.candidates import host, on_all_gpus, resolved, with_strategy

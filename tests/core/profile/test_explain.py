@@ -8,8 +8,9 @@ import pytest
 
 from core.domain.choices import Engine
 from core.domain.tasks import ImageModelType, TaskType
-from core.profile.effects import EFFECT_RULES, EngineEffect
+from core.profile.declare import EngineEffect
 from core.profile.explain import (
+    EFFECTS,
     ProfileFinding,
     ProfileFindingLevel,
     ProfileRemark,
@@ -81,7 +82,7 @@ def test_every_rule_applies_to_some_profile(tmp_path: Path) -> None:
         *(remark for name in names for remark in remarks_on(name)),
     ]
     applied = {(remark.path, remark.text) for remark in remarks}
-    assert [rule.path for rule in EFFECT_RULES if (rule.path, rule.text) not in applied] == []
+    assert [path for path, effect in EFFECTS if (path, effect.text) not in applied] == []
 
 
 def test_defaults_are_not_annotated(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from core.planning.time.schedule import (
     wanted_steps,
 )
 from core.planning.time.sequences import Sequences, sequence_options, text_sequences
-from core.profile.targets import ProfileLimits, Targets
+from core.profile.limits import ProfileLimits
+from core.profile.targets import Targets
 from tests.core.planning.candidates import a_candidate
 from tests.doubles.each import each
 

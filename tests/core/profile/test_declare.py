@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from core.domain.choices import Engine
 from core.planning.plan import TrainingPlan
-from core.profile.field_names import FIELD_NAMES, NameSystem
-from core.profile.targets import ContainerTargets, ProfileLimits, Targets
+from core.profile.declare import NameSystem
+from core.profile.limits import ContainerTargets, ProfileLimits
+from core.profile.schema import FIELD_NAMES
+from core.profile.targets import Targets
 from core.recipes.schema import engine_table
 
 FIELDS = {field for model in (Targets, ProfileLimits, ContainerTargets) for field in model.model_fields}
