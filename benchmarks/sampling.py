@@ -18,7 +18,7 @@ from statistics import median
 from benchmarks import machine, subjects
 from benchmarks.report import Report
 from core.domain.keys import TaskKey
-from miner.api.fleet import GpuSample
+from miner.api.samples import GpuSample
 from miner.dev import stack
 from miner.fleet.sampler import OpenMinutes
 from miner.store import database

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from core.domain.job_states import EndReason, JobState
 from core.domain.units import MetricUnit
 from miner.alerts.requests import RequestWatch
-from miner.api.fleet import GpuSample, HostSample
 from miner.api.jobs import AttemptFigures
+from miner.api.samples import GPU_NUMBERS, HOST_NUMBERS, GpuSample, HostSample, SampledNumber
 from miner.chain.clock_offsets import ClockOffset
-from miner.fleet.samples import GPU_NUMBERS, HOST_NUMBERS, SampledNumber, SampleHistory
+from miner.fleet.samples import SampleHistory
 from miner.jobs.control import RunningTraining
 from miner.observe.alerts import (
     HOST,

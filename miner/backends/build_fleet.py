@@ -9,15 +9,14 @@ from collections.abc import Callable, Mapping
 
 from core.domain.errors import ConfigError
 from core.domain.hardware import parse_gpus
-from miner.api.fleet import GpuSample
+from miner.api.samples import GpuSample
 from miner.backends.registry import ClusterContext, backend_of
 from miner.fleet import fleet_file
 from miner.fleet.fleet import Fleet
 from miner.fleet.health import GpuHealth
-from miner.fleet.host import HostMeter
 from miner.fleet.inventory import AutoGpuSource, GpuInventory
 from miner.fleet.nvml import NvmlSource
-from miner.fleet.sampler import GpuSampler, samples_of_fleet
+from miner.fleet.sampler import GpuSampler, HostMeter, samples_of_fleet
 from miner.fleet.samples import SampleHistory
 from miner.fleet.schedule import QueueRules
 from miner.fleet.sources import FixedGpuSource, GpuSource, JoinedGpuSource, ScanFailed, host_facts

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from core.domain.keys import GpuReservation, TaskKey
 from core.domain.units import show_bytes
-from miner.api.fleet import FleetClaim, FleetGpu, FleetStatus, GpuSample
+from miner.api.fleet import FleetClaim, FleetGpu, FleetStatus
+from miner.api.samples import GpuSample
 from miner.fleet.base import Gpu, InventoryState
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory

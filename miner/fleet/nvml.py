@@ -14,7 +14,7 @@ from typing import TypeVar
 from pydantic import BaseModel, Field
 
 from core.domain.hardware import from_nvml
-from miner.api.fleet import GpuSample
+from miner.api.samples import GpuSample
 from miner.fleet.sources import GpuScan, NoNvidiaDriver, ScanFailed, ScannedGpu
 from miner.support.subprocess import python_path
 

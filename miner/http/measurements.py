@@ -12,11 +12,21 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from core.domain.units import MetricUnit
-from miner.api.fleet import FleetSamples, GpuHistory, GpuSample, HostSample
+from miner.api.samples import (
+    GPU_NUMBERS,
+    HIGHEST,
+    HOST_NUMBERS,
+    ROLLUP_COLUMNS,
+    FleetSamples,
+    GpuHistory,
+    GpuSample,
+    HostSample,
+    SampledNumber,
+)
 from miner.fleet.sampler import GpuSampler
-from miner.fleet.samples import GPU_NUMBERS, HOST_NUMBERS, KEPT_SECONDS, SampledNumber, SampleHistory, SampleT
+from miner.fleet.samples import KEPT_SECONDS, SampleHistory, SampleT
 from miner.http.operator import operator_only
-from miner.store.samples import HIGHEST, HOUR, MINUTE, ROLLUP_COLUMNS, rollups
+from miner.store.samples import HOUR, MINUTE, rollups
 from miner.store.store import Store
 
 #: Points of one series; more could not be distinguished in a chart.

@@ -22,12 +22,12 @@ from core.domain.errors import GodMinerError
 from core.domain.job_states import FINAL_STATES, JobState
 from core.domain.units import MetricUnit
 from miner import __version__
-from miner.api.fleet import GpuSample, HostSample
+from miner.api.samples import GPU_NUMBERS, HOST_NUMBERS, GpuSample, HostSample, SampledNumber
 from miner.chain.auth import Authenticator
 from miner.chain.metagraph_refresh import MetagraphRefresher
 from miner.chain.nonces import NonceLedger
 from miner.fleet.fleet import Fleet
-from miner.fleet.samples import FRESH_SECONDS, GPU_NUMBERS, HOST_NUMBERS, SampledNumber, SampleHistory
+from miner.fleet.samples import FRESH_SECONDS, SampleHistory
 from miner.fleet.schedule import ClaimStage
 from miner.jobs.control import RunningTraining
 from miner.offers.service import OfferService

@@ -16,6 +16,7 @@ from operator import attrgetter
 
 from core.domain.units import rfc3339
 from miner.api.reports import GoalCheck, GoalProgress, Kpi
+from miner.api.samples import GpuRollup
 from miner.offers.policies.schema import Goal, PolicyTargets
 from miner.reports.ended_jobs import (
     WEEK,
@@ -29,7 +30,7 @@ from miner.reports.ended_jobs import (
 )
 from miner.store.jobs import count_published, first_start
 from miner.store.ranks import newest_rank
-from miner.store.samples import HOUR, MINUTE, GpuRollup, rollups
+from miner.store.samples import HOUR, MINUTE, rollups
 from miner.store.store import Store
 
 DAY = 86_400.0

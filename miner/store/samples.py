@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 from core.domain.keys import TaskKey
+from miner.api.samples import HIGHEST, ROLLUP_COLUMNS, GpuRollup
 from miner.store.events import MAX_PRUNED_ROWS
 
 MINUTE, HOUR = 60, 3600
@@ -18,32 +19,6 @@ MINUTES_KEPT_SECONDS = 7 * _DAY
 MIN_HOURS_KEPT_SECONDS = 400 * _DAY
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRollup:
-    """A row of `gpu_rollups`; the schema says what each column means."""
-
-    period: int
-    at: int
-    gpu: str
-    job_id: int | None = None
-    watched: float = 0.0
-    busy: float = 0.0
-    samples: int = 0
-    utilization: float | None = None
-    memory: float | None = None
-    temperature: float | None = None
-    power: float | None = None
-    clock: float | None = None
-    throttled: float | None = None
-    tensor: float | None = None
-    dram: float | None = None
-    pcie: float | None = None
-    nvlink: float | None = None
-
-
-#: Numbers of which a period has the highest value; of all others it has the mean.
-HIGHEST = frozenset({"memory", "temperature"})
-ROLLUP_COLUMNS = tuple(field.name for field in fields(GpuRollup))
 _MEASURED = ROLLUP_COLUMNS[ROLLUP_COLUMNS.index("samples") + 1 :]
 
 

@@ -16,8 +16,8 @@ from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.requests import RequestWatch
 from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import AlertService
-from miner.api.fleet import GpuSample
 from miner.api.jobs import LiveJob
+from miner.api.samples import GpuSample
 from miner.fleet.samples import SampleHistory
 from miner.jobs.control import RunningTraining
 from miner.jobs.folder import AttemptFolder

@@ -13,7 +13,7 @@ from miner.alerts.requests import RequestWatch
 from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import FORGET_SECONDS, AlertService
 from miner.api.alerts import Severity
-from miner.api.fleet import GpuSample
+from miner.api.samples import GpuSample
 from miner.chain.clock_offsets import ClockOffset
 from miner.doctor.checks.machine import SYNC_FIX
 from miner.fleet.samples import SampleHistory

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from miner.api.fleet import GpuSample
+from miner.api.samples import GpuSample
 from miner.backends.build_fleet import scan_and_sample_once
 from miner.fleet.nvml import NvmlSource
 from miner.fleet.sources import NoNvidiaDriver, ScanFailed

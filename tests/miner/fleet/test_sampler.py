@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 
 from core.domain.keys import TaskKey
-from miner.api.fleet import GpuSample, HostSample
+from miner.api.samples import GpuRollup, GpuSample, HostSample
 from miner.fleet.base import Gpu, InventoryState
 from miner.fleet.fleet import Fleet
-from miner.fleet.host import HostMeter
 from miner.fleet.nvml import NumberedSample
-from miner.fleet.sampler import MAX_PAUSE_SECONDS, GpuSampler, samples_of_fleet
+from miner.fleet.sampler import MAX_PAUSE_SECONDS, GpuSampler, HostMeter, samples_of_fleet
 from miner.fleet.samples import SampleHistory
 from miner.fleet.sources import NoNvidiaDriver, ScanFailed
 from miner.store import database
 from miner.store.database import StoreUnavailable
-from miner.store.samples import HOUR, MINUTE, GpuRollup, rollups
+from miner.store.samples import HOUR, MINUTE, rollups
 from miner.store.store import Store
 from tests.miner.fleet.setups import H100, make_gpus
 

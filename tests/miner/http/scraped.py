@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from core.config.files import config_dir
-from miner.api.fleet import GpuSample, HostSample
 from miner.api.jobs import LiveJob
+from miner.api.samples import GpuSample, HostSample
 from miner.jobs.control import RunningTraining
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.progress import RunProgress

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from core.domain.keys import TaskKey
-from miner.api.fleet import GpuSample, HostSample
+from miner.api.samples import GpuRollup, GpuSample, HostSample
 from miner.fleet.base import GpuOption
-from miner.store.samples import HOUR, MINUTE, GpuRollup, add_minutes
+from miner.store.samples import HOUR, MINUTE, add_minutes
 from tests.miner.http.daemon_in_process import DaemonInProcess, task
 
 

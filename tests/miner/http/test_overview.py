@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.domain.tasks import TaskType
-from miner.api.fleet import HostSample
+from miner.api.samples import HostSample
 from miner.http.overview import thinned
 from tests.doubles.each import each
 from tests.miner.http.daemon_in_process import DaemonInProcess, task

@@ -18,7 +18,7 @@ from core.config.files import config_dir
 from core.domain.units import parse_seconds
 from miner import __version__
 from miner.alerts.rules import load_alert_rules
-from miner.api.fleet import GpuSample, HostSample
+from miner.api.samples import GpuSample, HostSample
 from miner.fleet.samples import FRESH_SECONDS, SampleHistory
 from miner.http.prometheus import STORE_SECONDS, WEEK_SECONDS
 from miner.store.database import StoreUnavailable

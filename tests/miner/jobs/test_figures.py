@@ -13,8 +13,8 @@ from core.domain.hardware import CPU, GpuSet
 from core.planning.plan import GoalPlan
 from core.runs.progress import EvalEvent, ProgressEvent, StepEvent, encode_event
 from core.runs.run_files import HeldOutScore, RunEnd, RunResult
-from miner.api.fleet import GpuSample
 from miner.api.jobs import LiveJob
+from miner.api.samples import GpuSample
 from miner.cli.render.jobs import sparkline
 from miner.jobs.figures import (
     MAX_GROWING_POINTS,

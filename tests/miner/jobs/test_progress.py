@@ -17,7 +17,7 @@ from core.runs.progress import (
     encode_event,
 )
 from core.runs.run_files import HeldOutScore
-from miner.api.fleet import GpuSample
+from miner.api.samples import GpuSample
 from miner.fleet.samples import SampleHistory
 from miner.jobs.progress import (
     CHUNK,

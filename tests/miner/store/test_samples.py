@@ -7,16 +7,9 @@ import time
 import pytest
 
 from core.domain.keys import TaskKey
+from miner.api.samples import GpuRollup
 from miner.store.jobs import record_start
-from miner.store.samples import (
-    HOUR,
-    MINUTE,
-    GpuRollup,
-    add_minutes,
-    job_ids,
-    prune_rollups,
-    rollups,
-)
+from miner.store.samples import HOUR, MINUTE, add_minutes, job_ids, prune_rollups, rollups
 from miner.store.store import Store
 from tests.miner.store.rows import start_request
 
