@@ -18,14 +18,14 @@ def render_example(plan: TrainingPlan) -> RenderedRun:
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten to dotted paths; a list is one value."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in config.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found |= flatten(value, f"{path}.")
+            leaves |= flatten(value, f"{path}.")
         else:
-            found[path] = value
-    return found
+            leaves[path] = value
+    return leaves
 
 
 class PlanDifference(NamedTuple):

@@ -60,11 +60,11 @@ def examine_interpreter(path: Path) -> Interpreter:
 
 def _link_targets(path: Path) -> list[Path]:
     """A virtual environment's python is a link, often to another one: each must be there to follow it."""
-    found: list[Path] = []
-    while path.is_symlink() and len(found) < 10:
+    targets: list[Path] = []
+    while path.is_symlink() and len(targets) < 10:
         path = path.parent / os.readlink(path)
-        found.append(path.parent.parent if path.parent.name == "bin" else path)
-    return found
+        targets.append(path.parent.parent if path.parent.name == "bin" else path)
+    return targets
 
 
 def _outermost(paths: list[Path]) -> tuple[Path, ...]:

@@ -154,10 +154,10 @@ def _unreadable(top: Path, uid: int) -> Iterator[Path]:
 
 
 def _readable(path: Path, uid: int) -> bool:
-    found = path.stat()
-    shift = 6 if found.st_uid == uid else 3 if found.st_gid == uid else 0
-    wanted = 0o5 if stat.S_ISDIR(found.st_mode) else 0o4
-    return (found.st_mode >> shift) & wanted == wanted
+    status = path.stat()
+    shift = 6 if status.st_uid == uid else 3 if status.st_gid == uid else 0
+    wanted = 0o5 if stat.S_ISDIR(status.st_mode) else 0o4
+    return (status.st_mode >> shift) & wanted == wanted
 
 
 def _make_readable(path: Path, top: Path) -> bool:

@@ -41,16 +41,16 @@ def device_files(gpus: Sequence[str], driver: Path = DRIVER, devices: Path = DEV
 
 def _minors(driver: Path) -> dict[str, str]:
     """The number in the device file's name, by UUID and by index (in the order of the bus)."""
-    found: dict[str, str] = {}
+    minors: dict[str, str] = {}
     for index, information in enumerate(sorted(driver.glob("*/information"))):
         text = information.read_text(errors="replace")
         minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
         uuid = re.search(r"^GPU UUID:\s*(\S+)", text, re.MULTILINE)
         if minor:
-            found[str(index)] = minor[1]
+            minors[str(index)] = minor[1]
             if uuid:
-                found[uuid[1]] = minor[1]
-    return found
+                minors[uuid[1]] = minor[1]
+    return minors
 
 
 #: In a machine that the daemon does not see.

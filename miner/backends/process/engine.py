@@ -69,39 +69,39 @@ class ProcessEngine:
         return self._environment.sandbox is not None
 
     async def submit(self, spec: EngineSpec) -> str:
-        return await self._in_thread(lambda: self._submit(spec), "submit")
+        return await self._in_thread("submit", self._submit, spec)
 
     async def find(self, key: str) -> str | None:
-        return await self._in_thread(lambda: key if self._known(key) else None, "find")
+        return await self._in_thread("find", self._find, key)
 
     async def poll(self, ref: str, run_dir: Path) -> RunStatus:
-        return await self._in_thread(lambda: self._poll(ref, run_dir), "poll")
+        return await self._in_thread("poll", self._poll, ref, run_dir)
 
     async def stop(self, ref: str, *, force: bool = False) -> None:
-        await self._in_thread(lambda: self._stop(ref, force), "stop")
+        await self._in_thread("stop", self._stop, ref, force)
 
     async def dump_stacks(self, ref: str) -> None:
-        await self._in_thread(lambda: self._signal(ref, signal.SIGUSR1), "dump")
+        await self._in_thread("dump", self._signal, ref, signal.SIGUSR1)
 
     async def remove(self, ref: str) -> None:
-        await self._in_thread(lambda: self._remove(ref), "remove")
+        await self._in_thread("remove", self._remove, ref)
 
     async def missing_images(self) -> Mapping[str, str]:
-        return await self._in_thread(self._missing_images, "check its images")
+        return await self._in_thread("check its images", self._missing_images)
 
     async def identity(self, image: str) -> str:
-        return await self._in_thread(self._identity, "identify itself")
+        return await self._in_thread("identify itself", self._identity)
 
     async def list_runs(self) -> list[EngineRun]:
-        return await self._in_thread(self._listed, "list")
+        return await self._in_thread("list", self._listed)
 
     async def close(self) -> None:
         """Nothing to close: runs go on."""
 
-    async def _in_thread(self, call: Callable[[], T], what: str) -> T:
+    async def _in_thread(self, what: str, call: Callable[..., T], *arguments: object) -> T:
         def alone() -> T:
             with self._lock:
-                return call()
+                return call(*arguments)
 
         try:
             return await run_in_thread(alone, CALL_S, f"process {what}")
@@ -209,6 +209,9 @@ class ProcessEngine:
     def _listed(self) -> list[EngineRun]:
         keys = list(self._registry.keys())
         return [EngineRun(key, key, self._registry.run_dir(key)) for key in keys]
+
+    def _find(self, key: str) -> str | None:
+        return key if self._known(key) else None
 
     def _known(self, key: str) -> bool:
         """Return True if it was ever started, or is being started."""

@@ -63,10 +63,10 @@ class RunRegistry:
 
     def _note(self, key: str) -> dict[str, Any]:
         try:
-            found = json.loads((self.directory(key) / RUN_NOTE_FILE).read_bytes())
+            note = json.loads((self.directory(key) / RUN_NOTE_FILE).read_bytes())
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return note if isinstance(note, dict) else {}
 
     def take_lock(self, key: str) -> int | None:
         """Take the lock, to hand it to the wrapper; return None if it is held."""

@@ -30,6 +30,8 @@ OLDEST = (22, 5)
 LIMIT_SECONDS = 480.0
 #: How long a trial run may wait for a node: a full cluster is not a fault.
 PENDING_S = 60.0
+#: A controller that is busy may not answer at first.
+CANCEL_ATTEMPTS = 3
 CONSTRAIN_FIX = "ConstrainDevices=yes in cgroup.conf, with TaskPlugin=task/cgroup"
 
 HOUR = 3600.0
@@ -126,17 +128,17 @@ def partition_findings(
 ) -> Iterator[Finding]:
     own = settings.section(SlurmSection)
     what = "slurm partition"
-    names = ", ".join(one["PartitionName"] for one in partitions) or "none"
+    names = ", ".join(partition["PartitionName"] for partition in partitions) or "none"
     wanted = (own.slurm_partition or "").split(",") if own.slurm_partition else []
-    used = [one for one in partitions if one["PartitionName"] in wanted]
+    used = [partition for partition in partitions if partition["PartitionName"] in wanted]
     if not wanted:
-        used = [one for one in partitions if one.get("Default") == "YES"]
+        used = [partition for partition in partitions if partition.get("Default") == "YES"]
         if not used:
             yield fail(
                 what, "the cluster has no default partition", f"set SLURM_PARTITION; there are: {names}"
             )
     for name in wanted:
-        if name not in [one["PartitionName"] for one in used]:
+        if name not in [partition["PartitionName"] for partition in used]:
             yield fail(
                 what, f"{name} is unknown, or hidden from you", f"set SLURM_PARTITION to one of: {names}"
             )
@@ -279,11 +281,11 @@ def _reservation(settings: Settings, commands: SlurmCommands) -> Iterator[Findin
     if not name:
         return
     try:
-        found = list(records(_ask(commands, "scontrol", "-o", "show", "reservation", name)))
+        reservations = list(records(_ask(commands, "scontrol", "-o", "show", "reservation", name)))
     except SlurmRefused as error:
         yield fail("slurm reservation", str(error), "correct SLURM_RESERVATION: scontrol show reservation")
         return
-    for reservation in found:
+    for reservation in reservations:
         detail = f"{name} is {reservation.get('State', '?')}, on {reservation.get('Nodes', '?')}"
         if reservation.get("State") == "ACTIVE":
             yield ok("slurm reservation", detail)
@@ -410,11 +412,13 @@ def _cancelled_at_exit(commands: SlurmCommands, key: str) -> Iterator[None]:
     """Cancel the run's job if the program is interrupted, which does not wait for a check's thread."""
 
     def cancel() -> None:
-        with suppress(SlurmRefused, SlurmUnreachable):
-            names = _ask(commands, "squeue", "--noheader", f"--user={os.geteuid()}", "--format=%j").split()
-            for name in names:
-                if name.endswith(key):
-                    _ask(commands, "scancel", f"--name={name}")
+        for _attempt in range(CANCEL_ATTEMPTS):
+            with suppress(SlurmRefused, SlurmUnreachable):
+                jobs = commands.run_blocking("squeue", "--noheader", f"--user={os.geteuid()}", "--format=%j")
+                for name in jobs.split():
+                    if name.endswith(key):
+                        commands.run_blocking("scancel", f"--name={name}")
+                return
 
     atexit.register(cancel)
     try:

@@ -74,13 +74,17 @@ class SlurmCommands:
         except TimeoutError as error:
             raise SlurmUnreachable(str(error)) from None
 
+    def run_blocking(self, program: str, *arguments: str) -> str:
+        """Run a command in the caller's own thread, as at exit, when no other can be started."""
+        return _run((self.path_of(program), *arguments), None, QUERY_S, {})
+
     def path_of(self, program: str) -> str:
         """Find a command; `SlurmUnreachable` if it is not installed."""
-        found = shutil.which(program, path=self.directory or None)
-        if found is None:
+        path = shutil.which(program, path=self.directory or None)
+        if path is None:
             where = f"in {self.directory}" if self.directory else "on PATH"
             raise SlurmUnreachable(f"there is no {program} {where}: install Slurm's client commands")
-        return found
+        return path
 
 
 def slurm_commands(settings: Settings) -> SlurmCommands:
@@ -132,10 +136,10 @@ def records(text: str) -> Iterator[dict[str, str]]:
     field of a name counts.
     """
     for line in text.splitlines():
-        found = list(_FIELD.finditer(line))
-        ends = [field.start() for field in found[1:]] + [len(line)]
-        if found:
-            yield {field[1]: line[field.end() : end].strip() for field, end in zip(found, ends, strict=True)}
+        fields = list(_FIELD.finditer(line))
+        ends = [field.start() for field in fields[1:]] + [len(line)]
+        if fields:
+            yield {field[1]: line[field.end() : end].strip() for field, end in zip(fields, ends, strict=True)}
 
 
 def seconds(text: str | None) -> float | None:

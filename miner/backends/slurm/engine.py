@@ -443,7 +443,7 @@ class SlurmEngine:
     # Stop and remove
 
     async def _stop(self, key: str, force: bool) -> None:
-        note, claim = await asyncio.to_thread(lambda: (self._runs.read(key), self._runs.claimed_by(key)))
+        note, claim = await asyncio.to_thread(self._recorded, key)
         job = await self._job(key, note, claim, after=time.monotonic())
         if job is None or job.is_over:
             return
@@ -473,7 +473,7 @@ class SlurmEngine:
             log.debug("scancel of %s: %s", key, error)  # it ended meanwhile
 
     async def _remove(self, key: str) -> None:
-        note, claim = await asyncio.to_thread(lambda: (self._runs.read(key), self._runs.claimed_by(key)))
+        note, claim = await asyncio.to_thread(self._recorded, key)
         job = await self._job(key, note, claim, after=0.0)
         if job is not None and not job.is_over:
             log.debug("run %s goes on and is left alone", key)
@@ -488,13 +488,16 @@ class SlurmEngine:
         ):
             known.pop(key, None)
 
+    def _recorded(self, key: str) -> tuple[RunNote | None, str]:
+        return self._runs.read(key), self._runs.claimed_by(key)
+
     async def _work_dir(self, job: SlurmJob) -> Path | None:
         try:
             text = await self._commands.run("scontrol", "--oneliner", "show", "job", job.id)
         except SlurmRefused:
             return None  # forgotten meanwhile
-        found = re.search(r"(?:^|\s)WorkDir=(/.*?)(?:\s[A-Za-z]+=|$)", text)
-        return Path(found[1]) if found else None
+        folder = re.search(r"(?:^|\s)WorkDir=(/.*?)(?:\s[A-Za-z]+=|$)", text)
+        return Path(folder[1]) if folder else None
 
     def _job_name(self, key: str) -> str:
         return job_prefix(self._context.data_id) + key

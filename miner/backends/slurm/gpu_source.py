@@ -107,17 +107,18 @@ class _Limits:
     others: Sequence[SlurmReservation]
 
     def of(self, node: SlurmNode) -> list[SlurmPartition]:
-        return [one for name, one in self.partitions.items() if name in node.partitions]
+        return [partition for name, partition in self.partitions.items() if name in node.partitions]
 
     def windows(self, node: SlurmNode, now: float) -> list[Window]:
         """When none of the node's GPUs is ours."""
-        found = [(one.starts_at, one.ends_at) for one in self.others if node.name in one.nodes]
+        reserved = (other for other in self.others if node.name in other.nodes)
+        windows = [(other.starts_at, other.ends_at) for other in reserved]
         if self.reservation is not None:
-            found += [(0.0, self.reservation.starts_at), (self.reservation.ends_at, FOREVER)]
-        longest = max((one.longest_s for one in self.of(node)), default=FOREVER)
+            windows += [(0.0, self.reservation.starts_at), (self.reservation.ends_at, FOREVER)]
+        longest = max((partition.longest_s for partition in self.of(node)), default=FOREVER)
         if longest < FOREVER:
-            found.append((now // STEP_S * STEP_S + longest, FOREVER))
-        return [(start, end) for start, end in found if end > start]
+            windows.append((now // STEP_S * STEP_S + longest, FOREVER))
+        return [(start, end) for start, end in windows if end > start]
 
 
 class SlurmGpuSource:
@@ -184,12 +185,12 @@ class SlurmGpuSource:
             if not self._is_meant(node, limits):
                 continue
             try:
-                found = _gpus_of(node, scope, self._cluster.kinds())
+                counted = _gpus_of(node, scope, self._cluster.kinds())
             except UnknownGpu as error:
                 notes.append(str(error))
                 continue
-            if found is not None:
-                mine, unused = found
+            if counted is not None:
+                mine, unused = counted
                 scanned = self._scanned(node, mine, use.get(node.name, ()), limits, slots, now)
                 gpus += scanned
                 state = _state_of(node) + (f" (not used: {unused})" if unused else "")
@@ -274,8 +275,8 @@ def _parse(nodes: str, jobs: str, reservations: str, partitions: str) -> _Answer
 
 
 def _limits(answers: _Answers, scope: ClusterScope) -> _Limits:
-    there = {one.name: one for one in answers.partitions}
-    names = scope.partitions or tuple(one.name for one in there.values() if one.is_default)
+    there = {partition.name: partition for partition in answers.partitions}
+    names = scope.partitions or tuple(name for name, partition in there.items() if partition.is_default)
     if not names:
         raise ScanFailed("Slurm has no default partition: set SLURM_PARTITION to one of " + ", ".join(there))
     missing = [name for name in names if name not in there]
@@ -283,10 +284,10 @@ def _limits(answers: _Answers, scope: ClusterScope) -> _Limits:
         raise ScanFailed(
             f"SLURM_PARTITION names {', '.join(missing)}, and Slurm has {', '.join(there) or 'none'}"
         )
-    own = [one for one in answers.reservations if one.name == scope.reservation]
+    own = [known for known in answers.reservations if known.name == scope.reservation]
     if scope.reservation and not own:
         raise ScanFailed(f"SLURM_RESERVATION={scope.reservation}: Slurm has none of this name (any more)")
-    others = [one for one in answers.reservations if one not in own]
+    others = [known for known in answers.reservations if known not in own]
     return _Limits({name: there[name] for name in names}, own[0] if own else None, others)
 
 
@@ -342,7 +343,7 @@ def _has_features(node: SlurmNode, constraint: str) -> bool:
 def _why_not(node: SlurmNode, limits: _Limits, bounds: Iterable[Window], now: float) -> str | None:
     """Why nothing may begin on the node; what runs there goes on."""
     partitions = limits.of(node)
-    if not any(one.state == "UP" for one in partitions):
+    if not any(partition.state == "UP" for partition in partitions):
         return f"partition {partitions[0].name} is {partitions[0].state}"
     is_explained = limits.reservation is not None or any(start <= now < end for start, end in bounds)
     if node.states & (_UNUSABLE.keys() | {"DRAIN"}) or (node.states & _RESERVED and not is_explained):
@@ -412,8 +413,8 @@ def use_by_node(jobs: Iterable[AllocatedJob], own_jobs: str) -> dict[str, list[N
     for job in jobs:
         is_ours = job.name.startswith(own_jobs)
         for node, share in job.shares.items():
-            one = NodeUse(job.id, share, job.is_running, is_ours, job.starts_at, job.ends_at)
-            use.setdefault(node, []).append(one)
+            share_of_node = NodeUse(job.id, share, job.is_running, is_ours, job.starts_at, job.ends_at)
+            use.setdefault(node, []).append(share_of_node)
     return use
 
 
@@ -432,12 +433,12 @@ def slot_windows(
     windows: list[list[Window]] = [list(needs.bounds) for _ in needs.names]
     slots: SlotsOfJobs = {}
     if needs.whole_node and ours:
-        own = [_with_end(one, now).ends_at for one in use if one.is_running and one.is_ours]
+        own = [_with_end(job, now).ends_at for job in use if job.is_running and job.is_ours]
         for slot in set(range(len(needs.names))).difference(ours):
             windows[slot].append((0.0, max(own, default=FOREVER)))
 
-    others = [one for one in use if not one.is_ours]
-    kept = {slot for one in others for slot in before.get((node.name, one.job), ())}
+    others = [job for job in use if not job.is_ours]
+    kept = {slot for job in others for slot in before.get((node.name, job.job), ())}
 
     def put(job: str, count: int, window: Window, taken: Callable[[int], bool]) -> None:
         """On slots that are not ours: where it was, else where nobody was, the highest first."""
@@ -452,27 +453,28 @@ def slot_windows(
             windows[slot].append(window)
 
     blocked: set[int] = set()
-    running = [_with_end(one, now) for one in others if one.is_running]
+    running = [_with_end(job, now) for job in others if job.is_running]
     unknown = _unaccounted(node, needs, use, len(ours))
     if unknown:
         share = JobShare({needs.kind or "": unknown})
         running.append(NodeUse(UNKNOWN_JOB, share, True, False, 0.0, FOREVER))
     together: list[JobShare] = []
-    for one in sorted(running, key=lambda one: (-one.ends_at, one.starts_at, one.job)):
-        together.append(one.share)
+    running.sort(key=attrgetter("starts_at", "job"))
+    for job in sorted(running, key=attrgetter("ends_at"), reverse=True):
+        together.append(job.share)
         more = _slots_without(node, needs, together) - len(blocked)
-        put(one.job, more, (one.starts_at, one.ends_at), blocked.__contains__)
-        blocked.update(slots[node.name, one.job])
+        put(job.job, more, (job.starts_at, job.ends_at), blocked.__contains__)
+        blocked.update(slots[node.name, job.job])
     waiting = sorted((use for use in others if not use.is_running), key=attrgetter("starts_at", "job"))
     for job in waiting:
         window = (job.starts_at, job.ends_at)
         busy = {slot for slot, known in enumerate(windows) if any(_overlap(window, other) for other in known)}
         put(job.job, _slots_without(node, needs, [job.share]), window, busy.__contains__)
-    return [_merged(found) for found in windows], slots
+    return [_merged(known) for known in windows], slots
 
 
-def _overlap(one: Window, other: Window) -> bool:
-    return one[0] < other[1] and other[0] < one[1]
+def _overlap(first: Window, second: Window) -> bool:
+    return first[0] < second[1] and second[0] < first[1]
 
 
 def _with_end(use: NodeUse, now: float) -> NodeUse:
@@ -490,9 +492,9 @@ def _unaccounted(node: SlurmNode, needs: SlotNeeds, use: Sequence[NodeUse], ours
 
     def count(is_ours: bool) -> int:
         return sum(
-            one.share.gpus.get(needs.kind or "", 0)
-            for one in use
-            if one.is_running and one.is_ours is is_ours
+            job.share.gpus.get(needs.kind or "", 0)
+            for job in use
+            if job.is_running and job.is_ours is is_ours
         )
 
     return max(node.gpus_used.get(needs.kind, 0) - count(False) - max(count(True), ours), 0)

@@ -121,7 +121,7 @@ class SlurmJobs:
             text = await self._commands.run("scontrol", "--oneliner", "show", "job", job.id)
         except SlurmRefused:
             return job
-        return next((found for found in parse_scontrol(text) if found.name == job.name), job)
+        return next((known for known in parse_scontrol(text) if known.name == job.name), job)
 
     async def accounted(self, name: str, job_id: str) -> SlurmJob | None:
         """Ask the accounting, if there is one, for a job that Slurm itself has forgotten."""
@@ -179,8 +179,11 @@ def parse_sacct(text: str) -> Iterable[SlurmJob]:
 
 def exit_code(text: str) -> int | None:
     """`7:0` and `0:9`, as shells have it: 7 and 137."""
-    found = re.fullmatch(r"(\d+):(\d+)", text)
-    return None if found is None else (128 + int(found[2])) & 255 if int(found[2]) else int(found[1])
+    codes = re.fullmatch(r"(\d+):(\d+)", text)
+    if codes is None:
+        return None
+    code, signal = int(codes[1]), int(codes[2])
+    return (128 + signal) & 255 if signal else code
 
 
 # How a job has ended

@@ -112,18 +112,18 @@ def _node(fields: Mapping[str, str]) -> SlurmNode:
 
 
 def _states(text: str) -> frozenset[str]:
-    found = set()
+    states = set()
     for part in text.split("+"):
         word = part.rstrip("*~#%!$@^-")
-        found.add(word)
-        found |= {_SUFFIXES[mark] for mark in part[len(word) :] if mark in _SUFFIXES}
-    return frozenset(found)
+        states.add(word)
+        states |= {_SUFFIXES[mark] for mark in part[len(word) :] if mark in _SUFFIXES}
+    return frozenset(states)
 
 
 def parse_jobs(text: str) -> list[AllocatedJob]:
     """The jobs that have nodes, and those that wait and are planned on some."""
-    found = (_job(line) for line in text.splitlines())
-    return [job for job in found if job is not None]
+    jobs = (_job(line) for line in text.splitlines())
+    return [job for job in jobs if job is not None]
 
 
 def _job(line: str) -> AllocatedJob | None:
@@ -226,8 +226,8 @@ def _expand(part: str) -> Iterator[str]:
         yield part
         return
     ranges, _, after = rest.partition("]")
-    for one in ranges.split(","):
-        first, _, last = one.partition("-")
+    for numbers in ranges.split(","):
+        first, _, last = numbers.partition("-")
         for number in range(int(first), int(last or first) + 1):
             for end in _expand(after):
                 yield f"{before}{number:0{len(first)}}{end}"
@@ -252,8 +252,8 @@ def _value(line: str, name: str) -> str:
 
 
 def _number(text: str | None) -> int:
-    found = re.match(r"\d+", text or "")
-    return int(found[0]) if found else 0
+    number = re.match(r"\d+", text or "")
+    return int(number[0]) if number else 0
 
 
 def _names(text: str) -> frozenset[str]:
@@ -303,11 +303,11 @@ class NodeSizes:
             return size
         show = ("--all", "--oneliner", "show")
         try:
-            found = await self._commands.run("scontrol", *show, "nodes", *[key[0]] * bool(nodes))
+            shown = await self._commands.run("scontrol", *show, "nodes", *[key[0]] * bool(nodes))
             partitions = await self._commands.run("scontrol", *show, "partitions")
         except SlurmRefused:
             return None  # there is no such node; sbatch says so too
-        size = least_size(parse_nodes(found), parse_partitions(partitions), partition, bool(nodes))
+        size = least_size(parse_nodes(shown), parse_partitions(partitions), partition, bool(nodes))
         self._known[key] = size, time.monotonic() + FRESH_S
         return size
 
@@ -325,11 +325,13 @@ def least_size(
 ) -> NodeSize | None:
     """The least node of the partitions `named`, with commas, or of the default one. `chosen`: of these nodes,
     whatever their partition."""
-    names = set(named.split(",")) if named else {one.name for one in partitions if one.is_default}
+    default = {partition.name for partition in partitions if partition.is_default}
+    names = set(named.split(",")) if named else default
     usable = [node for node in nodes if chosen or node.partitions & names]
     if not usable:
         return None
-    limits = [one.longest_s for one in partitions if one.name in names and one.longest_s != NO_LIMIT]
+    longest = (partition.longest_s for partition in partitions if partition.name in names)
+    limits = [limit_s for limit_s in longest if limit_s != NO_LIMIT]
     mixed = [node for node in usable if len(node.gpus) > 1]
     return NodeSize(
         min(node.cores for node in usable),

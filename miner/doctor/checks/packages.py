@@ -72,8 +72,8 @@ def findings_of(prefix: str, whose: str) -> Iterator[Finding]:
     if not folders:
         yield skip(WHAT, f"{whose}: no site-packages below {prefix}")
     for folder in folders:
-        found = examine_environment(folder)
-        problems = [*_start_code(found), *(f"{name} was changed" for name in found.changed)]
+        site = examine_environment(folder)
+        problems = [*_start_code(site), *(f"{name} was changed" for name in site.changed)]
         if problems:
             more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
             yield warn(
@@ -85,32 +85,32 @@ def findings_of(prefix: str, whose: str) -> Iterator[Finding]:
         else:
             yield ok(
                 WHAT,
-                f"{whose} {found.packages} in {folder}: {len(found.recorded)} files of code as installed",
+                f"{whose} {site.packages} in {folder}: {len(site.recorded)} files of code as installed",
             )
-        if found.unread:
+        if site.unread:
             yield skip(
-                WHAT, f"{whose}: {found.unread} files newer than their installation, too many to read all"
+                WHAT, f"{whose}: {site.unread} files newer than their installation, too many to read all"
             )
 
 
 def examine_environment(folder: Path, seconds: float = READ_SECONDS) -> Environment:
-    found = Environment(folder)
+    site = Environment(folder)
     for record in sorted(folder.glob("*.dist-info/RECORD")):
-        found.packages += 1
+        site.packages += 1
         installed = record.stat().st_ctime_ns
         with record.open(encoding="utf-8", newline="") as lines:
             for row in csv.reader(lines):
                 if len(row) == 3 and _is_code(row[0]) and row[1].startswith("sha256="):
                     digest = row[1].removeprefix("sha256=")
-                    found.recorded.setdefault(row[0], []).append(Recorded(digest, row[2], installed))
+                    site.recorded.setdefault(row[0], []).append(Recorded(digest, row[2], installed))
     deadline = time.monotonic() + seconds
-    for name, versions in found.recorded.items():
+    for name, versions in site.recorded.items():
         same = _is_as_recorded(os.path.join(folder, name), versions, time.monotonic() < deadline)
         if same is None:
-            found.unread += 1
+            site.unread += 1
         elif not same:
-            found.changed.append(name)
-    return found
+            site.changed.append(name)
+    return site
 
 
 def _is_code(name: str) -> bool:
@@ -121,11 +121,11 @@ def _is_as_recorded(path: str, versions: list[Recorded], may_read: bool) -> bool
     """Return None if the file is newer than its installation and there is no time to hash it."""
     try:
         now = os.stat(path)
-        if all(one.size and now.st_size != int(one.size) for one in versions):
+        if all(version.size and now.st_size != int(version.size) for version in versions):
             return False
-        if now.st_ctime_ns <= max(one.installed for one in versions) + SLACK_NS:
+        if now.st_ctime_ns <= max(version.installed for version in versions) + SLACK_NS:
             return True
-        return _digest(path) in {one.digest for one in versions} if may_read else None
+        return _digest(path) in {version.digest for version in versions} if may_read else None
     except (OSError, ValueError):
         return False
 
@@ -135,15 +135,15 @@ def _digest(path: str) -> str:
         return urlsafe_b64encode(hashlib.file_digest(file, "sha256").digest()).rstrip(b"=").decode()
 
 
-def _start_code(found: Environment) -> Iterator[str]:
+def _start_code(site: Environment) -> Iterator[str]:
     """Yield unexpected code that runs at each start of this Python."""
-    for path in sorted(found.folder.glob("*.pth")):
-        if path.name not in found.recorded:
-            if path.name not in MADE_WITH_ENVIRONMENT or not _is_as_made(found.folder):
+    for path in sorted(site.folder.glob("*.pth")):
+        if path.name not in site.recorded:
+            if path.name not in MADE_WITH_ENVIRONMENT or not _is_as_made(site.folder):
                 yield f"{path.name} belongs to no package"
         elif path.name not in KNOWN_START_CODE and _has_code(path):
             yield f"{path.name} runs code at each start of Python"
-    for name in sorted(os.listdir(found.folder)):
+    for name in sorted(os.listdir(site.folder)):
         if name.partition(".")[0] in START_MODULES:
             yield f"{name} runs at each start of Python"
 
