@@ -351,7 +351,7 @@ def with_choice(
         schedule = fitted(seconds - with_saves.of(files))
     if not files or schedule.total < 2:
         return schedule, None
-    whole = schedule.per_epoch if s.engine is Engine.KOHYA else 1
+    whole = max(schedule.per_epoch, 1) if s.engine is Engine.KOHYA else 1
     schedule = with_files(schedule, files, rate.save_s, whole)
     files = min(files, math.ceil(schedule.total / schedule.save_every))
     if files < 2:

@@ -85,6 +85,12 @@ def test_an_odd_offer_gets_a_reasoned_decision(asked: Any, rule: str | None, tex
         assert text in verdict(decision, rule).text
 
 
+@each("hours", [0.5, 2.0])
+def test_an_offer_without_pictures_is_refused_also_where_checkpoints_would_be_compared(hours: float) -> None:
+    decision = decided(picture_offer(ds_size=0, hours_to_complete=hours), plan_by="steady")
+    assert "no rows" in verdict(decision, "plan").text
+
+
 def test_a_name_that_contradicts_the_stated_size_is_planned_for_the_larger() -> None:
     lied = decided(offer(model="a/giant-70b", model_params_count=8 * 10**9, hours_to_complete=6.0))
     honest = decided(offer(hours_to_complete=6.0))
