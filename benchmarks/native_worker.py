@@ -68,12 +68,12 @@ def _tokenizer() -> Any:
 
 
 def native(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
+    from trainer.inputs.token_file import write_rows
     from trainer.native import model as nets
     from trainer.native.batches import BatchLayout, SampleOrder, TokenRows
     from trainer.native.distributed import NativeCommunicator
     from trainer.native.loader import BatchLoader
     from trainer.native.optimizer import Stepper
-    from trainer.native.token_file import write_rows
 
     made = rows(what["rows"], what["longest"])
     marked = [(ids, [at >= prompt for at in range(len(ids))]) for ids, prompt in made]
@@ -181,9 +181,9 @@ def axolotl(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
 
 def loader(folder: Path, path: Path, what: dict[str, Any]) -> dict[str, Any]:
     """Batches alone, as fast as they come."""
+    from trainer.inputs.token_file import write_rows
     from trainer.native.batches import BatchLayout, SampleOrder, TokenRows
     from trainer.native.loader import BatchLoader
-    from trainer.native.token_file import write_rows
 
     made = rows(what["rows"], what["longest"])
     marked = [(ids, [at >= prompt for at in range(len(ids))]) for ids, prompt in made]

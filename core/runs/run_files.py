@@ -40,7 +40,7 @@ class RunSpec(Record):
     #: The hub's name, which goes into `adapter_config.json`; and its directory (images: or file).
     model_id: str
     model_path: str
-    #: Text: one JSON array of rows (plain text: see `trainer.native.corpus`). Images: the zip.
+    #: Text: one JSON array of rows (plain text: see `trainer.inputs.corpus`). Images: the zip.
     data_path: str
     #: Folders of datasets that a tournament's entry requested and got; environment tasks use them.
     requested_data: tuple[str, ...] = ()

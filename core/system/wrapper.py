@@ -149,7 +149,7 @@ class WrappedRun:
 
         def left() -> list[int]:
             self._reap()
-            return [process.pid for process in descendants()]
+            return descendant_pids()
 
         kill_until_gone(left, REAP_S)
         for _ in range(PIPE_BYTES // READ_BYTES + 1):
@@ -373,6 +373,19 @@ def descendants(root: int | None = None) -> list[ProcessEntry]:
         found += below
         queue += [process.pid for process in below]
     return found
+
+
+def descendant_pids(root: int | None = None) -> list[int]:
+    return [process.pid for process in descendants(root)]
+
+
+def reap(own: int | None = None) -> None:
+    """Collect the exit codes of adopted orphans; the child `own` is left to whoever waits for it."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != own:
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
+                if file.read().rpartition(b") ")[2][:1] == b"Z":
+                    os.waitpid(int(entry), os.WNOHANG)
 
 
 def _trainer_pid(pid: int) -> int | None:

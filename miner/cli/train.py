@@ -127,7 +127,7 @@ def tokens(
     from miner.jobs import native_runs
 
     where = [str(source.resolve()), str(folder.resolve()), "--tokenizer", str(tokenizer.resolve())]
-    for line in native_runs.program_lines(_training_python(), ["trainer.native.corpus", *where]):
+    for line in native_runs.program_lines(_training_python(), ["trainer.inputs.corpus", *where]):
         typer.echo(line, nl=False)
 
 

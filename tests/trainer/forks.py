@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Queue
 
-from trainer.runner.processes import descendants
+from core.system.wrapper import descendant_pids
 
 ROOT = Path(__file__).parents[2]
 #: For importing the training stack, half a minute on an idle machine.
@@ -50,7 +50,7 @@ class ForkServer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for pid in descendants(self._process.pid):
+        for pid in descendant_pids(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         assert self._process.stdin is not None
@@ -107,7 +107,7 @@ class Fork:
         return self._codes.get(self.pid)
 
     def kill(self) -> None:
-        for pid in (*descendants(self.pid), self.pid):
+        for pid in (*descendant_pids(self.pid), self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

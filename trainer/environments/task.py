@@ -14,29 +14,39 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from core.data.facts import MADE_ROWS
+from core.data.facts import MADE_ROWS, facts_from_lengths
+from core.domain.evaluation import UNKNOWN_WINDOW
 from core.domain.tasks import EnvironmentDataset
 from core.domain.units import show_seconds
 from core.planning.plan import TrainingPlan
 from core.planning.time.overheads import making_rows_share
 from core.runs.run_files import RunSpec
+from core.system.resources import usable_cores
 from trainer.environments.generation import GRACE_S
+from trainer.environments.rows import encode_rows
 from trainer.environments.sources import (
     SEEDS,
     RowsOrder,
     RowsReport,
     known_environments,
+    sequence_limit_of,
     unknown_environments,
 )
+from trainer.environments.template_probe import fitting_encoder
 from trainer.errors import BadData
 from trainer.handoff import read_record, write_record
+from trainer.inputs.duplicates import fingerprint_of_ids
 from trainer.inputs.files import RawRow
-from trainer.runner.planning import usable_cores
+from trainer.inputs.instruct import count_learned
+from trainer.inputs.text import NO_ANSWER, UNKNOWN, TextTask, drop_reason, require_rows, within_vocabulary
+from trainer.inputs.tokens import LabelledRow, Tokenizer, model_window
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +57,8 @@ LEAST_EACH, LEAST_S = 64, 20.0
 _SPARE = 2.0
 #: Parts of the most rows for which a training is planned before there are any.
 ROWS_SHARES = (1.0, 0.25, 0.06, 0.015)
+#: The longest rows that are made for a training, and how many may be longer than the usual length.
+LONGEST_MADE, FEW = 8192, 0.01
 LAST_RESORT = "leduc_poker"
 #: What ends a process that makes rows, where it does not end by itself.
 _LATE_S = 5.0
@@ -162,3 +174,41 @@ def rows_orders(run: RunSpec, plan: TrainingPlan) -> Iterator[RowsOrder]:
             folder=str(Path(run.work_dir) / "environments" / name),
             requested_data=run.requested_data,
         )
+
+
+def encode_made(spec: RunSpec, records: list[RawRow], tokenizer: Tokenizer) -> TextTask:
+    """Encode rows that were made: requests as the evaluator makes them, and the expert's answers."""
+    assert isinstance(spec.dataset, EnvironmentDataset)
+    encoder, notes, left_out = fitting_encoder(tokenizer, records, spec.model_path)
+    records = [row for row in records if row.get("environment") not in left_out]
+    encoded = list(encode_rows(encoder, records, usable_cores()))
+    usual = sequence_limit_of(spec.dataset.environment_names)
+    window = model_window(spec.model_path) or UNKNOWN_WINDOW
+    limit, longer = _limit_of(encoded, usual, min(window, LONGEST_MADE))
+    notes += longer
+    known, kept, dropped = within_vocabulary(spec), list[LabelledRow](), Counter[str]()
+    for row in encoded:
+        reason = drop_reason(row, limit, completion=False)
+        if reason is None and row is not None and not known(row.ids):
+            reason = UNKNOWN
+        if reason is not None or row is None:
+            dropped[reason or NO_ANSWER] += 1
+            continue
+        kept.append(row)
+    require_rows(kept, dropped, f"sequences have {limit} tokens at most")
+    answers = [count_learned(row.labels) for row in kept]
+    prompts = [len(row.ids) - answer for row, answer in zip(kept, answers, strict=True)]
+    prints = array("Q", (fingerprint_of_ids(row.ids) for row in kept))
+    notes += tuple(f"{count:,} of {len(records):,} rows are lost: {why}" for why, count in dropped.items())
+    facts = facts_from_lengths(spec.task_type, prompts, answers)
+    return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit, notes=notes)
+
+
+def _limit_of(rows: Sequence[LabelledRow | None], usual: int, most: int) -> tuple[int, tuple[str, ...]]:
+    """Requests are as long as the evaluator makes them: where the usual length does not do for a model's
+    tokenizer, twice as long."""
+    limit = min(usual, most)
+    while limit < most and sum(row is not None and len(row.ids) > limit for row in rows) > FEW * len(rows):
+        limit = min(2 * limit, most)
+    said = f"rows are longer than {usual} tokens: sequences have {limit}"
+    return limit, (said,) if limit > usual else ()

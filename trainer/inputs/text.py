@@ -31,7 +31,6 @@ from core.domain.evaluation import (
 from core.domain.tasks import (
     ChatDataset,
     DpoDataset,
-    EnvironmentDataset,
     GrpoDataset,
     InstructDataset,
     TaskType,
@@ -39,9 +38,6 @@ from core.domain.tasks import (
 from core.planning.plan import TrainingPlan
 from core.recipes.axolotl.data_keys import GRPO_EXTRA, reward_name
 from core.runs.run_files import RunSpec
-from trainer.environments.rows import encode_rows
-from trainer.environments.sources import sequence_limit_of
-from trainer.environments.template_probe import fitting_encoder
 from trainer.errors import BadData, BadReward
 from trainer.handoff import PreparedRows
 from trainer.inputs.chat import chat_rows
@@ -53,7 +49,7 @@ from trainer.inputs.dpo_grpo import (
     prompt_rows,
     shorten_prompts,
 )
-from trainer.inputs.duplicates import fingerprint, fingerprint_of_ids, near_duplicates
+from trainer.inputs.duplicates import fingerprint, near_duplicates
 from trainer.inputs.files import RawRow, read_rows, texts_in
 from trainer.inputs.instruct import count_learned, instruct_rows, is_completion, split_completion
 from trainer.inputs.split import hold_out
@@ -72,7 +68,6 @@ from trainer.inputs.tokens import (
 )
 from trainer.rewards.sandbox import LATE, Rewards
 from trainer.rewards.source import REWARD_TABLE, disable_rewards, write_rewards
-from trainer.runner.planning import usable_cores
 
 #: Why rows are missing, as shown to the operator.
 NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, UNKNOWN = (
@@ -83,8 +78,6 @@ NO_ANSWER, NO_PROMPT, TOO_LONG, EQUAL, UNKNOWN = (
     "a token that the model has no row for",
 )
 _DONE = "done.json"
-#: The longest rows that are made for a training, and how many may be longer than the usual length.
-LONGEST_MADE, FEW = 8192, 0.01
 #: Prompts on which the rewards are tried.
 TRIED = 5
 
@@ -122,9 +115,7 @@ def try_rows(spec: RunSpec, records: Sequence[RawRow], tokenizer: Tokenizer) -> 
     """Encode the first rows, without using the result."""
     dataset, rows = spec.dataset, list(records[:FIRST_ROWS])
     with suppress(BadData):  # reported when all rows are encoded
-        if isinstance(dataset, EnvironmentDataset):
-            fitting_encoder(tokenizer, records, spec.model_path)
-        elif isinstance(dataset, DpoDataset):
+        if isinstance(dataset, DpoDataset):
             list(pair_rows(dataset, rows, tokenizer, evaluation_rules(spec.era)))
         elif isinstance(dataset, GrpoDataset):
             list(encode(tokenizer, [row.prompt for row in prompt_rows(dataset, rows)]))
@@ -145,8 +136,6 @@ def encode_task(spec: RunSpec, records: list[RawRow], tokenizer: Tokenizer) -> T
         return _prompts(spec, spec.dataset, records, tokenizer)
     if isinstance(spec.dataset, InstructDataset | ChatDataset):
         return _labelled(spec, spec.dataset, records, tokenizer, window)
-    if isinstance(spec.dataset, EnvironmentDataset):
-        return _made(spec, spec.dataset, records, tokenizer, window)
     raise BadData(f"a task of type {spec.task_type} with {spec.dataset!r} is not trained from rows of text")
 
 
@@ -159,7 +148,7 @@ def _labelled(
 ) -> TextTask:
     """Where no row is short enough, evaluation tries twice the length, up to the model's window."""
     limit, most = sequence_limit(window), window or 2 * sequence_limit(window)
-    known = _within_vocabulary(spec)
+    known = within_vocabulary(spec)
     while True:
         kept: list[LabelledRow] = []
         prints, dropped = array("Q"), Counter[str]()
@@ -179,56 +168,14 @@ def _labelled(
         if kept or limit >= most or not dropped[TOO_LONG]:
             break
         limit = min(2 * limit, most)
-    _any_left(kept, dropped, f"the longest that evaluation takes is {limit} tokens")
+    require_rows(kept, dropped, f"the longest that evaluation takes is {limit} tokens")
     answers = [count_learned(row.labels) for row in kept]
     prompts = [len(row.ids) - answer for row, answer in zip(kept, answers, strict=True)]
     facts = facts_from_lengths(spec.task_type, prompts, answers)
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
 
 
-def _made(
-    spec: RunSpec,
-    dataset: EnvironmentDataset,
-    records: list[RawRow],
-    tokenizer: Tokenizer,
-    window: int | None,
-) -> TextTask:
-    """Rows of games: requests as the evaluator makes them, and the expert's answers."""
-    encoder, notes, left_out = fitting_encoder(tokenizer, records, spec.model_path)
-    records = [row for row in records if row.get("environment") not in left_out]
-    encoded = list(encode_rows(encoder, records, usable_cores()))
-    usual = sequence_limit_of(dataset.environment_names)
-    limit, longer = _limit_of(encoded, usual, min(window or UNKNOWN_WINDOW, LONGEST_MADE))
-    notes += longer
-    known, kept, dropped = _within_vocabulary(spec), list[LabelledRow](), Counter[str]()
-    for row in encoded:
-        reason = drop_reason(row, limit, completion=False)
-        if reason is None and row is not None and not known(row.ids):
-            reason = UNKNOWN
-        if reason is not None or row is None:
-            dropped[reason or NO_ANSWER] += 1
-            continue
-        kept.append(row)
-    _any_left(kept, dropped, f"sequences have {limit} tokens at most")
-    answers = [count_learned(row.labels) for row in kept]
-    prompts = [len(row.ids) - answer for row, answer in zip(kept, answers, strict=True)]
-    prints = array("Q", (fingerprint_of_ids(row.ids) for row in kept))
-    notes += tuple(f"{count:,} of {len(records):,} rows are lost: {why}" for why, count in dropped.items())
-    facts = facts_from_lengths(spec.task_type, prompts, answers)
-    return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit, notes=notes)
-
-
-def _limit_of(rows: Sequence[LabelledRow | None], usual: int, most: int) -> tuple[int, tuple[str, ...]]:
-    """Requests are as long as the evaluator makes them: where the usual length does not do for a model's
-    tokenizer, twice as long."""
-    limit = min(usual, most)
-    while limit < most and sum(row is not None and len(row.ids) > limit for row in rows) > FEW * len(rows):
-        limit = min(2 * limit, most)
-    said = f"rows are longer than {usual} tokens: sequences have {limit}"
-    return limit, (said,) if limit > usual else ()
-
-
-def _within_vocabulary(spec: RunSpec) -> Callable[[Ids], bool]:
+def within_vocabulary(spec: RunSpec) -> Callable[[Ids], bool]:
     """Whether the model has a row for each of the tokens: one row of data beyond them would end the
     training."""
     rows = model_rows(spec.model_path)
@@ -255,7 +202,7 @@ def _pairs(
     spec: RunSpec, dataset: DpoDataset, records: list[RawRow], tokenizer: Tokenizer, window: int | None
 ) -> TextTask:
     rules = evaluation_rules(spec.era)
-    limit, known = rules.dpo_limit(window), _within_vocabulary(spec)
+    limit, known = rules.dpo_limit(window), within_vocabulary(spec)
     kept, sources = list[PairRow](), list[RawRow]()
     prints, dropped = array("Q"), Counter[str]()
     for record, pair in zip(records, pair_rows(dataset, records, tokenizer, rules), strict=True):
@@ -269,7 +216,7 @@ def _pairs(
         kept.append(row)
         sources.append(record)
         prints.append(fingerprint(texts_in(record)))
-    _any_left(kept, dropped, "every pair needs two different answers")
+    require_rows(kept, dropped, "every pair needs two different answers")
     lengths = [[len(row[side]) for row in kept] for side in range(3)]
     facts = facts_from_lengths(TaskType.DPO, lengths[0], lengths[1], lengths[2])
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit, sources)
@@ -280,7 +227,7 @@ def _by_the_other_rules(task: TextTask, held: Sequence[Row], places: Sequence[in
     if not isinstance(task.spec.dataset, DpoDataset) or not held:
         return []
     (era,) = set(Era) - {task.spec.era}
-    rules, known = evaluation_rules(era), _within_vocabulary(task.spec)
+    rules, known = evaluation_rules(era), within_vocabulary(task.spec)
     limit = rules.dpo_limit(model_window(task.spec.model_path))
     records = [task.records[place] for place in places]
     others: list[Row] = []
@@ -294,7 +241,7 @@ def _by_the_other_rules(task: TextTask, held: Sequence[Row], places: Sequence[in
 def _prompts(spec: RunSpec, dataset: GrpoDataset, records: list[RawRow], tokenizer: Tokenizer) -> TextTask:
     kept: list[PromptRow] = []
     prints, dropped = array("Q"), Counter[str]()
-    known, sizes, rows = _within_vocabulary(spec), list[int](), list(prompt_rows(dataset, records))
+    known, sizes, rows = within_vocabulary(spec), list[int](), list(prompt_rows(dataset, records))
     encoded = encode(tokenizer, [row.prompt for row in rows], special_tokens=False)
     for row, ids in zip(rows, encoded, strict=True):
         if not row.prompt.strip() or not known(ids):
@@ -303,13 +250,13 @@ def _prompts(spec: RunSpec, dataset: GrpoDataset, records: list[RawRow], tokeniz
         kept.append(row)
         sizes.append(len(ids))
         prints.append(fingerprint([row.prompt]))
-    _any_left(kept, dropped, "every row needs a prompt")
+    require_rows(kept, dropped, "every row needs a prompt")
     facts = facts_from_lengths(TaskType.GRPO, sizes, [0] * len(sizes))
     limit = (evaluation_rules(spec.era).grpo_prompt or GRPO_KL_LENGTH) + GRPO_COMPLETION
     return TextTask(spec, tokenizer, kept, prints, dict(dropped), facts, limit)
 
 
-def _any_left(rows: Sequence[Row], dropped: Mapping[str, int], rule: str) -> None:
+def require_rows(rows: Sequence[Row], dropped: Mapping[str, int], rule: str) -> None:
     if not rows:
         reasons = ", ".join(f"{count} with {reason}" for reason, count in sorted(dropped.items()))
         raise BadData(f"no row can be trained on: {reasons or 'there are none'}; {rule}")
@@ -330,7 +277,7 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedRows
     other = _by_the_other_rules(task, held, split.held)
     dropped = Counter(task.dropped)
     dropped[TOO_LONG] += max(len(split.train) - len(train), 0)
-    _any_left(train, +dropped, f"the plan's sequences are {plan.sequence.length} tokens long")
+    require_rows(train, +dropped, f"the plan's sequences are {plan.sequence.length} tokens long")
     digest = _digest([*train, *held], task, len(train))
     place = folder / digest[:16]
     if not (place / _DONE).is_file():

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainer.inputs.token_file import TokenFile
 from trainer.inputs.tokens import IGNORED
-from trainer.native.token_file import TokenFile
 from trainer.session.step_order import passes_by_length
 
 

@@ -29,11 +29,11 @@ from core.recipes.native import settings_of
 from core.runs.progress import CheckpointEvent
 from core.runs.run_files import RunEnd
 from trainer.handoff import LaunchSpec, TrainingFailure, TrainingOutcome, write_record
+from trainer.inputs.corpus import open_rows
 from trainer.inputs.model_loading import block_imports
 from trainer.native import checkpoints, speed
 from trainer.native.batches import BatchLayout, SampleOrder, TokenBatch, TokenRows
 from trainer.native.checkpoints import BadCheckpoint, Saver, TrainingPosition
-from trainer.native.corpus import open_rows
 from trainer.native.distributed import NativeCommunicator, join_process_group, shard, shard_mesh
 from trainer.native.evaluation import HeldOutLoss, with_base_preferences
 from trainer.native.loader import BatchLoader

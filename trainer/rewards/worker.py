@@ -23,9 +23,8 @@ from typing import Any
 
 from core.system.files import remove_tree
 from core.system.privileges import become_user
-from core.system.wrapper import adopt_orphans
+from core.system.wrapper import adopt_orphans, descendant_pids, reap
 from trainer.rewards import isolation
-from trainer.runner.processes import descendants, reap
 
 MEMORY_LIMIT = 16 << 30
 FILE_LIMIT = 64 << 20
@@ -256,7 +255,7 @@ def _relay(trainer: socket.socket, worker: socket.socket, pid: int) -> None:
                     reply.clear()
             if time.monotonic() - counted > TICK_S:
                 counted = time.monotonic()
-                below = descendants()
+                below = descendant_pids()
                 if pid not in below:
                     return
                 if len(below) > PROCESS_LIMIT:
@@ -270,7 +269,7 @@ def end_all(worker: int, *, spare: bool = False) -> None:
     process could fork faster than it is killed."""
     until = time.monotonic() + END_S
     while (
-        left := [pid for pid in descendants() if not (spare and pid == worker)]
+        left := [pid for pid in descendant_pids() if not (spare and pid == worker)]
     ) and time.monotonic() < until:
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in left:

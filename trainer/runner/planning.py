@@ -46,15 +46,13 @@ from core.runs.remedies import (
     with_remedies,
 )
 from core.runs.run_files import RunEnd, RunSpec
-from core.system.memory import usable_memory
+from core.system.resources import usable_cores, usable_memory
 from trainer.errors import BadModel, UnusableGpu
 from trainer.runner.command_line import STATS_VARIABLE
 
 log = logging.getLogger(__name__)
 
 DEVICES = Path("/dev")
-_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 def detect_machine(disk: Path) -> Hardware:
@@ -127,26 +125,6 @@ def _visible(handles: list[Any]) -> list[Any]:
         return handles
     chosen = [int(index) for index in named.split(",") if index.strip().isdigit()]
     return [handles[at] for at in chosen if at < len(handles)]
-
-
-def usable_cores() -> int:
-    """The affinity mask and the quota, whichever is less: `os.cpu_count` knows neither."""
-    allowed = len(os.sched_getaffinity(0))
-    quota = _quota()
-    return max(min(allowed, int(quota)) if quota else allowed, 1)
-
-
-def _quota() -> float | None:
-    try:
-        quota, period = _CGROUP_CPU.read_text("ascii").split()[:2]
-        return None if quota == "max" else float(quota) / float(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        quota_us, period_us = (float(path.read_text("ascii")) for path in _CGROUP_QUOTA)
-    except (OSError, ValueError):
-        return None
-    return quota_us / period_us if quota_us > 0 else None
 
 
 #: Which profile a run that plans for itself follows, by name or path.

@@ -2,8 +2,6 @@
 
 Launchers put workers into sessions of their own, so signals to a group do not reach them. This process
 becomes the parent of every orphan below it (`core.system.wrapper`); killing the tree leaves nothing behind.
-
-Standard library only: the supervisor of reward code imports this.
 """
 
 from __future__ import annotations
@@ -50,25 +48,10 @@ def free_port() -> int:
     raise OSError(f"no port of {_PORTS.start}-{_PORTS.stop - 1} is free on 127.0.0.1")
 
 
-def descendants(pid: int | None = None) -> list[int]:
-    """Every process below this one, parents before their children; zombies left out."""
-    return [process.pid for process in wrapper.descendants(pid)]
-
-
 def kill_descendants(own: int | None = None) -> None:
     """Kill every process below this one, also those started meanwhile; reap all but the child `own`."""
-    wrapper.kill_until_gone(descendants, KILL_S)
-    reap(own)
-
-
-def reap(own: int | None = None) -> None:
-    """Collect the exit codes of adopted orphans; the child `own` is left to whoever waits for it."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == own:
-            continue
-        with contextlib.suppress(ChildProcessError, OSError):
-            if (entry / "stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] == "Z":
-                os.waitpid(int(entry.name), os.WNOHANG)
+    wrapper.kill_until_gone(wrapper.descendant_pids, KILL_S)
+    wrapper.reap(own)
 
 
 class EngineProcess:

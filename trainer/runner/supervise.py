@@ -16,9 +16,9 @@ from typing import NamedTuple, Protocol
 from core.domain.units import show_seconds
 from core.runs.kernel_failures import kernel_failure
 from core.runs.run_files import RunEnd, TrainerExitCode
-from core.system.wrapper import dump_stacks, oom_kills
+from core.system.wrapper import dump_stacks, oom_kills, reap
 from trainer.handoff import TrainingFailure, TrainingOutcome
-from trainer.runner.processes import StopRequest, reap
+from trainer.runner.processes import StopRequest
 from trainer.session.failures import is_disk_full
 
 POLL_S = 0.2

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from core.system.memory import free_memory, is_in_memory
+from core.system.resources import free_memory, is_in_memory
 from trainer.session.ema import own_part
 from trainer.session.ranks import Communicator
 

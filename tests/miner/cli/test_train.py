@@ -138,7 +138,7 @@ def test_tokens_are_made_by_the_training_environment(setting: Path) -> None:
     code, said = run("tokens", "book.txt", "out", "--tokenizer", "base")
     assert (code, json.loads(said)["tokens"]) == (0, 5)
     assert asked(setting) == [
-        f"-m trainer.native.corpus {setting}/book.txt {setting}/out --tokenizer {setting}/base"
+        f"-m trainer.inputs.corpus {setting}/book.txt {setting}/out --tokenizer {setting}/base"
     ]
 
 

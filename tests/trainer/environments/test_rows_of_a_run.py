@@ -15,9 +15,11 @@ from tests.trainer.environments import models
 from tests.trainer.environments.test_template_probe import rows
 from tests.trainer.run_specs import run_spec
 from tests.trainer.tasks import rows_plan
+from trainer.environments.task import encode_made
 from trainer.errors import BadData
 from trainer.inputs import text
-from trainer.inputs.text import TextTask, encode_task, write_task
+from trainer.inputs.tables import read_table
+from trainer.inputs.text import TextTask, write_task
 
 
 def encoded(folder: Path, made: list[dict[str, Any]], window: int = 16384) -> TextTask:
@@ -26,7 +28,7 @@ def encoded(folder: Path, made: list[dict[str, Any]], window: int = 16384) -> Te
     (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
     dataset = EnvironmentDataset(environment_names=["liars_dice", "leduc_poker"])
     run = run_spec(folder, task_type=TaskType.ENVIRONMENT, dataset=dataset, model_path=str(model))
-    return encode_task(run, made, models.tokenizer())
+    return encode_made(run, made, models.tokenizer())
 
 
 def with_text(row: dict[str, Any], words: str) -> dict[str, Any]:
@@ -42,7 +44,10 @@ def test_rows_keep_their_length_and_equal_rows_are_held_out_together(tmp_path: P
     plan = rows_plan(TaskType.ENVIRONMENT, length=task.facts.total.max, eval_rows=12)
     prepared = write_task(task, plan, tmp_path / "data")
     assert prepared.train_rows + prepared.eval_rows == 240
-    assert len(set(prepared.eval_clusters)) < prepared.eval_rows <= 12
+    assert prepared.eval_path is not None
+    held, trained = read_table(prepared.eval_path), read_table(prepared.train_path)
+    assert len(held) == 12
+    assert not [row for row in held if row in trained]
 
 
 def test_where_the_usual_length_does_not_do_sequences_are_longer(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from core.domain.choices import Attention
 from core.models.identify import facts_from_config
 from tests.doubles.each import each
 from trainer.inputs.model_loading import block_gpu_kernels
+from trainer.inputs.token_file import write_rows
 from trainer.native.batches import BatchLayout, collate
 from trainer.native.model import LossModel
-from trainer.native.token_file import write_rows
 
 pytestmark = pytest.mark.small
 

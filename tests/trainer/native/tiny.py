@@ -24,13 +24,13 @@ from core.planning.plan import (
 )
 from core.runs.progress import EvalEvent, NoteEvent, StepEvent, parse_events
 from tests.core import builders
+from trainer.inputs.token_file import TokenFile, write_rows
 from trainer.native import model as nets
 from trainer.native.batches import BatchLayout, SampleOrder, TokenRows
 from trainer.native.checkpoints import Saver, TrainingPosition
 from trainer.native.distributed import NativeCommunicator, shard, shard_mesh
 from trainer.native.evaluation import HeldOutLoss, with_base_preferences
 from trainer.native.optimizer import Stepper
-from trainer.native.token_file import TokenFile, write_rows
 from trainer.native.train import NativeHost, Trainer, TrainingSetup, moving_average, prepare_states
 from trainer.session.clock import RunClock
 from trainer.session.progress_log import ProgressLog

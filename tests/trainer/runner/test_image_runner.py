@@ -24,6 +24,7 @@ from core.runs.control import CONTROL_FILE, RunControl, write_control
 from core.runs.progress import ControlEvent, NoteEvent, StepEvent, SubmissionEvent, parse_events
 from core.runs.remedies import with_image_steps
 from core.runs.run_files import RunEnd, RunResult, RunSpec, TrainerExitCode
+from core.system.wrapper import descendant_pids
 from tests.core.recipes.cases import image_plan
 from tests.core.submission.folders import image_adapter
 from tests.trainer.run_specs import run_spec
@@ -33,7 +34,7 @@ from tests.trainer.session.simulated import safetensors
 from trainer.runner import supervise
 from trainer.runner.image_monitor import ImageMonitor
 from trainer.runner.image_runner import ImageRunner
-from trainer.runner.processes import StopRequest, descendants
+from trainer.runner.processes import StopRequest
 from trainer.runner.supervise import LaunchResult
 from trainer.session.submission import submission_kind
 
@@ -234,7 +235,7 @@ def test_asked_to_stop_it_ends_at_once_with_the_newest_file(tmp_path: Path) -> N
         assert child.poll() is None
         assert time.time() < until
         time.sleep(0.05)
-    family = descendants(child.pid)
+    family = descendant_pids(child.pid)
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=120) == 0
     result = RunResult.model_validate_json(Path(run.result_path).read_bytes())

@@ -22,13 +22,13 @@ from core.domain.tasks import ImageModelType, TaskType
 from core.runs.run_files import RunResult, RunSpec
 from core.submission.check import BaseModelRef
 from core.submission.prepare import check_submission
+from core.system.wrapper import descendant_pids
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
 from tests.doubles.kills import Kill, run_kills
 from tests.trainer.runner.engines import LAST_MARKER, lay_out
 from tests.trainer.runner.gated_runner import marker
 from tests.trainer.runner.test_image_choice import with_choice
 from tests.trainer.runner.test_image_runner import image_run, planned
-from trainer.runner.processes import descendants
 
 pytestmark = pytest.mark.process
 
@@ -64,7 +64,7 @@ class ImageTraining:
         if self.is_running():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGSTOP)
-        for pid in descendants(self.process.pid):
+        for pid in descendant_pids(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from core.domain.hardware import CPU, GpuSet
-from core.system import memory as memory_of_machine
 from trainer.runner import planning
 
 GB = 10**9
@@ -92,57 +90,6 @@ def test_gpus_that_cuda_may_not_use_are_not_counted(driver: Any, monkeypatch: py
 def test_without_a_driver_there_is_the_cpu(driver: Any) -> None:
     driver()
     assert planning.visible_gpus().is_cpu
-
-
-WHOLE_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-@pytest.mark.parametrize(
-    ("files", "cores", "memory"),
-    [
-        ({"cpu.max": "150000 100000", "memory.max": f"{2 * GB}"}, 1, 2 * GB),
-        ({"cpu.max": "max 100000", "memory.max": "max"}, 8, WHOLE_MEMORY),
-        ({"quota": "300000", "period": "100000"}, 3, WHOLE_MEMORY),
-    ],
-    ids=["limits", "none", "an older kernel's"],
-)
-def test_a_containers_limits_count_and_not_the_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int, memory: int
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
-    monkeypatch.setattr(planning, "_CGROUP_CPU", tmp_path / "cpu.max")
-    monkeypatch.setattr(planning, "_CGROUP_QUOTA", (tmp_path / "quota", tmp_path / "period"))
-    monkeypatch.setattr(memory_of_machine, "_CGROUP_MEMORY", (tmp_path / "memory.max",))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert (planning.usable_cores(), memory_of_machine.usable_memory()) == (cores, memory)
-
-
-@pytest.mark.parametrize(
-    ("limit", "taken", "cache"),
-    [
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ],
-)
-def test_what_a_container_has_taken_is_not_free_but_for_its_cache_of_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, taken: str, cache: str
-) -> None:
-    files = {
-        limit: f"{8 * GB}",
-        taken: f"{5 * GB}",
-        "memory.stat": f"anon {4 * GB}\n{cache} {GB}\nactive_file 0",
-        "meminfo": "MemTotal: 60000000 kB\nMemAvailable: 50000000 kB",
-    }
-    for name, text in files.items():
-        (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
-    nowhere = tmp_path / "nowhere" / limit
-    both = (tmp_path / limit, nowhere) if limit == "memory.max" else (nowhere, tmp_path / limit)
-    monkeypatch.setattr(memory_of_machine, "_CGROUP_MEMORY", both)
-    monkeypatch.setattr(memory_of_machine, "_MEMINFO", tmp_path / "meminfo")
-    assert memory_of_machine.free_memory() == 4 * GB
-    (tmp_path / "meminfo").write_text("MemAvailable: 1000000 kB\n", encoding="ascii")
-    assert memory_of_machine.free_memory() == 1_024_000_000
 
 
 def test_the_disk_is_the_one_that_checkpoints_lie_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

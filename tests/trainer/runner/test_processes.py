@@ -53,17 +53,17 @@ def test_closing_a_child_ends_workers_in_sessions_of_their_own(tmp_path: Path) -
         f"""
         import os, sys, time
         from pathlib import Path
-        from core.system.wrapper import adopt_orphans
-        from trainer.runner.processes import EngineProcess, descendants
+        from core.system.wrapper import adopt_orphans, descendant_pids
+        from trainer.runner.processes import EngineProcess
 
         adopt_orphans()
         command = [sys.executable, "-c", {LAUNCHER!r}, "600"]
         child = EngineProcess(command, os.environ, Path({str(tmp_path)!r}))
         while not any(line.startswith("worker") for line in child.tail):
             time.sleep(0.01)
-        assert len(descendants()) == 2
+        assert len(descendant_pids()) == 2
         code = child.close()
-        print("code", code, "left", len(descendants()), flush=True)
+        print("code", code, "left", len(descendant_pids()), flush=True)
         """
     )
     assert "code -9 left 0" in done.stdout, done.stderr
@@ -76,15 +76,15 @@ def test_a_worker_whose_launcher_died_is_still_ours_to_end(tmp_path: Path) -> No
         f"""
         import os, sys, time
         from pathlib import Path
-        from core.system.wrapper import adopt_orphans
-        from trainer.runner.processes import EngineProcess, descendants
+        from core.system.wrapper import adopt_orphans, descendant_pids
+        from trainer.runner.processes import EngineProcess
 
         adopt_orphans()
         child = EngineProcess([sys.executable, "-c", {LAUNCHER!r}, "0"], os.environ, Path({str(tmp_path)!r}))
         while child.ended() is None:
             time.sleep(0.01)
-        assert len(descendants()) == 1, descendants()
-        print("code", child.close(), "left", len(descendants()), flush=True)
+        assert len(descendant_pids()) == 1, descendant_pids()
+        print("code", child.close(), "left", len(descendant_pids()), flush=True)
         """
     )
     assert "code 0 left 0" in done.stdout, done.stderr
@@ -153,8 +153,7 @@ def test_orphans_that_ended_leave_no_zombies(tmp_path: Path) -> None:
         """
         import os, subprocess, sys, time
         from pathlib import Path
-        from core.system.wrapper import adopt_orphans
-        from trainer.runner.processes import reap
+        from core.system.wrapper import adopt_orphans, reap
 
         def zombie(pid):
             try:

@@ -17,10 +17,10 @@ from core.domain.choices import Method
 from core.domain.tasks import TaskType
 from core.runs.progress import NoteEvent, StageEvent, SubmissionEvent
 from core.runs.run_files import RunEnd, RunResult, RunSpec
+from core.system.wrapper import descendant_pids
 from tests.trainer import tiny
 from tests.trainer.runner.test_text_runner import events, rescored, submitted_model
 from tests.trainer.tasks import DATASETS, ENDLESS, ROWS, planned, task, write_profile
-from trainer.runner.processes import descendants
 
 ROOT = Path(__file__).parents[3]
 #: A launch takes half a minute on an idle machine, and ten times that on one that tests everything at once.
@@ -89,7 +89,7 @@ def test_asked_to_stop_two_processes_save_and_end_and_leave_no_process_behind(tm
     run = planned(task(tmp_path, TaskType.CHAT, 900), profile, processes=2)
     child = started(run)
     until_submitted(run, child)
-    family = descendants(child.pid)
+    family = descendant_pids(child.pid)
     assert len(family) >= 3  # the launcher and its two workers
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=PATIENCE) == 0, log_of(run)
@@ -106,7 +106,7 @@ def test_when_one_of_two_processes_is_killed_the_run_ends_at_once_with_what_it_h
     run = planned(task(tmp_path, TaskType.INSTRUCT, 900), profile, processes=2)
     child = started(run)
     until_submitted(run, child)
-    family = descendants(child.pid)
+    family = descendant_pids(child.pid)
     workers = [
         pid for pid in family if b"-m\0axolotl.cli.train" in _said(pid) and b"accelerate" not in _said(pid)
     ]
@@ -132,7 +132,7 @@ def test_killed_with_its_runner_no_worker_goes_on_training(tmp_path: Path) -> No
     run = planned(task(tmp_path, TaskType.GRPO, 900, rows=60), profile)
     child = started(run)
     until_submitted(run, child)
-    family = descendants(child.pid)
+    family = descendant_pids(child.pid)
     child.kill()
     child.wait(timeout=120)
     until = time.time() + 120

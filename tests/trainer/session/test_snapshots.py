@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from core.system import memory
+from core.system import resources as memory
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
 from tests.trainer.session.test_ema_sharded import average_of, logits, trained

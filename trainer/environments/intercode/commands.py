@@ -20,10 +20,9 @@ from functools import partial
 from typing import Any
 
 from core.system.privileges import become_user
-from core.system.wrapper import adopt_orphans
+from core.system.wrapper import adopt_orphans, descendants
 from trainer.rewards.isolation import FIRST_UID, Isolation, can_work, isolate_process
 from trainer.rewards.worker import end_all, limit_resources
-from trainer.runner.processes import descendants
 
 SHELL = "/bin/bash"
 #: Bytes of each stream, and processes at a time, after which a command is ended.

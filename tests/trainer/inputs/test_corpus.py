@@ -15,9 +15,9 @@ from datasets import Dataset
 from tests.trainer.native import tiny
 from tests.trainer.tiny import save
 from trainer.errors import BadData
-from trainer.native import corpus
-from trainer.native.corpus import open_rows
-from trainer.native.token_file import BadTokens, TokenFile, write_rows
+from trainer.inputs import corpus
+from trainer.inputs.corpus import open_rows
+from trainer.inputs.token_file import BadTokens, TokenFile, write_rows
 
 pytestmark = pytest.mark.small
 
@@ -146,5 +146,5 @@ def test_another_table_is_refused_with_its_columns(tmp_path: Path) -> None:
 
 
 def test_the_preparing_process_gets_no_torch_from_here() -> None:
-    code = "import sys, trainer.native.corpus; sys.exit('torch' in sys.modules)"
+    code = "import sys, trainer.inputs.corpus; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

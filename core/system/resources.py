@@ -1,10 +1,12 @@
-"""The memory of this machine, or of the container that limits it."""
+"""Cores and memory of this machine, or of the container that limits it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 _CGROUP_MEMORY = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -15,6 +17,26 @@ _MEMINFO = Path("/proc/meminfo")
 _MOUNTS = Path("/proc/self/mountinfo")
 #: File systems whose files lie in memory.
 _IN_MEMORY = ("tmpfs", "ramfs")
+
+
+def usable_cores() -> int:
+    """The affinity mask and the quota, whichever is less: `os.cpu_count` knows neither."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = _quota()
+    return max(min(allowed, int(quota)) if quota else allowed, 1)
+
+
+def _quota() -> float | None:
+    try:
+        quota, period = _CGROUP_CPU.read_text("ascii").split()[:2]
+        return None if quota == "max" else float(quota) / float(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        quota_us, period_us = (float(path.read_text("ascii")) for path in _CGROUP_QUOTA)
+    except (OSError, ValueError):
+        return None
+    return quota_us / period_us if quota_us > 0 else None
 
 
 def usable_memory() -> int:

@@ -18,23 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.data.facts import DatasetFacts, facts_from_lengths
-from core.domain.choices import Engine
 from core.domain.tasks import TaskType
 from core.planning.plan import TrainingPlan
 from trainer.errors import BadData
-from trainer.handoff import PreparedRows, PrepareSpec
 from trainer.inputs.files import KINDS, files_in, rows_in, text_of
+from trainer.inputs.token_file import META_FILE, TokenFile, TokenWriter, width_of, write_rows
 from trainer.inputs.tokens import (
     IGNORED,
     Tokenizer,
     load_tokenizer,
     model_rows,
-    model_window,
-    pad_token_for_engine,
     tokenized,
 )
-from trainer.native.token_file import META_FILE, TokenFile, TokenWriter, width_of, write_rows
-from trainer.runner.planning import make_own_plan, model_facts
 from trainer.session.progress_log import ProgressLog
 from trainer.session.ranks import Communicator
 
@@ -168,43 +163,6 @@ def split_corpus(corpus: TokenFile, plan: TrainingPlan, which: str) -> TokenFile
     return corpus.part(rows[held if which == "eval" else ~held]).cut(length)
 
 
-def prepare_corpus(spec: PrepareSpec) -> PreparedRows:
-    """`trainer.runner.prepare`'s answer for a task that is plain text."""
-    run, source = spec.run, Path(spec.run.data_path)
-    tokenizer, vocabulary = load_corpus(run.model_path)
-    window = model_window(run.model_path) or 2048
-    folder = source if is_corpus(source) else Path(run.work_dir) / "corpus"
-    if folder == source:
-        corpus = open_corpus(source, vocabulary, window, check=True)
-    else:
-        corpus = build_corpus(source, folder, tokenizer, vocabulary, ProgressLog(Path(run.progress_path)))
-    if spec.plan_path is not None:
-        plan = TrainingPlan.from_json(Path(spec.plan_path).read_bytes())
-    else:
-        model = model_facts(Path(run.model_path), run.model_id)
-        plan = make_own_plan(run, model, corpus_facts(corpus, window))
-        # Long documents are cut to what the plan takes at once, which is more rows than it knew of.
-        plan = make_own_plan(run, model, corpus_facts(corpus, plan.sequence.length))
-    if plan.engine is not Engine.NATIVE:
-        raise BadData(
-            f"{source} is plain text, which the native trainer alone takes; the plan names {plan.engine}"
-        )
-    Path(spec.plan_out).write_text(plan.to_json(), encoding="utf-8")
-    if folder.suffix == RAW:
-        corpus = open_corpus(folder, vocabulary, plan.sequence.length)
-    train, held = split_corpus(corpus, plan, "train"), split_corpus(corpus, plan, "eval")
-    if not len(train):
-        raise BadData(f"{source} has too few documents: {len(corpus)}")
-    return PreparedRows(
-        train_path=folder,
-        eval_path=folder if len(held) else None,
-        train_rows=len(train),
-        eval_rows=len(held),
-        digest=hashlib.sha256(repr(train.fingerprint()).encode()).hexdigest(),
-        pad_token=pad_token_for_engine(tokenizer),
-    )
-
-
 def corpus_facts(corpus: TokenFile, length: int) -> DatasetFacts:
     lengths = corpus.cut(length).lengths
     sample = lengths[:: max(len(lengths) // _SAMPLE, 1)].tolist()
@@ -212,7 +170,7 @@ def corpus_facts(corpus: TokenFile, length: int) -> DatasetFacts:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="trainer.native.corpus")
+    parser = argparse.ArgumentParser(prog="trainer.inputs.corpus")
     parser.add_argument("source", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokenizer", required=True)

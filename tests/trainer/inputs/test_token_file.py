@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.native.token_file import BadTokens, TokenFile, TokenWriter, write_rows
+from trainer.inputs.token_file import BadTokens, TokenFile, TokenWriter, write_rows
 
 pytestmark = pytest.mark.small
 
