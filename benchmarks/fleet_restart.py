@@ -173,10 +173,8 @@ class _RunWriter:
         job_id, name = started.job_id, f"{started.job_id}-1-0123456789abcdef"
         folder = job_folder(self._data_dir, job_id).attempt(1)
         row = jobs.get_job(db, job_id)
-        attempts.begin_attempt(
-            db, job_id, row.lock_token, began, engine="slurm", key=name, folder=str(folder.path), number=1,
-            gpus=(gpu,), end_by=end,
-        )  # fmt: skip
+        attempt = attempts.NewAttempt(1, "slurm", name, str(folder.path), (gpu,), end)
+        attempts.begin_attempt(db, job_id, row.lock_token, began, attempt)
         attempts.set_engine_ref(db, attempts.attempts_of(db, job_id)[0].id, name)
         self._write_files(folder, start, began)
         self._runs.write(RunNote(name, str(folder.path), began, str(number + 1)))

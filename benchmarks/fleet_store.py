@@ -129,12 +129,14 @@ class StoreWriter:
             job_id,
             row.lock_token,
             now,
-            engine="slurm",
-            key=key,
-            folder=f"/shared/god-miner/jobs/{job_id}/attempt_1",
-            number=1,
-            gpus=decision.placement.gpus,
-            end_by=end,
+            attempts.NewAttempt(
+                1,
+                "slurm",
+                key,
+                f"/shared/god-miner/jobs/{job_id}/attempt_1",
+                decision.placement.gpus,
+                end,
+            ),
         )
         attempt = attempts.attempts_of(db, job_id)[0]
         attempts.set_engine_ref(db, attempt.id, key)

@@ -19,14 +19,21 @@ from miner.fleet.nvml import NvmlSource
 from miner.fleet.sampler import GpuSampler, HostMeter, samples_of_fleet
 from miner.fleet.samples import SampleHistory
 from miner.fleet.schedule import QueueRules
-from miner.fleet.sources import FixedGpuSource, GpuSource, JoinedGpuSource, ScanFailed, host_facts
+from miner.fleet.sources import (
+    FixedGpuSource,
+    GpuSource,
+    JoinedGpuSource,
+    ScanFailed,
+    ScannedNode,
+    host_facts,
+)
 from miner.observe.alerts import AlertKind, SendAlert
 from miner.settings import Settings
 from miner.store.store import Store
 
 CPU = "cpu"
-#: How often GPUs are scanned, and how often they and the host are measured (0: never).
-REFRESH_SECONDS, SAMPLE_SECONDS = 5.0, 5.0
+#: Interval at which GPUs and host are measured; 0 for never.
+SAMPLE_SECONDS = 5.0
 #: A GPU that failed or was occupied must be fine for this long before it is used again.
 RETURN_SECONDS = 300.0
 
@@ -48,10 +55,14 @@ def build_inventory(
     def on_problem(error: ConfigError) -> None:
         alert(AlertKind.FLEET_FILE_PROBLEM, f"what was read of FLEET_FILE before stays in force: {error}")
 
-    file = settings.fleet_file and fleet_file.follow_fleet_file(settings.fleet_file, on_problem)
+    path = settings.fleet_file
+    file = fleet_file.follow_fleet_file(path, on_problem) if path else None
 
     def host() -> dict[str, object]:
         return {**host_facts(settings.data_dir), **(file.current.content.host.facts() if file else {})}
+
+    def this_machine() -> ScannedNode:
+        return ScannedNode("", settings.local_backend or "", host())
 
     def kinds() -> Mapping[str, str]:
         return file.current.content.kinds if file else {}
@@ -70,13 +81,9 @@ def build_inventory(
         JoinedGpuSource(*sources) if len(sources) > 1 else sources[0],
         fleet,
         GpuHealth(return_seconds=RETURN_SECONDS),
-        host,
+        this_machine,
         alert,
-        refresh_seconds=REFRESH_SECONDS,
-        engine=settings.local_backend or "",
-        clock=clock,
-        file_problem=lambda: str(file.problem) if file and file.problem else None,
-        refresh_file=file.refresh if file else lambda: None,
+        file,
     )
 
 
@@ -90,7 +97,7 @@ def build_sampler(
 ) -> GpuSampler:
     """NVML measures also where it is not asked which GPUs there are (`GPUS=4xH100`)."""
     host = HostMeter(settings.data_dir)
-    return GpuSampler(nvml, fleet, history, store, host, interval=SAMPLE_SECONDS, clock=clock)
+    return GpuSampler(nvml, fleet, history, store, host, interval=SAMPLE_SECONDS)
 
 
 def build_gpu_source(gpus: str, nvml: NvmlSource) -> GpuSource:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ import typer
 
 from core.domain.errors import ConfigError, Problem, nearest_name
 from core.domain.units import parse_seconds
-from miner.api.alerts import Alert, Silence
+from miner.api.alerts import Alert
 from miner.cli.options import AsJson, PageLimit, load_settings
 from miner.cli.output import echo, echo_json, print_pages
 
@@ -209,17 +208,14 @@ def _from_store(settings: Settings, limit: int, *, only_open: bool) -> dict[str,
     from miner.store import alerts as store_alerts
     from miner.store.database import open_store
 
-    def silences(connection: sqlite3.Connection) -> list[dict[str, Any]]:
-        return [
-            Silence.model_validate(row).model_dump(mode="json")
-            for row in store_alerts.silences_in_force(connection, time.time())
-        ]
-
     with open_store(settings.store_dir) as connection:
         rows = store_alerts.newest_alerts(connection, limit, only_open=only_open)
         return {
             "alerts": [Alert.model_validate(row).model_dump(mode="json") for row in rows],
-            "silences": silences(connection),
+            "silences": [
+                silence.model_dump(mode="json")
+                for silence in store_alerts.silences_in_force(connection, time.time())
+            ],
             "rules": [],
             "problem": None,
         }

@@ -42,7 +42,7 @@ class Fleet:
         self.abilities: Mapping[str, EngineAbility] = {}
         #: Time at which a GPU was last released: memory in use soon after is the last job's.
         self.released_at: dict[str, float] = {}
-        self._clock = clock
+        self.clock = clock
         self._waiting: dict[TaskKey, asyncio.Future[GpuGrant]] = {}
         self._listeners: list[GpuLostListener] = []
         self._on_release: list[Callable[[], None]] = []
@@ -62,7 +62,7 @@ class Fleet:
         )
         if inventory.gpus:
             for unseen, (ids, until) in self._unseen.items():
-                self.ledger.adopt(unseen, ids, now=self._clock(), until=until)
+                self.ledger.adopt(unseen, ids, now=self.clock(), until=until)
             self._unseen.clear()
         self.schedule()
         self._notified = {entry for entry in self._notified if entry[1] in inventory.failed}
@@ -102,7 +102,7 @@ class Fleet:
     ) -> bool:
         """Keep a placement's GPUs for an offer until `until`; return False if they are not free. Synchronous,
         so that a decision made on a snapshot of the same instant holds."""
-        now = self._clock()
+        now = self.clock()
         others = self.inventory.nodes_like(placement.gpus)
         return self.ledger.reserve(
             key, placement, now=now, until=until, priority=priority, lane=lane, others=others
@@ -116,13 +116,13 @@ class Fleet:
         """Restore reservations from before a restart, each with True if it was an accepted offer's."""
         for reservation, firm in reservations:
             others = self.inventory.nodes_like(reservation.gpus)
-            self.ledger.restore(reservation, firm=firm, now=self._clock(), others=others)
+            self.ledger.restore(reservation, firm=firm, now=self.clock(), others=others)
         self.schedule()
 
     def start(self, key: TaskKey, *, until: float, priority: float = 0.0) -> None:
         """Make the task a job: with the GPUs reserved for it, or in the queue. Its place in the queue is
         found by the next `schedule`: no GPUs can be requested before, and many starts may come at once."""
-        self.ledger.start(key, now=self._clock(), until=until, priority=priority)
+        self.ledger.start(key, now=self.clock(), until=until, priority=priority)
 
     async def acquire(
         self,
@@ -147,7 +147,7 @@ class Fleet:
         future: asyncio.Future[GpuGrant] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
         self.ledger.request(
-            key, options, now=self._clock(), until=until, exclusive=exclusive, lane=lane, needs=needs
+            key, options, now=self.clock(), until=until, exclusive=exclusive, lane=lane, needs=needs
         )
         self.schedule()
         try:
@@ -179,7 +179,7 @@ class Fleet:
             return None
         before = self.ledger.claim(key)
         had = before.gpus if before else ()
-        if not self.ledger.adopt(key, ids, now=self._clock(), until=until):
+        if not self.ledger.adopt(key, ids, now=self.clock(), until=until):
             return None
         # A pass over a large fleet takes milliseconds, and a restart adopts a thousand runs.
         if had not in ((), tuple(ids)) or self.ledger.displaces(key):
@@ -189,14 +189,14 @@ class Fleet:
     def extend(self, key: TaskKey, until: float) -> float:
         """Keep its GPUs until then, or until one of them is reserved for somebody else or others use it, and
         never shorter than so far. Returns until when it has them now."""
-        kept = self.ledger.extend(key, until, self._clock())
+        kept = self.ledger.extend(key, until, self.clock())
         if self.ledger.displaces(key):
             self.schedule()
         return kept
 
     def free_until(self, gpus: Collection[str]) -> float:
         """Return when others begin to use one of these GPUs, as far as the cluster's scheduler knows."""
-        return self.ledger.free_until(gpus, self._clock())
+        return self.ledger.free_until(gpus, self.clock())
 
     def release(self, key: TaskKey) -> None:
         """Take the task's GPUs back, and end its wait. Safe to repeat."""
@@ -209,7 +209,7 @@ class Fleet:
         if used:
             # Its processes may take a while to end: the next job gets the GPUs when a scan finds them empty.
             self.ledger.unclean.update(used)
-            self.released_at.update(dict.fromkeys(used, self._clock()))
+            self.released_at.update(dict.fromkeys(used, self.clock()))
             for listener in self._on_release:
                 listener()
         self.ledger.release(key)
@@ -224,7 +224,7 @@ class Fleet:
         Before the first scan nothing is done: restored reservations would lose their GPUs for no reason."""
         if not self.inventory.gpus:
             return
-        for claim in self.ledger.schedule(self._clock()):
+        for claim in self.ledger.schedule(self.clock()):
             future = self._waiting.pop(claim.key, None)
             if future is None or future.done():
                 self.ledger.leave(claim.key)
@@ -242,7 +242,7 @@ class Fleet:
         return sum(gpu.unusable_reason is None for gpu in self.inventory.gpus)
 
     def queue(self) -> list[GpuClaim]:
-        return self.ledger.queue(self._clock())
+        return self.ledger.queue(self.clock())
 
     def _grant(self, key: TaskKey, ids: tuple[str, ...]) -> GpuGrant:
         kinds = {gpu.id: gpu.kind for gpu in self.inventory.gpus}

@@ -103,9 +103,12 @@ FLEET_FILE_KIND = ConfigKind(
 )
 
 
+FollowedFleetFile = LiveConfig[LoadedConfig[FleetTerms]]
+
+
 def follow_fleet_file(
     path: Path, on_problem: Callable[[ConfigError], None] | None = None
-) -> LiveConfig[LoadedConfig[FleetTerms]]:
+) -> FollowedFleetFile:
     """Read the file, and again whenever it changes; after a bad edit the last good content stays."""
     return LiveConfig(FLEET_FILE_KIND.load, str(path), (), on_problem)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from core.domain.hardware import GpuSet, Hardware
 from miner.fleet.base import FleetNode, InventoryState, NodeGpus, group_by_node
 from miner.fleet.fleet import Fleet
+from miner.fleet.fleet_file import FollowedFleetFile
 from miner.fleet.health import GpuHealth, GpuHealthReport
 from miner.fleet.sources import GpuScan, GpuSource, NoNvidiaDriver, ScanFailed, ScannedNode
 from miner.observe.alerts import AlertKind, SendAlert, gpu_subject
@@ -20,6 +19,8 @@ log = logging.getLogger(__name__)
 
 #: How long the daemon's start waits for the first scan. A driver that wakes its GPUs first takes longer.
 FIRST_SCAN_SECONDS = 1.0
+#: Time between two scans.
+REFRESH_SECONDS = 5.0
 
 
 class GpuInventory:
@@ -28,23 +29,14 @@ class GpuInventory:
         source: GpuSource,
         fleet: Fleet,
         health: GpuHealth,
-        host: Callable[[], Mapping[str, Any]],
+        this_machine: Callable[[], ScannedNode],
         alert: SendAlert,
-        *,
-        refresh_seconds: float,
-        engine: str = "",
-        clock: Callable[[], float] = time.time,
-        file_problem: Callable[[], str | None] = lambda: None,
-        refresh_file: Callable[[], object] = lambda: None,
+        file: FollowedFleetFile | None = None,
     ) -> None:
-        """`host` returns what surrounds this machine's GPUs, as fields of `Hardware`; `engine` is what runs
-        trainings here; `file_problem` returns why the current FLEET_FILE is not in force, and `refresh_file`
-        loads edits of it."""
-        self.file_problem, self.refresh_file = file_problem, refresh_file
+        """`this_machine` returns the daemon's machine without its GPUs; `file` is FLEET_FILE, if set."""
         self._source, self._fleet, self._health = source, fleet, health
-        self._host, self._engine, self._alert = host, engine, alert
-        self._refresh_seconds = refresh_seconds
-        self._clock = clock
+        self._this_machine, self._alert, self._file = this_machine, alert, file
+        self.refresh_seconds = REFRESH_SECONDS
         self._wake = asyncio.Event()
         self._first = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -56,6 +48,15 @@ class GpuInventory:
         self._problem: str | None = None
         self.source_name = ""
         self.scanned_at: float | None = None
+
+    def file_problem(self) -> str | None:
+        """Return the reason why FLEET_FILE as it is now is not in force, if it is not."""
+        return str(self._file.problem) if self._file is not None and self._file.problem else None
+
+    def refresh_file(self) -> None:
+        """Load edits of FLEET_FILE."""
+        if self._file is not None:
+            self._file.refresh()
 
     async def start(self) -> None:
         """Begin to scan, and wait a moment for the first scan: an offer that comes now should find GPUs."""
@@ -93,7 +94,7 @@ class GpuInventory:
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._refresh_seconds):
+            async with asyncio.timeout(self.refresh_seconds):
                 await self._wake.wait()
         self._wake.clear()
 
@@ -106,7 +107,7 @@ class GpuInventory:
     def _note_scan(self, scan: GpuScan) -> None:
         fleet = self._fleet
         problem, self._problem = self._problem, scan.problem
-        self.source_name, self.scanned_at = scan.source, self._clock()
+        self.source_name, self.scanned_at = scan.source, self._fleet.clock()
         self._notes = scan.notes
         self._scanned_nodes |= {node.name: node for node in scan.nodes}
         self._report = self._health.update(scan, self.scanned_at, fleet.is_in_use, fleet.released_at)
@@ -123,8 +124,7 @@ class GpuInventory:
     def _state(self, report: GpuHealthReport | None, problem: str | None) -> InventoryState:
         if report is None:
             return InventoryState(problem=problem)
-        this_machine = ScannedNode("", self._engine, self._host())
-        scanned = {**self._scanned_nodes, "": this_machine}
+        scanned = {**self._scanned_nodes, "": self._this_machine()}
         return InventoryState(
             gpus=report.gpus,
             nodes=tuple(

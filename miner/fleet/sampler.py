@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -170,7 +170,6 @@ class GpuSampler:
         host: HostMeter,
         *,
         interval: float,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """`interval`: seconds between two samples; 0: nothing is measured."""
         self._source, self._fleet, self._history, self._store, self._host = (
@@ -181,7 +180,7 @@ class GpuSampler:
             host,
         )
         self.interval = interval
-        self._clock = clock
+        self._clock = fleet.clock
         self._minutes = OpenMinutes()
         self._unstored: list[tuple[GpuRollup, TaskKey | None]] = []
         self._last_tick: float | None = None

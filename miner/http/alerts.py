@@ -81,7 +81,7 @@ async def list_alerts(
 
     def query(connection: sqlite3.Connection) -> tuple[list[Alert], list[Silence]]:
         alerts = store_alerts.newest_alerts(connection, limit, only_open=open_only)
-        return Alert.of_each(alerts), Silence.of_each(store_alerts.silences_in_force(connection, now))
+        return Alert.of_each(alerts), store_alerts.silences_in_force(connection, now)
 
     alerts, silences = await daemon.store.read(query)
     service = daemon.alert_service
@@ -93,10 +93,9 @@ async def list_alerts(
 async def add_silence(silence: SilenceRequest, daemon: AlertsOf) -> Silence:
     """Notify nobody of some alerts for a while; they are still stored and shown."""
     now = daemon.clock()
-    row = await daemon.store.write(
+    return await daemon.store.write(
         store_alerts.add_silence, silence.rule, silence.subject, silence.reason, now, now + silence.seconds
     )
-    return Silence.model_validate(row)
 
 
 async def send_test(daemon: AlertsOf, test: TrialNotification | None = None) -> TrialReport:

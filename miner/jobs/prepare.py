@@ -405,12 +405,14 @@ async def write(job: JobContext, inputs: FetchedInputs, history: AttemptHistory,
         job.row.id,
         job.row.lock_token,
         job.now(),
-        number=number,
-        engine=services.engine_for(grant.gpus).name,
-        key=f"{job.row.id}-{number}-{secrets.token_hex(4)}",
-        folder=str(folder.path),
-        gpus=grant.gpus,
-        end_by=grant.end_by,
+        attempts.NewAttempt(
+            number,
+            services.engine_for(grant.gpus).name,
+            f"{job.row.id}-{number}-{secrets.token_hex(4)}",
+            str(folder.path),
+            grant.gpus,
+            grant.end_by,
+        ),
     )
     job.live.attempt = number
     job.show_state()

@@ -17,8 +17,6 @@ from core.domain.hardware import Hardware
 from core.domain.job_states import JobState
 from core.profile.resolve import LoadedProfile
 from miner.api.reports import (
-    ActionCount,
-    AlertCount,
     EndedJobs,
     GpuUse,
     JobGain,
@@ -100,8 +98,8 @@ def build_report(connection: sqlite3.Connection, period: ReportPeriod, policy: P
         quality=quality_weeks(scores, ends, _WEEKS),
         first_place=FIRST_PLACE,
         tournaments=TOURNAMENTS,
-        alerts=[AlertCount(**row) for row in count_alerts(connection, begins, ends)],
-        actions=[ActionCount(**row) for row in count_actions(connection, begins, ends)],
+        alerts=count_alerts(connection, begins, ends),
+        actions=count_actions(connection, begins, ends),
         goals=goal_progress(connection, ends, policy.targets, history),
         backtest=None,
     )

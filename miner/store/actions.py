@@ -6,8 +6,9 @@ import json
 import sqlite3
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, TypedDict
+from typing import TypedDict
 
+from miner.api.reports import ActionCount
 from miner.store.database import add_event, insert_row
 
 _MAX_DETAIL_CHARS = 2000
@@ -67,9 +68,6 @@ class ActionRow(NewAction):
     asked_at: float = 0.0
     ended_at: float | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @property
     def micro_change(self) -> float:
         """The change of the sequences in one pass; 0 if it is another kind of action, or not known."""
@@ -128,14 +126,14 @@ def actions_of_job(connection: sqlite3.Connection, job_id: int) -> list[ActionRo
     return [_action_from(row) for row in rows]
 
 
-def count_actions(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> list[dict[str, Any]]:
+def count_actions(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> list[ActionCount]:
     """Count the actions of a time by rule, kind and outcome, the most frequent first."""
     rows = connection.execute(
         "SELECT rule, kind, outcome, count(*) AS count FROM actions WHERE asked_at >= ? AND asked_at < ? "
         "GROUP BY rule, kind, outcome ORDER BY count DESC, rule, outcome",
         (begins_at, ends_at),
     )
-    return [dict(row) for row in rows]
+    return [ActionCount(**row) for row in rows]
 
 
 def micro_of_next_attempt(connection: sqlite3.Connection, job_id: int) -> int | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from core.domain.errors import GodMinerError
-from miner.api.alerts import Severity
+from miner.api.alerts import Severity, Silence
+from miner.api.reports import AlertCount
 from miner.observe.alerts import AlertSubject
 from miner.store.database import add_event, insert_row
 
@@ -43,9 +43,6 @@ class AlertRow(NewAlert):
     #: True if the operator is to be notified of it and of its end; and when that was last done.
     notify: bool = False
     notified_at: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"subject": str(self.subject)}
 
 
 def record_alert(
@@ -170,7 +167,7 @@ def _alert_from(row: sqlite3.Row) -> AlertRow:
     return AlertRow(**dict(row) | typed)
 
 
-def count_alerts(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> list[dict[str, Any]]:
+def count_alerts(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> list[AlertCount]:
     """Count the alerts of a time by rule, the most frequent first."""
     rows = connection.execute(
         "SELECT rule, CASE WHEN max(severity = 'critical') THEN 'critical' "
@@ -180,37 +177,22 @@ def count_alerts(connection: sqlite3.Connection, begins_at: float, ends_at: floa
         "GROUP BY rule ORDER BY raised DESC, rule",
         (begins_at, ends_at),
     )
-    return [dict(row) for row in rows]
+    return [AlertCount(**row) for row in rows]
 
 
 # Silences
 
 
-@dataclass(frozen=True, slots=True)
-class SilenceRow:
-    """Alerts that are not passed on: patterns like `gpu-*`."""
-
-    id: int
-    rule: str
-    subject: str
-    reason: str
-    created_at: float
-    until: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def add_silence(
     connection: sqlite3.Connection, rule: str, subject: str, reason: str, now: float, until: float
-) -> SilenceRow:
+) -> Silence:
     row_id = insert_row(
         connection, "silences", rule=rule, subject=subject, reason=reason, created_at=now, until=until
     )
     add_event(
         connection, now, "silence", None, text=f"{rule} of {subject} is silenced: {reason}", until=until
     )
-    return SilenceRow(row_id, rule, subject, reason, now, until)
+    return Silence(id=row_id, rule=rule, subject=subject, reason=reason, created_at=now, until=until)
 
 
 def end_silence(connection: sqlite3.Connection, silence_id: int, now: float) -> None:
@@ -223,9 +205,9 @@ def end_silence(connection: sqlite3.Connection, silence_id: int, now: float) -> 
         )
 
 
-def silences_in_force(connection: sqlite3.Connection, now: float) -> list[SilenceRow]:
+def silences_in_force(connection: sqlite3.Connection, now: float) -> list[Silence]:
     rows = connection.execute("SELECT * FROM silences WHERE until > ? ORDER BY id", (now,))
-    return [SilenceRow(**dict(row)) for row in rows]
+    return [Silence(**row) for row in rows]
 
 
 def is_silenced(connection: sqlite3.Connection, alert: AlertRow, now: float) -> bool:

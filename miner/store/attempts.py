@@ -10,6 +10,7 @@ import json
 import sqlite3
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from core.domain.errors import GodMinerError
 from core.domain.job_states import FINAL_STATES, EndReason, JobState
@@ -25,6 +26,17 @@ class StaleJob(GodMinerError):
     """The job was changed after this worker read it."""
 
     code = "stale_worker"
+
+
+class NewAttempt(NamedTuple):
+    """An attempt before it begins."""
+
+    number: int
+    engine: str
+    key: str
+    folder: str
+    gpus: tuple[str, ...]
+    end_by: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,28 +144,12 @@ def begin_attempt(
     job_id: int,
     token: int,
     now: float,
-    *,
-    engine: str,
-    key: str,
-    folder: str,
-    number: int,
-    gpus: tuple[str, ...],
-    end_by: float,
+    attempt: NewAttempt,
 ) -> JobRow:
     """Insert the attempt and set the state together: a job in training always has an attempt."""
     job = set_job_state(connection, job_id, token, JobState.TRAINING, now)
-    insert_row(
-        connection,
-        "attempts",
-        job_id=job_id,
-        number=number,
-        engine=engine,
-        key=key,
-        folder=folder,
-        gpus=json.dumps(gpus),
-        started_at=now,
-        end_by=end_by,
-    )
+    values = {**attempt._asdict(), "gpus": json.dumps(attempt.gpus)}
+    insert_row(connection, "attempts", job_id=job_id, started_at=now, **values)
     return job
 
 

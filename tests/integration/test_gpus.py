@@ -50,7 +50,7 @@ class Watched:
 
 QUICK = {
     "GPUS": "nvml",
-    "miner.backends.build_fleet.REFRESH_SECONDS": "0.2",
+    "miner.fleet.inventory.REFRESH_SECONDS": "0.2",
     "miner.backends.build_fleet.RETURN_SECONDS": "0.5",
 }
 

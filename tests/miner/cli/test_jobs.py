@@ -5,6 +5,7 @@ import io
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -286,7 +287,7 @@ def test_what_rules_did_is_shown_at_80_columns() -> None:
     ]
     out = io.StringIO()
     console = Terminal(file=out, force_terminal=False, width=80)
-    for page in job_pages({**JOB, "actions": [row.as_dict() for row in rows]}, 0.0):
+    for page in job_pages({**JOB, "actions": [asdict(row) for row in rows]}, 0.0):
         console.print(page)
     text = " ".join(out.getvalue().split())
     assert max(map(len, out.getvalue().splitlines())) <= 80

@@ -67,11 +67,10 @@ class WatchedFleet:
             source,
             self.fleet,
             GpuHealth(return_seconds=300.0, settle_seconds=60.0),
-            lambda: host or {},
+            lambda: ScannedNode("", "", host or {}),
             lambda kind, _text, subject=MINER: self.events.append((kind, subject)),
-            refresh_seconds=3600.0,
-            clock=lambda: self.now,
         )
+        self.inventory.refresh_seconds = 3600.0
 
     async def scan(self, after: float = 0.0) -> None:
         self.now += after

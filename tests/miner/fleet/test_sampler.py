@@ -54,9 +54,7 @@ class MeasuredHost:
         self.fleet.update(InventoryState(gpus=tuple(make_gpus(2))))
         self.store = store
         host = HostMeter(folder)
-        self.sampler = GpuSampler(
-            self.gpus, self.fleet, self.history, store, host, interval=5.0, clock=lambda: self.now
-        )
+        self.sampler = GpuSampler(self.gpus, self.fleet, self.history, store, host, interval=5.0)
 
     async def go(self, seconds: float, step: float = 5.0) -> None:
         """Sample until so much time has passed."""
@@ -128,7 +126,6 @@ async def test_a_stop_in_the_middle_of_a_minute_and_a_new_start_count_nothing_tw
         measured.store,
         HostMeter(Path("/")),
         interval=5.0,
-        clock=lambda: measured.now,
     )
     measured.sampler = again
     await again.sample()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from typing import Any
 
 import pytest
 
@@ -23,15 +22,8 @@ async def job(store: Store) -> JobRow:
 
 
 def begin_attempt(connection: sqlite3.Connection, job: JobRow) -> JobRow:
-    values: dict[str, Any] = {
-        "engine": "process",
-        "key": "k1",
-        "folder": "/f",
-        "gpus": ("0", "1"),
-        "end_by": 9.0,
-        "number": 1,
-    }
-    return attempts.begin_attempt(connection, job.id, job.lock_token, 5.0, **values)
+    attempt = attempts.NewAttempt(1, "process", "k1", "/f", ("0", "1"), 9.0)
+    return attempts.begin_attempt(connection, job.id, job.lock_token, 5.0, attempt)
 
 
 @pytest.fixture
