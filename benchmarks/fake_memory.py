@@ -238,13 +238,10 @@ def build(case: dict[str, Any], layers: int) -> nn.Module:
                 lora_dropout=case.get("dropout", 0.05),
                 target_modules="all-linear",
             )
-            model = get_peft_model(
-                model, lora, low_cpu_mem_usage=True, autocast_adapter_dtype=case.get("adapter_fp32", True)
-            )
-            wanted = torch.float32 if case.get("adapter_fp32", True) else torch.bfloat16
+            model = get_peft_model(model, lora, low_cpu_mem_usage=True)
             for parameter in model.parameters():
                 if parameter.requires_grad:
-                    parameter.data = parameter.data.to(wanted)
+                    parameter.data = parameter.data.to(torch.float32)
     return model
 
 

@@ -71,7 +71,6 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, {**lora, "micro": 4, "length": 2048, "dropout": 0.0}
         yield name, {**lora, "micro": 4, "length": 2048, "loss": "chunked"}
         yield name, {**lora, "micro": 4, "length": 512, "loss": "chunked", "checkpointing": False}
-        yield name, {**lora, "micro": 4, "length": 2048, "adapter_fp32": False, "checkpointing": False}
         yield name, {**lora, "micro": 4, "length": 2048, "optimizer": "foreach", "rank": 512}
         yield name, {**lora, "micro": 4, "length": 2048, "accumulate": True, "rank": 512}
         full = {**lora, "method": "full", "rank": 0, "micro": 2, "length": 2048}
@@ -109,13 +108,11 @@ def setup_for(model: ModelFacts, case: dict[str, Any]) -> RunCandidate:
         length=case["length"],
         completion=case.get("completion", 0),
         rank=case["rank"],
-        adapter_fp32=case.get("adapter_fp32", True),
         dropout=case["dropout"] > 0,
         optimizer=Optimizer.ADAMW_TORCH if case["optimizer"] == "foreach" else Optimizer.ADAMW_TORCH_FUSED,
         fp32_master=False,
         width=2,
         checkpointing=case["checkpointing"],
-        offload=False,
         attention=Attention.SDPA if plain else Attention.FLASH_2,
         loss=LossKind(case["loss"]),
         liger=frozenset(),
@@ -197,7 +194,6 @@ def shown(row: Row) -> tuple[str, ...]:
     case = row.case
     extra = [key for key in ("accumulate", "fp32_embeddings") if case.get(key)]
     extra += ["no dropout"] if not case["dropout"] else []
-    extra += ["bf16 adapter"] if case.get("adapter_fp32") is False else []
     extra += ["foreach"] if case["optimizer"] == "foreach" else []
     extra += [] if row.holds else ["TOO LITTLE"]
     return (

@@ -234,7 +234,6 @@ def _adapter(needs: Requirements, candidate: RunCandidate) -> AdapterPlan | None
         dora=targets.dora,
         loraplus_lr_ratio=targets.loraplus_lr_ratio,
         text_encoder=bool(candidate.image and candidate.image.text_adapter),
-        fp32=targets.adapter_fp32,
         params=candidate.adapter_params,
     )
 
@@ -303,7 +302,6 @@ def _precision(needs: Requirements, candidate: RunCandidate) -> PrecisionPlan:
         attention=candidate.attention,
         compile_mode=candidate.compile_mode,
         gradient_checkpointing=candidate.checkpointing,
-        activation_offload=candidate.offload,
         # The KL to the base model is computed from the logits, which a fused loss never has.
         fused_loss=targets.fused_loss and supervised and not needs.task.kl_coefficient,
         liger=bool(needs.liger),

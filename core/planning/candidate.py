@@ -212,14 +212,12 @@ class RunCandidate:
     #: GRPO: tokens generated at most.
     completion: int
     rank: int
-    adapter_fp32: bool
     dropout: bool
     optimizer: Optimizer
     fp32_master: bool
     #: Bytes of a number that is computed with: 2, or 4 without bf16 and fp16.
     width: int
     checkpointing: bool
-    offload: bool
     attention: Attention
     loss: LossKind
     #: What Liger computes: its norms and activations save less for the backward pass.
@@ -282,7 +280,7 @@ class RunCandidate:
     @property
     def trained_width(self) -> int:
         """Bytes of one trained parameter, of its gradient, and of each of Adam's two states."""
-        return self.width if self.full or not self.adapter_fp32 else 4
+        return self.width if self.full else 4
 
     @property
     def on_node(self) -> int:
@@ -442,13 +440,11 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
         length=plan.sequence.length,
         completion=plan.sequence.completion_limit or 0,
         rank=adapter.rank if adapter else 0,
-        adapter_fp32=adapter.fp32 if adapter else False,
         dropout=bool(adapter and adapter.dropout),
         optimizer=plan.optimizer.name,
         fp32_master=plan.optimizer.fp32_master,
         width=2 if precision.bf16 or precision.fp16 else 4,
         checkpointing=precision.gradient_checkpointing,
-        offload=precision.activation_offload,
         attention=precision.attention,
         loss=loss_kind(plan.task, plan.engine, precision.fused_loss, liger),
         liger=liger,

@@ -94,7 +94,6 @@ def optimizer_plan(
         max_grad_norm=targets.max_grad_norm,
         beta1=targets.adam_beta1,
         beta2=targets.adam_beta2,
-        epsilon=targets.adam_epsilon,
         stages=tuple(LrStage(share=stage.share, factor=stage.factor) for stage in targets.lr_stages),
         text_encoder_lr=targets.text_encoder_lr if image and image.text_adapter else None,
         fp32_master=candidate.fp32_master,

@@ -60,8 +60,6 @@ class AdapterPlan(Record):
     loraplus_lr_ratio: float | None = None
     #: Image models: whether the text encoders carry an adapter too.
     text_encoder: bool = False
-    #: Adapter weights in fp32 under bf16 autocast (PEFT's default), or in bf16.
-    fp32: bool = True
     #: Of all adapters together.
     params: int = Field(ge=0)
 
@@ -129,7 +127,6 @@ class OptimizerPlan(Record):
     max_grad_norm: float = Field(default=1.0, ge=0)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    epsilon: float = Field(default=1e-8, gt=0)
     stages: tuple[LrStage, ...] = ()
     #: Image models: the text encoders' own rate.
     text_encoder_lr: float | None = None
@@ -176,7 +173,6 @@ class PrecisionPlan(Record):
     #: None: not compiled.
     compile_mode: CompileMode | None = None
     gradient_checkpointing: bool = False
-    activation_offload: bool = False
     #: Cross-entropy without the full logits in memory (chunked, fused or cut).
     fused_loss: bool = True
     liger: bool = False

@@ -100,11 +100,6 @@ def _quality(needs: Requirements, timed: TimedCandidate, budget: int) -> Iterato
     if candidate.optimizer is not asked:
         reason = _optimizer_reason(needs, timed, budget)
         yield conceded("optimizer", asked.value, candidate.optimizer.value, reason)
-    if needs.targets.fp32_master and candidate.full and not candidate.fp32_master:
-        reason = "Axolotl trains bf16 weights in place"
-        if candidate.engine is Engine.NATIVE:
-            reason = over_budget(vary(candidate, fp32_master=True), budget)
-        yield conceded("fp32_master", True, False, reason)
     if candidate.length < required.length:
         longer = vary(candidate, length=required.length)
         share = f"; {timed.seq.dropped_share:.1%} of the rows are longer" if timed.seq.dropped_share else ""

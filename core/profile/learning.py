@@ -142,7 +142,6 @@ class LearningTargets(Record):
     loraplus_lr_ratio: Annotated[float | None, Called(axolotl="loraplus_lr_ratio")] = Field(
         default=None, gt=0, description="LoRA+: rate of B / rate of A."
     )
-    adapter_fp32: bool = Field(default=True, description="fp32 adapter beside a bf16 base.")
     lora_kernels: bool | None = Field(
         default=None,
         description="Axolotl's Triton kernels for LoRA (SFT). Unset: on GPUs, for models that have them.",
@@ -346,9 +345,6 @@ class LearningTargets(Record):
     adam_beta2: Annotated[float, Called(axolotl="adam_beta2")] = Field(
         default=0.999, ge=0, lt=1, description="AdamW's second beta."
     )
-    adam_epsilon: Annotated[float, Called(axolotl="adam_epsilon")] = Field(
-        default=1e-8, gt=0, description="AdamW's epsilon."
-    )
     weight_decay: Annotated[
         float,
         Called(
@@ -372,9 +368,6 @@ class LearningTargets(Record):
             "rate"
         ),
     ] = Field(default=1.0, ge=0, description="Gradient clipping; 0: none.")
-    fp32_master: bool | None = Field(
-        default=None, description="Full fine-tune: fp32 master weights. Unset: if memory allows."
-    )
     ema_decay: Annotated[
         float | None,
         Called(ai_toolkit="train.ema_config"),

@@ -29,6 +29,11 @@ REMOVED_FIELDS = frozenset(
         "prompt_loss_share",
         "neftune_alpha",
         "lora_experts_r",
+        "adapter_fp32",
+        "activation_offload",
+        "dpo_precompute_reference",
+        "adam_epsilon",
+        "fp32_master",
     }
 )
 

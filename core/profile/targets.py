@@ -272,7 +272,6 @@ class Targets(LearningTargets):
         default=None,
         description="Recompute activations. Unset: only if memory requires it.",
     )
-    activation_offload: bool = Field(default=False, description="Keep activations in host memory.")
     fused_loss: bool = Field(default=True, description="Cross-entropy without full logits in memory.")
     liger: Annotated[
         bool | None, Effect(IGNORED, OTHER_THAN_AXOLOTL, one_of(True)).because("Axolotl's alone")
@@ -377,9 +376,6 @@ class Targets(LearningTargets):
     # — preference and reinforcement
     dpo_beta: Annotated[float, Called(axolotl="rl_beta")] = Field(
         default=0.1, gt=0, description="DPO's beta; validators evaluate with 0.1."
-    )
-    dpo_precompute_reference: bool | None = Field(
-        default=None, description="DPO: compute reference log-probs beforehand. Unset: if it saves time."
     )
     grpo_beta: float = Field(
         default=0.0, ge=0, description="GRPO: weight of TRL's KL, of the model to the base on completions."

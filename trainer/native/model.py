@@ -362,7 +362,7 @@ def add_adapters(model: nn.Module, plan: TrainingPlan) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     config._register_custom_module({nn.Linear: LeanLoraLinear})
-    with_adapters: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=adapter.fp32)
+    with_adapters: nn.Module = get_peft_model(model, config)
     if adapter.dora:
         _set_magnitudes(with_adapters)
     return with_adapters

@@ -56,14 +56,13 @@ def _make_optimizer(
     planned = plan.optimizer
     rate, betas = planned.learning_rate, (planned.beta1, planned.beta2)
     groups = list(_groups(named, plan))
-    common: dict[str, Any] = {"lr": rate, "betas": betas, "eps": planned.epsilon}
     match planned.name:
         case Name.ADAMW_TORCH | Name.ADAMW_TORCH_FUSED:
-            return torch.optim.AdamW(groups, **common, fused=device.type in ("cuda", "cpu"))
+            return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=device.type in ("cuda", "cpu"))
         case Name.ADAMW_TORCH_8BIT:
             from torchao.optim import AdamW8bit
 
-            return AdamW8bit(groups, **common)  # type: ignore[no-any-return]
+            return AdamW8bit(groups, lr=rate, betas=betas)  # type: ignore[no-any-return]
         case Name.ADAMW_BNB_8BIT | Name.PAGED_ADAMW_8BIT | Name.PAGED_ADAMW_32BIT:
             import bitsandbytes as bnb
 
@@ -72,7 +71,7 @@ def _make_optimizer(
                 Name.PAGED_ADAMW_8BIT: bnb.optim.PagedAdamW8bit,
                 Name.PAGED_ADAMW_32BIT: bnb.optim.PagedAdamW32bit,
             }
-            return kinds[planned.name](groups, **common)  # type: ignore[no-any-return]
+            return kinds[planned.name](groups, lr=rate, betas=betas)  # type: ignore[no-any-return]
         case Name.LION_8BIT:
             import bitsandbytes as bnb
 
@@ -124,9 +123,7 @@ class MuonAndAdam(Optimizer):
             self.parts.append(muon)
         if others:
             betas = (planned.beta1, planned.beta2)
-            adam = torch.optim.AdamW(
-                others, lr=planned.learning_rate, betas=betas, eps=planned.epsilon, fused=True
-            )
+            adam = torch.optim.AdamW(others, lr=planned.learning_rate, betas=betas, fused=True)
             self.parts.append(adam)
         super().__init__([weight for _, weight in named], {})
         self.param_groups = [group for part in self.parts for group in part.param_groups]

@@ -82,7 +82,7 @@ def _adapter_inputs(s: RunCandidate) -> float:
 
 
 def _casts(s: RunCandidate) -> bool:
-    return not s.full and s.adapter_fp32 and s.width == 2
+    return not s.full and s.width == 2
 
 
 def backward_work(s: RunCandidate) -> float:
@@ -110,8 +110,6 @@ def _saved_reason(s: RunCandidate) -> str:
         return f"{s.micro} images of {s.image.resolution}²"
     if not s.checkpointing:
         return f"{s.shape.layers} layers of {s.saved_tokens:,} tokens"
-    if s.offload:
-        return "each layer's input, in host memory"
     return f"inputs of {s.shape.layers} layers, {s.saved_tokens:,} tokens"
 
 
@@ -124,8 +122,6 @@ def saved_activations(s: RunCandidate) -> float:
     if not s.checkpointing:
         experts = EXPERT_SAVED * s.shape.expert_params if s.method is Method.QLORA else 0.0
         return s.saved_tokens * (s.shape.layers * layer_bytes(s) + outside) + experts
-    if s.offload:
-        return s.saved_tokens * outside
     per = (4.0 if s.full and s.attention in (Attention.SDPA, Attention.EAGER) else 2.0) * s.width / 2
     return s.saved_tokens * (per * s.shape.layers * s.shape.hidden + outside)
 

@@ -167,7 +167,8 @@ def requirements_for(
         fp8=fp8,
         liger=liger,
         lora_kernels=lora_kernels,
-        reference_ready=_reference_ready(task, targets, method),
+        # A full fine-tune saves its second copy this way; for an adapter the clock decides later.
+        reference_ready=task.task_type.has_pairs and method is Method.FULL,
         concessions=tuple(given),
         node_gpus=node_gpus,
         vllm_installed=vllm_installed,
@@ -258,15 +259,6 @@ def _method(model: ModelFacts, targets: Targets, given: list[Concession]) -> Met
     return Method.FULL if small else Method.LORA
 
 
-def _reference_ready(task: TaskSpec, targets: Targets, method: Method) -> bool:
-    """A full fine-tune saves its second copy this way; for an adapter the clock decides later."""
-    if not task.task_type.has_pairs:
-        return False
-    if targets.dpo_precompute_reference is not None:
-        return targets.dpo_precompute_reference
-    return method is Method.FULL
-
-
 #: vLLM's share of the GPU while it generates, by parameters below: as the text tournament's winner has it.
 VLLM_SHARES = ((2e9, 0.4), (4e9, 0.35), (6e9, 0.4), (9e9, 0.5), (12e9, 0.6), (math.inf, 0.8))
 #: Where nothing is asked for: the largest model, and the head sizes that its attention kernels have.
@@ -310,13 +302,11 @@ def first_candidate(needs: Requirements, world: int) -> RunCandidate:
         length=needs.length,
         completion=completion,
         rank=0 if needs.method is Method.FULL else needs.rank,
-        adapter_fp32=targets.adapter_fp32,
         dropout=targets.lora_dropout > 0,
         optimizer=SHARDABLE.get(targets.optimizer, targets.optimizer) if sharded else targets.optimizer,
         fp32_master=False,
         width=needs.width,
         checkpointing=targets.gradient_checkpointing is True,
-        offload=targets.activation_offload,
         attention=needs.attention,
         loss=loss_kind(needs.task, needs.engine, targets.fused_loss, needs.liger),
         liger=needs.liger,

@@ -97,12 +97,12 @@ def with_time(
     """Fit the largest training into the time: for DPO with the reference's pass where it costs least,
     compiled where that is won back."""
     ways = [candidate]
-    if candidate.task.has_pairs and needs.targets.dpo_precompute_reference is None:
+    if candidate.task.has_pairs:
         other = vary(candidate, reference_ready=not candidate.reference_ready)
         ways += [] if candidate.full and peak_bytes(other) > budget else [other]
     if candidate.compile_mode is not None and not _compiles_anyway(candidate):
         ways += [vary(way, compile_mode=None) for way in ways]
-    ways = [_with_eval_batch(_with_master(needs, way, budget), budget) for way in ways]
+    ways = [_with_eval_batch(_with_master(way, budget), budget) for way in ways]
     timed = (_timed(needs, required, way, cost, conditions) for way in ways)
     return max(timed, key=_training_then_time)
 
@@ -163,9 +163,9 @@ def _lr_search_phase(needs: Requirements, seconds: float) -> PhaseEstimate | Non
     return PhaseEstimate("search", search.share * seconds, lambda: why)
 
 
-def _with_master(needs: Requirements, candidate: RunCandidate, budget: int) -> RunCandidate:
+def _with_master(candidate: RunCandidate, budget: int) -> RunCandidate:
     """fp32 master weights where they fit beside all the rest; Axolotl trains bf16 weights in place."""
-    if not candidate.full or needs.targets.fp32_master is False or candidate.engine is not Engine.NATIVE:
+    if not candidate.full or candidate.engine is not Engine.NATIVE:
         return candidate
     master = vary(candidate, fp32_master=True)
     return master if peak_bytes(master) <= budget else candidate

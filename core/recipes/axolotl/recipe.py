@@ -41,7 +41,7 @@ def optimizer_keys(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> E
         betas = {
             "adam_beta1": optimizer.beta1,
             "adam_beta2": optimizer.beta2,
-            "adam_epsilon": optimizer.epsilon,
+            "adam_epsilon": 1e-8,
         }
     if optimizer.fp32_master and plan.fsdp is None:
         notes.append("fp32 master weights: Axolotl trains bf16 weights in place outside FSDP")
@@ -143,7 +143,6 @@ def _adapter(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineC
         "peft_use_rslora": adapter.rslora or None,
         "peft_use_dora": adapter.dora or None,
         "loraplus_lr_ratio": adapter.loraplus_lr_ratio,
-        "peft_autocast_adapter_dtype": None if adapter.fp32 else False,
     }
 
 
@@ -250,7 +249,6 @@ def _precision(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Engin
         "attn_implementation": str(precision.attention),
         "torch_compile": True if compiled or precision.fp8 else None,
         "torch_compile_mode": str(compiled) if compiled else None,
-        "activation_offloading": True if precision.activation_offload else None,
         **_checkpointing(plan),
         **_kernels(plan, notes),
     }

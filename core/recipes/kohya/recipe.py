@@ -250,7 +250,6 @@ def _precision(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: l
     compiled = precision.compile_mode is not None
     return {
         "mixed_precision": mixed,
-        "full_bf16": True if mixed == "bf16" and plan.adapter is not None and not plan.adapter.fp32 else None,
         "fp8_base": True if image.quantize_base and mixed != "no" else None,
         "gradient_checkpointing": precision.gradient_checkpointing,
         "torch_compile": True if compiled else None,

@@ -59,9 +59,7 @@ PLANS: dict[str, dict[str, Any]] = {
     for master in (True, False)
 }
 PLANS["full averaged"] = PLANS["full adamw_torch_fused without masters"] | {"ema": EmaPlan(decay=0.5)}
-for _fp32 in (True, False):
-    _adapter = AdapterPlan(rank=16, alpha=8, dropout=0.0, params=1, fp32=_fp32)
-    PLANS[f"LoRA in {'fp32' if _fp32 else 'bf16'}"] = {"adapter": _adapter}
+PLANS["LoRA"] = {"adapter": AdapterPlan(rank=16, alpha=8, dropout=0.0, params=1)}
 
 
 def planned(name: str, world: int) -> TrainingPlan:

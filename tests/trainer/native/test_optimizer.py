@@ -117,7 +117,6 @@ def test_steps_are_those_of_a_plain_training_with_transformers(tmp_path: Path, p
     how = {
         "lr": planned.learning_rate,
         "betas": (planned.beta1, planned.beta2),
-        "eps": planned.epsilon,
         "weight_decay": 0.0,
     }
     optimizer = torch.optim.AdamW(plain.parameters(), **how)

@@ -43,11 +43,7 @@ SFT = TaskType.INSTRUCT
 DDP, FSDP = Parallelism.DDP, Parallelism.FSDP
 EXPERTS = facts_from_name("Qwen/Qwen3-30B-A3B")
 CORNERS: tuple[dict[str, Any], ...] = (
-    {
-        "adapter": AdapterPlan(
-            rank=512, alpha=1024, dropout=0.05, params=1, dora=True, rslora=True, fp32=False
-        )
-    },
+    {"adapter": AdapterPlan(rank=512, alpha=1024, dropout=0.05, params=1, dora=True, rslora=True)},
     {"adapter": AdapterPlan(rank=8, alpha=8, dropout=0, params=1, loraplus_lr_ratio=16)},
     {"method": Method.QLORA, "model": EXPERTS, "gpus": 1, "parallelism": Parallelism.SINGLE},
     {"method": Method.QLORA, "model": EXPERTS, "parallelism": FSDP, "fsdp": FsdpPlan()},
