@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -15,10 +14,10 @@ import pyspiel
 
 from benchmarks import exploitability
 from trainer.environments import games
-from trainer.environments.players import Player, player_for
-from trainer.environments.players.goofspiel import known
-from trainer.environments.players.leduc_poker import LeducPlayer
-from trainer.environments.players.mcts import MctsPlayer
+from trainer.environments.games import Player, board_game
+from trainer.environments.games.goofspiel import known
+from trainer.environments.games.leduc_poker import LeducPlayer
+from trainer.environments.mcts import MctsPlayer
 
 BASE_SEED = 20_260_701
 
@@ -103,7 +102,7 @@ def _play_alone(game_name: str, player: Player) -> None:
 
 def measured(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name in asked["games"]:
-        yield played(name, name, partial(player_for, name), asked["seeds"])
+        yield played(name, name, board_game(name).player, asked["seeds"])
         if name == "leduc_poker":
             worth = exploitability.of_leduc(LeducPlayer())
             yield {"text": f"leduc_poker: exploitability {worth:.4f} on win and loss (bar: 0.01), exact."}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from core.domain.errors import GodMinerError
 from trainer.environments.games import (
     GameOutcome,
+    board_game,
     deal,
     dealer,
     forfeited,
@@ -32,7 +33,6 @@ from trainer.environments.prompts import (
     REFLECTION_TOKENS,
     TURN_TOKENS,
     memory_tools,
-    observe,
     reflection_messages,
     tools,
     turn_messages,
@@ -212,7 +212,7 @@ class PlayerContestant:
         forfeit = None if action in state.legal_actions(self._seat) else Forfeit.ILLEGAL
         chosen = None if forfeit else action
         seconds = time.monotonic() - began
-        shown = observe(self._game, state, self._seat)
+        shown = board_game(self._game).observe(state, self._seat)
         return Turn(self._seat, shown, "", None, chosen, forfeit=forfeit, seconds=seconds)
 
     def reflect(self, state: pyspiel.State, ended: GameOutcome) -> tuple[ToolCall, ...]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from core.domain.errors import GodMinerError
 from core.domain.tasks import INTERCODE, PVP_GAMES
 from trainer.environments import tables
-from trainer.environments.games import board_game
+from trainer.environments.games import Player, board_game
 from trainer.environments.intercode.machine import remove_open_folders
 from trainer.environments.intercode.rehearsal import TASKS, PlayedTask, ShellRehearsal, rehearse
 from trainer.environments.match import (
@@ -126,7 +126,7 @@ def _mcts(simulations: str) -> Callable[[str, pyspiel.Game, int, int], Choose]:
         raise BadContestant(f"mcts:{simulations}: the number of simulations is 1 or more")
 
     def make(game: str, loaded: pyspiel.Game, seat: int, seed: int) -> Choose:
-        search = importlib.import_module("trainer.environments.players.mcts").MctsPlayer
+        search = importlib.import_module("trainer.environments.mcts").MctsPlayer
         choose: Choose = search(loaded, int(simulations or board_game(game).simulations), seed + seat).choose
         return choose
 
@@ -135,14 +135,13 @@ def _mcts(simulations: str) -> Callable[[str, pyspiel.Game, int, int], Choose]:
 
 def _expert() -> Callable[[str, pyspiel.Game, int, int], Choose]:
     """Our own players: one for all matches of a game, because what they have computed is large."""
-    player_for = importlib.import_module("trainer.environments.players").player_for
-    players: dict[str, Any] = {}
+    players: dict[str, Player] = {}
     lock = threading.Lock()
 
     def make(game: str, loaded: pyspiel.Game, seat: int, seed: int) -> Choose:
         with lock:
             if game not in players:
-                players[game] = player_for(game)
+                players[game] = board_game(game).player()
         player = players[game]
 
         def choose(state: pyspiel.State) -> int:

@@ -13,10 +13,13 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from core.domain.tasks import PVP_GAMES
 from trainer.environments.games import (
     GameOutcome,
+    Player,
     board_game,
     deal,
     dealer,
@@ -26,9 +29,8 @@ from trainer.environments.games import (
     returns_of,
     variant_of,
 )
+from trainer.environments.mcts import MctsPlayer
 from trainer.environments.memory import SLOTS, Area, Memory
-from trainer.environments.players import Player, player_for
-from trainer.environments.players.mcts import MctsPlayer
 from trainer.environments.prompts import memory_tools, reflection_messages, tools, turn_messages
 from trainer.environments.tool_calls import ToolCall, assistant_message, game_action, template_tools
 
@@ -51,15 +53,6 @@ _WORDS = (  # noqa: SIM905 - as a list it fills a page
     "opponent plays bids calls raises often early late high low safe bold corner center edge pair set run "
     "knock draw discard card prize dice move turn round lead follow never always sometimes waits bluffs"
 ).split()
-#: What a game's reflection says to keep to.
-_ADVICE: Mapping[str, str] = {
-    "gin_rummy": "draw cards that complete a meld, discard high unmatched ones, knock as soon as it is legal",
-    "liars_dice": "count own dice and wild sixes, bid what is likely, call a bid above what dice allow",
-    "leduc_poker": "never fold, raise whenever it is legal",
-    "othello": "take corners, keep off the squares beside them, keep many moves open",
-    "clobber": "keep own moves and take the opponent's, finish isolated groups last",
-    "goofspiel": "bid in proportion to the prize, a little more for high prizes",
-}
 
 
 @dataclass
@@ -84,8 +77,9 @@ class GameSource:
 
     def get_ready(self) -> None:
         """The expert's first choice solves and compiles."""
-        self._expert = self._expert or player_for(self.name)
-        for variant in range(self._game.variants):
+        _all_advice()
+        self._expert = self._expert or self._game.player()
+        for variant in range(len(self._game.variants)):
             state = opened(load(self.name, variant), variant)
             deal(state, dealer(variant))
             self._expert.choose(state)
@@ -159,7 +153,7 @@ class GameSource:
         """The first empty slot gets what is worth keeping; if none is empty, the first."""
         slots = seat.memory.slots[Area.LONG_TERM]
         slot = slots.index("") + 1 if "" in slots else 1
-        text = f"{ended.capitalize()} as Player {player}. Keep to it: {_ADVICE[self.name]}."
+        text = f"{ended.capitalize()} as Player {player}. Keep to it: {self._game.advice}."
         call = ToolCall("long_term_memory_rewrite", {"slot": slot, "content": text})
         messages = reflection_messages(self.name, state, player, seat.memory, ended)
         return {"messages": [*messages, assistant_message([call], "")], "tools": self._system_tools}
@@ -180,12 +174,15 @@ def fill(memory: Memory, chance: random.Random) -> None:
             memory.rewrite(area, slot, _filling(chance))
 
 
+@cache
+def _all_advice() -> list[str]:
+    return [board_game(name).advice for name in PVP_GAMES]
+
+
 def _filling(chance: random.Random) -> str:
     kind = chance.random()
     if kind < 0.3:
-        return (
-            f"{chance.choice(('Win', 'Loss', 'Draw'))}. {chance.choice(list(_ADVICE.values())).capitalize()}."
-        )
+        return f"{chance.choice(('Win', 'Loss', 'Draw'))}. {chance.choice(_all_advice()).capitalize()}."
     if kind < 0.8:
         return " ".join(chance.choice(_WORDS) for _ in range(chance.randint(3, 25))).capitalize() + "."
     return " ".join(str(chance.randrange(1000)) for _ in range(chance.randint(3, 15)))

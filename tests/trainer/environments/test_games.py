@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
 from core.domain.tasks import PVP_GAMES
+from trainer.environments import games, play, selfplay, sources
 from trainer.environments.games import (
-    GAMES,
     GameOutcome,
     UnknownGame,
     board_game,
@@ -33,8 +35,8 @@ def test_seeds_and_variants_are_drawn_as_the_evaluator_draws_them() -> None:
 
 @pytest.mark.parametrize("name", PVP_GAMES)
 def test_every_variant_loads_and_a_seed_repeats_itself(name: str) -> None:
-    games = {str(load(name, variant)) for variant in range(36)}
-    assert len(games) == GAMES[name].variants
+    loaded = {str(load(name, variant)) for variant in range(36)}
+    assert len(loaded) == len(board_game(name).variants)
     game = load(name, variant_of(name, 5))
     assert name_of(game) == name
     ends = []
@@ -64,10 +66,44 @@ def test_who_forfeits_loses() -> None:
         assert outcome(game, [0.0, 0.0], 0) is GameOutcome.DRAW
 
 
-def test_every_game_has_a_name_that_all_parts_know() -> None:
-    assert tuple(GAMES) == PVP_GAMES
+TIC_TAC_TOE = """
+from trainer.environments.games import BoardGame, Player, rules_beside
+
+
+class FirstLegal(Player):
+    def choose(self, state):
+        return state.legal_actions()[0]
+
+
+GAME = BoardGame(
+    name="tic_tac_toe",
+    tasks=(1, 9),
+    rules=rules_beside(__file__),
+    advice="take the middle",
+    player=FirstLegal,
+)
+"""
+
+
+def test_a_game_is_one_module_its_rules_and_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As docs/environments.md says in "Add a game"."""
+    (tmp_path / "tic_tac_toe.py").write_text(TIC_TAC_TOE)
+    (tmp_path / "tic_tac_toe.txt").write_text("Three in a row win.")
+    monkeypatch.setattr(games, "__path__", [*games.__path__, str(tmp_path)])
+    for module in (games, play, selfplay, sources):
+        monkeypatch.setattr(module, "PVP_GAMES", (*PVP_GAMES, "tic_tac_toe"))
+    source = sources.source_of("tic_tac_toe", ())
+    source.get_ready()
+    rows = [row for seed in range(1, 40) for row in source.rows(seed)]
+    assert all("# Game Rules Three in a row win." in row["messages"][0]["content"] for row in rows)
+    assert any("Keep to it: take the middle." in json.dumps(row) for row in rows)
+    asked = ["expert", "--game", "tic_tac_toe", "--against", "mcts:20", "--games", "4", "--json"]
+    assert play.main(asked) == 0
+    assert json.loads(capsys.readouterr().out)["matches"][0]["games"] == 4
 
 
 def test_an_unknown_game_is_named_with_those_there_are() -> None:
-    with pytest.raises(UnknownGame, match="'chess' is no game; there are gin_rummy"):
+    with pytest.raises(UnknownGame, match="'chess' is not a known game; known games: gin_rummy"):
         board_game("chess")

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from trainer.environments import play
+from trainer.environments.games import leduc_poker
 from trainer.environments.intercode import prompts as shell_prompts
 from trainer.environments.match import MatchRules
 from trainer.environments.models import ChatAnswer, ModelUnreachable, ScriptedModel
@@ -52,13 +54,11 @@ def test_mcts_plays_every_game(game: str, capsys: pytest.CaptureFixture[str]) ->
 def test_the_expert_is_our_player_one_for_a_game(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    def player_for(game: str) -> Any:
-        made.append(game)
+    def player() -> Any:
+        made.append("leduc_poker")
         return SimpleNamespace(choose=lambda state: state.legal_actions()[-1])
 
-    module = ModuleType("trainer.environments.players")
-    module.player_for = player_for  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "trainer.environments.players", module)
+    monkeypatch.setattr(leduc_poker, "GAME", replace(leduc_poker.GAME, player=player))
     entries = [entry_for("expert", ModelOptions()), entry_for("random", ModelOptions())]
     (result,) = play_all(["leduc_poker"], entries, MatchRules(games=8, at_once=4))
     assert (made, result.games) == (["leduc_poker"], 8)
@@ -170,8 +170,8 @@ def test_shell_tasks_count_although_the_server_went_away(
 
 def test_a_search_that_ends_its_process_does_not_end_the_match() -> None:
     """After a knock of three melds no discard is allowed, and the engine's search crashes there."""
-    from tests.trainer.environments.players.playing import NO_DISCARD, after
-    from trainer.environments.players.gin_rummy import UPCARD
+    from tests.trainer.environments.games.playing import NO_DISCARD, after
+    from trainer.environments.games.gin_rummy import UPCARD
 
     state = after("gin_rummy", NO_DISCARD, knock_card=9)
     state.apply_action(UPCARD)
@@ -306,7 +306,7 @@ def test_a_directory_that_cannot_be_written_is_said_before_a_game(
 def test_without_the_games_library_one_line_says_what_to_install(
     player: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("trainer.environments.players")]:
+    for name in [name for name in sys.modules if name.startswith("trainer.environments.games.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyspiel", None)
     assert main([player, "--against", "random", "--game", "othello", "--games", "2"]) == 1

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("pyspiel")
 
+from trainer.environments.games import Player
 from trainer.environments.memory import Area, Memory
-from trainer.environments.players import Player
 from trainer.environments.selfplay import GameSource, fill
 from trainer.environments.tool_calls import template_tools
 

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import pyspiel
 
-from trainer.environments.players import Player
+from trainer.environments.games import OPENING_PLIES, BoardGame, Player, coloured, rules_beside
 
 PASS = 64
 #: With so many empty squares or fewer, every position is searched to the end.
@@ -198,3 +198,14 @@ def discs(state: pyspiel.State) -> tuple[int, int]:
     squares = list(enumerate(cells))
     black, white = (sum(1 << square for square, cell in squares if cell == colour) for colour in "xo")
     return (black, white) if state.current_player() == 0 else (white, black)
+
+
+GAME = BoardGame(
+    name="othello",
+    tasks=(400_000_000, 499_999_999),
+    rules=rules_beside(__file__),
+    advice="take corners, keep off the squares beside them, keep many moves open",
+    player=OthelloPlayer,
+    observe=coloured("x (Black)", "o (White)"),
+    opening_plies=OPENING_PLIES,
+)

@@ -6,8 +6,8 @@ pyspiel = pytest.importorskip("pyspiel")
 np = pytest.importorskip("numpy")
 pytest.importorskip("numba")
 
-from tests.trainer.environments.players.playing import after, at_random, score  # noqa: E402
-from trainer.environments.players import liars_dice as liars  # noqa: E402
+from tests.trainer.environments.games.playing import after, at_random, score  # noqa: E402
+from trainer.environments.games import liars_dice as liars  # noqa: E402
 
 ITERATIONS = 12
 

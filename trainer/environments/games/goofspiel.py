@@ -20,7 +20,7 @@ import numba
 import numpy as np
 import pyspiel
 
-from trainer.environments.players import Player
+from trainer.environments.games import BoardGame, Player, rules_beside
 
 GAMES = 400
 #: Opponents bid around the prize's rank among those left, from 0 to 1, or above it: a simulated game has one
@@ -185,3 +185,29 @@ class GoofspielPlayer(Player):
     def note(self, state: pyspiel.State) -> str | None:
         """Return this round's prize and bid: the prompt shows neither of the rounds before."""
         return f"Prize {known(state).prize}: I bid {self.choose(state) + 1}."
+
+
+def observe(state: pyspiel.State, player: int) -> str:
+    """Word a state as the evaluator does."""
+    return f"You are Player {player} (P{player}).\n{state.observation_string(player)}"
+
+
+GAME = BoardGame(
+    name="goofspiel",
+    tasks=(0, 99_999_999),
+    rules=rules_beside(__file__),
+    advice="bid in proportion to the prize, a little more for high prizes",
+    player=GoofspielPlayer,
+    observe=observe,
+    variants=tuple(
+        {
+            "players": 2,
+            "num_cards": cards,
+            "imp_info": True,
+            "points_order": "random",
+            "returns_type": "win_loss",
+        }
+        for cards in (5, 8, 10, 13)
+    ),
+    simultaneous=True,
+)

@@ -6,8 +6,8 @@ pytest.importorskip("pyspiel")
 pytest.importorskip("numba")
 
 from benchmarks.exploitability import of_leduc
-from tests.trainer.environments.players.playing import game
-from trainer.environments.players.leduc_poker import LeducPlayer
+from tests.trainer.environments.games.playing import game
+from trainer.environments.games.leduc_poker import LeducPlayer
 
 
 def test_it_raises_while_it_may_and_never_folds() -> None:

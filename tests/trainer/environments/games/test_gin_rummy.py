@@ -8,10 +8,10 @@ import pytest
 pyspiel = pytest.importorskip("pyspiel")
 pytest.importorskip("numba")
 
-from tests.trainer.environments.players.playing import NO_DISCARD, after, at_random, game, returns, score  # noqa: E402
+from tests.trainer.environments.games.playing import NO_DISCARD, after, at_random, game, returns, score  # noqa: E402
+from trainer.environments.games import gin_rummy as gin  # noqa: E402
 from trainer.environments.games import returns_of  # noqa: E402
-from trainer.environments.players import gin_rummy as gin  # noqa: E402
-from trainer.environments.players.mcts import MctsPlayer  # noqa: E402
+from trainer.environments.mcts import MctsPlayer  # noqa: E402
 
 _OTHER = [13, 16, 19, 22, 26, 29, 32, 35]
 

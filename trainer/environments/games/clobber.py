@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import pyspiel
 
-from trainer.environments.players import Player
+from trainer.environments.games import OPENING_PLIES, BoardGame, Player, coloured, rules_beside
 
 #: No new depth is begun after so many positions; the last one may take some times as many.
 POSITIONS = 150_000
@@ -195,3 +195,15 @@ def _masks(rows: int, columns: int) -> np.ndarray[tuple[int], np.dtype[np.int64]
         ],
         dtype=np.int64,
     )
+
+
+GAME = BoardGame(
+    name="clobber",
+    tasks=(700_000_000, 799_999_999),
+    rules=rules_beside(__file__),
+    advice="keep own moves and take the opponent's, finish isolated groups last",
+    player=ClobberPlayer,
+    observe=coloured("o (White)", "x (Black)"),
+    variants=tuple({"rows": rows, "columns": columns} for rows, columns in ((4, 5), (5, 5), (5, 6))),
+    opening_plies=OPENING_PLIES,
+)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyspiel
 
-from trainer.environments.players import Player
+from trainer.environments.games import BoardGame, Player, rules_beside
 
 FACES, DICE = 6, 5
 BIDS = FACES * 2 * DICE
@@ -228,3 +228,39 @@ class LiarsDicePlayer(Player):
 
 def _text(bid: int) -> str:
     return f"{bid // FACES + 1}-{bid % FACES + 1}"
+
+
+def observe(state: pyspiel.State, player: int) -> str:
+    """Word a state as the evaluator does."""
+    # Dice without separators, then the bids in their order: "13356 2-5 3-5".
+    rolled, *bids = state.information_state_string(player).split() or [""]
+    dice = [int(die) for die in rolled if die.isdigit()]
+    players = state.num_players()
+    lines = [
+        f"Your dice: {dice} (showing: {', '.join(map(str, dice))})",
+        f"Dice per player: {len(dice)}",
+        f"Total dice in game: {len(dice) * players}",
+        f"Players: {players}",
+        f"Current player: Player {state.current_player()}",
+    ]
+    if last := [bid for bid in bids if "-" in bid][-1:]:
+        quantity, face = last[0].split("-")
+        lines += [
+            f'\nCurrent bid: "{last[0]}" (at least {quantity} dice showing {face} across all players)',
+            "You can: (1) Make a higher bid, or (2) Call 'Liar'",
+        ]
+    else:
+        lines.append("No bid yet - you must make the first bid")
+    return "\n".join(lines)
+
+
+GAME = BoardGame(
+    name="liars_dice",
+    tasks=(100_000_000, 199_999_999),
+    rules=rules_beside(__file__),
+    advice="count own dice and wild sixes, bid what is likely, call a bid above what dice allow",
+    player=LiarsDicePlayer,
+    observe=observe,
+    variants=({"players": 2, "numdice": DICE},),
+    simulations=225,
+)

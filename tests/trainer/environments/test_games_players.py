@@ -7,14 +7,13 @@ import pytest
 pyspiel = pytest.importorskip("pyspiel")
 pytest.importorskip("numba")
 
-from tests.trainer.environments.players.playing import PARAMETERS, after, at_random, game, returns  # noqa: E402
-from trainer.environments.players import Player, liars_dice, player_for  # noqa: E402
-from trainer.environments.players.mcts import MctsPlayer  # noqa: E402
+from tests.trainer.environments.games.playing import PARAMETERS, after, at_random, game, returns  # noqa: E402
+from trainer.environments.games import Player, board_game, liars_dice  # noqa: E402
 
 
 def _player(name: str) -> Player:
     """With next to no iterations for liar's dice, whose solution takes a minute."""
-    return liars_dice.LiarsDicePlayer(2) if name == "liars_dice" else player_for(name)
+    return liars_dice.LiarsDicePlayer(2) if name == "liars_dice" else board_game(name).player()
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -58,17 +57,3 @@ def test_what_is_hidden_changes_nothing(name: str, one: list[int], other: list[i
     player = _player(name)
     assert player.choose(after(name, one)) == player.choose(after(name, other))
     assert player.note(after(name, one)) == player.note(after(name, other))
-
-
-def test_an_unknown_game_is_named() -> None:
-    with pytest.raises(ValueError, match="no player for 'chess'; there are clobber, "):
-        player_for("chess")
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_search_takes_a_win_at_hand(seed: int) -> None:
-    loaded = pyspiel.load_game("tic_tac_toe")
-    state = loaded.new_initial_state()
-    for cell in (0, 3, 1, 4):
-        state.apply_action(cell)
-    assert MctsPlayer(loaded, 50, seed).choose(state) == 2

@@ -8,8 +8,8 @@ pyspiel = pytest.importorskip("pyspiel")
 np = pytest.importorskip("numpy")
 pytest.importorskip("numba")
 
-from tests.trainer.environments.players.playing import at_random, game, score  # noqa: E402
-from trainer.environments.players import othello  # noqa: E402
+from tests.trainer.environments.games.playing import at_random, game, score  # noqa: E402
+from trainer.environments.games import othello  # noqa: E402
 
 
 def _positions(seed: int, empty: int | None = None) -> list[pyspiel.State]:

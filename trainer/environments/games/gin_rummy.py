@@ -14,7 +14,7 @@ import numba
 import numpy as np
 import pyspiel
 
-from trainer.environments.players import Player
+from trainer.environments.games import BoardGame, Player, rules_beside
 
 UPCARD, STOCK, PASS, KNOCK, MELDS = 52, 53, 54, 55, 56
 _RANKS, _SUITS = "A23456789TJQK", "scdh"
@@ -233,3 +233,13 @@ class GinRummyPlayer(Player):
         if action not in self._melds:
             self._melds[action] = _cards(state.action_to_string(0, action).rpartition(" ")[2])
         return self._melds[action]
+
+
+GAME = BoardGame(
+    name="gin_rummy",
+    tasks=(300_000_000, 399_999_999),
+    rules=rules_beside(__file__),
+    advice="draw cards that complete a meld, discard high unmatched ones, knock as soon as it is legal",
+    player=GinRummyPlayer,
+    variants=tuple({"hand_size": hand, "knock_card": knock} for hand in (7, 8, 9) for knock in (10, 9, 8)),
+)

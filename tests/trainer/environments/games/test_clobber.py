@@ -8,8 +8,8 @@ import pytest
 pyspiel = pytest.importorskip("pyspiel")
 pytest.importorskip("numba")
 
-from tests.trainer.environments.players.playing import at_random, game, score  # noqa: E402
-from trainer.environments.players.clobber import ClobberPlayer, pieces  # noqa: E402
+from tests.trainer.environments.games.playing import at_random, game, score  # noqa: E402
+from trainer.environments.games.clobber import ClobberPlayer, pieces  # noqa: E402
 
 
 def test_pieces_are_read_as_the_actions_count() -> None:

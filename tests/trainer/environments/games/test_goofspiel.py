@@ -5,8 +5,8 @@ import pytest
 pyspiel = pytest.importorskip("pyspiel")
 pytest.importorskip("numba")
 
-from tests.trainer.environments.players.playing import after, at_random, score  # noqa: E402
-from trainer.environments.players.goofspiel import GoofspielPlayer, KnownBids, known  # noqa: E402
+from tests.trainer.environments.games.playing import after, at_random, score  # noqa: E402
+from trainer.environments.games.goofspiel import GoofspielPlayer, KnownBids, known  # noqa: E402
 
 
 def test_rounds_are_read_as_the_player_saw_them() -> None:
