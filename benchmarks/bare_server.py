@@ -35,7 +35,7 @@ class Bare(asyncio.Protocol):
             self.transport.write(_REPLY)
 
     def _size(self) -> int:
-        """Of the request at the front, headers and body; 0 while its headers are not all here."""
+        """Length of the request at the front, headers and body; 0 while its headers are incomplete."""
         end = self.seen.find(b"\r\n\r\n")
         if end < 0:
             return 0

@@ -67,7 +67,7 @@ def _first_look(browser: Browser, url: str) -> float:
 
 
 def _open_tabs(browser: Browser, url: str, wanted: int) -> None:
-    """So many tabs with the page; one without it stays."""
+    """Open this many tabs with the page; one without it stays."""
     driver = browser.driver
     driver.get("about:blank")
     for number in range(len(driver.window_handles) - 1, wanted):

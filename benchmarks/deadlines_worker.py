@@ -129,7 +129,7 @@ class Field:
         return {"seconds": seconds, **self._left(run, watch)}
 
     def _left(self, run: RunSpec, watch: Watch) -> dict[str, Any]:
-        """What anybody finds: loaded with transformers and peft, and asked for a token."""
+        """Load the result with transformers and peft as anybody would, and ask it for a token."""
         place, reported = Path(run.submission_dir), submissions(run)
         wrong = list(watch.wrong)
         if place.exists():

@@ -93,7 +93,7 @@ def _case(folder: Path, kind: TaskType, processes: str, method: Method, model: P
 
 
 def _scores(run: RunSpec) -> tuple[ModelScore, ModelScore]:
-    """Of the base and of what was submitted, as `god-miner eval` has them, on rows that the run never had."""
+    """Score the base and the submission as `god-miner eval` does, on rows that the run never had."""
     unseen = Path(run.work_dir).with_name("unseen.json")
     unseen.write_text(json.dumps(ROWS[run.task_type](UNSEEN, seed=UNSEEN_SEED)), encoding="utf-8")
     asked = EvalTask(dataset_type=DATASETS[run.task_type], data=str(unseen), era=run.era)

@@ -1,4 +1,4 @@
-"""What an engine adds to a training: from the start request to the first line of its code, and back."""
+"""Overhead of a backend: from the start request to the first line of the training's code, and back."""
 
 from __future__ import annotations
 

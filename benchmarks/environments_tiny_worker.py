@@ -115,7 +115,7 @@ def make_model(folder: Path, game: str) -> int:
 
 
 def _train(folder: Path, game: str, hours: float) -> int:
-    """As a validator starts the container, but for the places of its volumes."""
+    """Start the container as a validator does, except for the paths of its volumes."""
     profile = folder / "profile.yaml"
     profile.write_text(yaml.safe_dump(PROFILE), encoding="utf-8")
     code = (

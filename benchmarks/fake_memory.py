@@ -246,7 +246,7 @@ def build(case: dict[str, Any], layers: int) -> nn.Module:
 
 
 def upcast(model: nn.Module) -> None:
-    """What Axolotl does to a full fine-tune whose attention is sdpa or eager."""
+    """Apply what Axolotl does to a full fine-tune whose attention is sdpa or eager."""
     for name, module in model.named_modules():
         if "norm" in name or name.endswith(("embed_tokens", "lm_head")):
             module.float()
@@ -396,7 +396,7 @@ def count_resizes(live: Live) -> None:
 
 
 def shard(model: nn.Module, live: Live, mesh: Any) -> None:
-    """As Axolotl wraps for FSDP2: adapters in groups of their own, then layers, then the rest."""
+    """Wrap as Axolotl does for FSDP2: adapters in groups of their own, then layers, then the rest."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     count_resizes(live)

@@ -41,7 +41,7 @@ SPREAD = (0.85, 1.04)
 
 
 class TimedCalls:
-    """How long calls have taken, in ms of wall time and of CPU."""
+    """Durations of calls, in ms of wall time and of CPU."""
 
     def __init__(self) -> None:
         self.wall: list[float] = []

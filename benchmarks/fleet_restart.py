@@ -243,7 +243,7 @@ def _progress(began: float) -> bytes:
 
 
 def _write_trial(stack: DevStack) -> None:
-    """What the last trial has found: the training environment was tried out before the restart."""
+    """Result of the last trial: the training environment was tried before the restart."""
     settings = load_settings(env=_settings(stack), env_file=None)
     identity = asyncio.run(build_here(settings, BackendKind.SLURM).identity("text"))
     (stack.data_dir / "engines" / RESULTS_FILE).write_text(json.dumps({f"slurm text {identity}": {}}))

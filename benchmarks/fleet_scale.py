@@ -1,4 +1,4 @@
-"""What a large cluster costs the daemon: 1,000 GPUs, and as many jobs as they take.
+"""Cost of a large cluster to the daemon: 1,000 GPUs, and as many jobs as they take.
 
 Deciding, reserving and the queue on a simulated day, beside a plain rule; Slurm's answers of such a site;
 what the jobs leave in the store. `fleet_day` and `fleet_store` do the work.

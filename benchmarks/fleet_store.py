@@ -1,4 +1,4 @@
-"""What jobs of a large cluster leave in the store: written by the daemon's own functions, then measured."""
+"""Size of the store with jobs of a large cluster, written by the daemon's own functions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StoreWriter:
         self.offers = self.jobs = 0
 
     def write(self, wanted: Sequence[HistoricalOffer], jobs_each: int) -> None:
-        """Of so many offers in a row the first accepted one becomes a job; the others are only decided."""
+        """Decide this many offers in a row; the first accepted one becomes a job."""
         self._db.execute("BEGIN")
         left = 0
         for historical in wanted:
@@ -159,7 +159,7 @@ class StoreWriter:
         return sample_task(kind, self._draw)
 
     def _figures(self, now: float) -> figures.StoredFigures:
-        """Of a training with some thousand steps: noisy, so that nothing of it is thinned away."""
+        """Make a loss curve of some thousand steps: noisy, so that nothing is thinned away."""
         draw, run = self._draw, RunFigures(None)
         for step in range(1, _LOGGED_STEPS + 1):
             at, loss = now + step * 3.1, 2.1 * math.exp(-step / 900) + draw.gauss(0.9, 0.05)

@@ -1,4 +1,4 @@
-"""How fast a dataset is looked at and how much memory that takes, against `json.load` of the same file."""
+"""Speed and memory of inspecting a dataset, against `json.load` of the same file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pipeline adds to a training, by engine: from a start to its first step, and a restart.
+"""Overhead of the job pipeline, by backend: from a start to its first step, and a restart.
 
 The trainer is one that does nothing (`tests/integration/jobs/payload.py`), inputs are at hand, so what is
 measured is ours: store, planning, GPUs, folders, the engine, and noticing the first step.

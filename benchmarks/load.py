@@ -54,7 +54,7 @@ class LoadRefused(GodMinerError):
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What to send, bounded in every direction."""
+    """A load to send, bounded in every direction."""
 
     url: str
     kind: LoadKind = LoadKind.OFFER
@@ -75,7 +75,7 @@ class LoadPlan:
 
 @dataclass
 class LoadReport:
-    """What came of it. Latencies are of answered requests; the rest is counted under `failures`."""
+    """Result of a load. Latencies are of answered requests; the rest is counted under `failures`."""
 
     plan: LoadPlan
     seconds: float = 0.0
@@ -102,7 +102,7 @@ class LoadReport:
 
     @property
     def unsent(self) -> int:
-        """What the time limit left over."""
+        """Requests that the time limit left unsent."""
         return self.plan.requests - self.answered - sum(self.failures.values())
 
     def percentile_ms(self, share: float) -> float:

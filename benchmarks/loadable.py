@@ -1,5 +1,4 @@
-"""Whether a folder is a complete model or adapter, as anybody would find out who knows nothing of this
-project: with plain safetensors, transformers and peft."""
+"""Check a folder as anybody would who knows nothing of this project: with plain safetensors, transformers and peft."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from safetensors import safe_open
 
 
 class Faulty(Exception):
-    """What is wrong with the folder."""
+    """Problem of a folder."""
 
 
 def whole(folder: Path) -> None:
@@ -71,5 +70,5 @@ def load(folder: Path, base: Path) -> Any:
     except Exception as error:
         raise Faulty(f"{type(error).__name__}: {error}") from error
     if not bool(torch.isfinite(logits).all()):
-        raise Faulty("its first answer is no number")
+        raise Faulty("its first answer is NaN")
     return model

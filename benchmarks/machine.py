@@ -1,4 +1,4 @@
-"""What was measured on, and what a process holds."""
+"""Facts about this machine, and about a process's memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cpu_s(pid: int) -> float:
 
 
 def size_kb(folder: Path, pattern: str = "**/*") -> float:
-    """What the files of a folder take on disk."""
+    """Size of a folder's files on disk."""
     return sum(path.stat().st_size for path in folder.glob(pattern) if path.is_file()) / 1024
 
 

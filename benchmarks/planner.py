@@ -1,4 +1,4 @@
-"""How long a plan takes: at an offer (nothing known but name, size and hours) and for a task that starts."""
+"""Duration of a plan: at an offer (only name, size and hours are known) and for a task that starts."""
 
 from __future__ import annotations
 

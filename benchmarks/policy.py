@@ -1,4 +1,4 @@
-"""What a policy is worth on a week of made-up offers, against a stand-in for the reference miner's rule; and
+"""Worth of a policy on a week of synthetic offers, against a stand-in for the reference miner's rule; and
 how long a decision takes.
 
 How value is modelled, and what that leaves out, stands in the notes under the table.
@@ -213,7 +213,7 @@ def _trained(
     profile: ResolvedProfile,
     gpu_hours: float | None,
 ) -> Job:
-    """What a task brings in the end. Once accepted it trains as long as it can, however little that is."""
+    """Value of a task in the end. Once accepted it trains as long as it can, however little that is."""
 
     def planned(with_profile: ResolvedProfile) -> PlanSummary:
         return quick_plan(

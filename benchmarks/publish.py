@@ -1,4 +1,4 @@
-"""What a submission's check and fingerprint cost, and a whole publication to a folder."""
+"""Cost of a submission's check and fingerprint, and of a whole publication to a folder."""
 
 from __future__ import annotations
 

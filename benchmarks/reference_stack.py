@@ -59,7 +59,7 @@ class Answer(BaseModel):
 
 @dataclass
 class State:
-    """What the dependencies share: whom we know, and which nonces were used."""
+    """State that the dependencies share: known hotkeys and used nonces."""
 
     stakes: dict[str, float]
     nonces: dict[str, float] = field(default_factory=dict)
@@ -88,7 +88,7 @@ def get_state() -> State:
 
 @dataclass
 class Worker:
-    """What would train."""
+    """Stand-in for the training."""
 
     busy_until: float | None = None
 

@@ -54,7 +54,7 @@ def latency(runs: list[dict[str, Any]], share: str) -> str:
 
 
 def errors_of(name: str, runs: list[dict[str, Any]]) -> list[str]:
-    """What went wrong, lest the speed of refusals be taken for the speed of answers."""
+    """List failures, so that the speed of refusals is not taken for the speed of answers."""
     wrong: Counter[str] = Counter()
     for run in runs:
         if run["errors"]:

@@ -1,4 +1,4 @@
-"""What measuring eight GPUs costs: processor time of daemon and worker, and growth of the store.
+"""Cost of measuring eight GPUs: processor time of daemon and worker, and growth of the store.
 
 The GPUs are those of the tests' stand-in for NVML, which reads a file at every call; a real driver answers
 from the kernel. A host that measures is compared with one that only scans.

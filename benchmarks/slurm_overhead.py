@@ -1,4 +1,4 @@
-"""What Slurm adds to a training: its submit, its begin, and the polls of a hundred that run."""
+"""Overhead of Slurm: submit, begin, and the polls of a hundred running jobs."""
 
 from __future__ import annotations
 
@@ -87,6 +87,6 @@ def _row(report: Report, name: str, values: list[float]) -> None:
 
 
 def _cpu_s() -> float:
-    """Of this process and of its children that have ended."""
+    """CPU time of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)

@@ -29,7 +29,7 @@ def training_python() -> str:
 
 
 def reported(module: str, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a worker says, line by line, as it says it. Its end with an error is ours."""
+    """Yield a worker's output line by line; raise if it ends with an error."""
     more = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     env = {**os.environ, **dict.fromkeys(OFFLINE, "1"), **more}
     with tempfile.TemporaryFile("w+") as errors:

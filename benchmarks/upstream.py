@@ -1,4 +1,4 @@
-"""What upstream's unmodified trainer runs: its templates' values and what its job handler makes of a task.
+"""Configuration of upstream's unmodified trainer: its templates' values, and its job handler's changes.
 
 Values only, from upstream's two templates and handler. What a CPU cannot run is left out (`CPU`), for it as
 for us. Upstream has no clock; here it gets one (`upstream_plugin`), which is more than it has: it is stopped

@@ -1,4 +1,4 @@
-"""What programs can read of a miner: the operator's GET routes, and every reading command of the CLI.
+"""Replies that programs read: the operator's GET routes, and every reading command of the CLI.
 
 One store, filled by the code itself at a time that stands still: three trainings in a pipeline with stand-ins
 around it, offers with their decisions, a history of jobs, measurements, ranks and alerts.

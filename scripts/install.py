@@ -128,7 +128,7 @@ def install_training(folder: Path, what: str) -> int:
 
 
 def is_available(folder: Path, requirement: str) -> bool:
-    """Whether pip finds it with this machine's configuration."""
+    """Return True if pip finds it with this machine's configuration."""
     arguments = ["install", "-q", "--dry-run", "--no-deps", "--ignore-installed", requirement]
     return subprocess.run(pip(folder, arguments), capture_output=True, check=False, cwd=ROOT).returncode == 0
 

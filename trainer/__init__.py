@@ -1,1 +1,1 @@
-"""What runs inside the container, or as a local process: never imported by the daemon."""
+"""Training code: runs inside the container or as a local process, and is never imported by the daemon."""

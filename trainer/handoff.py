@@ -42,7 +42,7 @@ class PreparedRows(Record):
 
 
 class PrepareSpec(Record):
-    """What the preparing child does, and where it writes its results."""
+    """Order for the preparing child, with the paths of its results."""
 
     run: RunSpec
     #: None: the child makes one.
@@ -123,7 +123,7 @@ class MachinesLaunch(Record):
 
 
 class MachineEnd(Record):
-    """How the ranks of another machine than the first ended."""
+    """End of the ranks on a machine other than the first."""
 
     end: RunEnd
     detail: SanitizedText = ""
@@ -131,7 +131,7 @@ class MachineEnd(Record):
 
 
 class TrainingOutcome(Record):
-    """How a training ended that ended by itself."""
+    """End of a training that was not stopped from outside."""
 
     end: RunEnd
     detail: SanitizedText = ""
@@ -141,7 +141,7 @@ class TrainingOutcome(Record):
 
 
 class TrainingFailure(Record):
-    """What ended a training process unexpectedly."""
+    """Cause of a training process's unexpected end."""
 
     end: RunEnd
     #: Out of memory: the phase, "train", "evaluation" or "generation".

@@ -95,7 +95,7 @@ def chosen_cells(patterns: Sequence[str], seeds: Sequence[int] = SEEDS) -> list[
 
 
 def shares(cells: Iterable[Cell], workers: int) -> list[list[Cell]]:
-    """For each worker, cells that share as many bases as possible and take about as long."""
+    """Divide cells among workers so that they share as many bases as possible and take about as long."""
     parts: list[list[Cell]] = [[] for _ in range(workers)]
     for cell in cells:
         place = list(FAMILIES).index(cell.family) + cell.seed
@@ -144,7 +144,7 @@ def _key(cell: str, side: str, stamp: str) -> tuple[str, str, str]:
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Of programs without their comments."""
+    """Make rows of programs without their comments."""
     digest = hashlib.sha256()
     for file in sorted(files):
         text = file.read_text("utf-8")

@@ -43,7 +43,7 @@ CHANGED = 0.2
 
 @dataclass(frozen=True)
 class DataKind:
-    """What differs from kind to kind."""
+    """Traits that differ from kind to kind."""
 
     #: Rows to train on: two or three passes for the time, as validators give it. Prompts: hundreds of passes.
     rows: int

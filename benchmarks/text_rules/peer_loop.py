@@ -84,7 +84,7 @@ class PeerCallback(TrainerCallback):  # type: ignore[misc]
         return control
 
     def _end_s(self) -> float:
-        """For the last evaluation, the soup and the pass over the dev rows."""
+        """Time reserved for the last evaluation, the soup and the pass over the dev rows."""
         dev = len(self._peer.dev) / self._peer.batch
         return self._step_s * (dev + 1) + self.eval_s + rules.END_SHARE * self._clock.seconds
 

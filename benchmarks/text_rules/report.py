@@ -129,7 +129,7 @@ def _results(
 
 
 class Verdict(NamedTuple):
-    """How a side does against another over some cells."""
+    """Result of one side against another over some cells."""
 
     cells: int
     better: int
@@ -204,7 +204,7 @@ def verdicts(
 
 
 def once(results: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]]) -> str:
-    """What a table of one training for each side would say, on average over all such tables."""
+    """Verdicts of a table with one training for each side, averaged over all such tables."""
     chances = [result["against"]["ours"]["winner"]["chances"] for result in results]
     better = sum(fmean(chance >= SURELY_BETTER for chance in each) for each in chances)
     worse = len(failed) + sum(fmean(chance <= SURELY_WORSE for chance in each) for each in chances)

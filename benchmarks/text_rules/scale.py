@@ -1,4 +1,4 @@
-"""How every side of `benchmarks/text_rules.py` is scaled to tiny models, by the same rules.
+"""Scale every side of `benchmarks/text_rules` to tiny models, by the same rules.
 
 Tables of rates are for models of billions of parameters. One factor for each objective, found with constant
 AdamW, multiplies upstream's, the winner's and our rates alike.
@@ -80,7 +80,7 @@ def _method(resolved: ResolvedProfile, model: ModelFacts) -> Method:
 
 
 def resolved_for(profile: Path, task: TaskType, method: Method) -> tuple[ResolvedProfile, bool]:
-    """As for the smallest model that the profile trains by this method; False: it trains none so."""
+    """Resolve for the smallest model that the profile trains by this method, and return False if none is."""
     loaded = load_profile(str(profile))
     for size in SIZES:
         model = facts_from_name("org/some-llama", int(size))

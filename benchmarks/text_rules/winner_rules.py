@@ -87,7 +87,7 @@ def evaluation_every(task: TaskType, per_epoch: int) -> int:
 
 
 def prompt_weight(prompt_tokens: float, answer_tokens: float) -> float:
-    """What a token of the prompt counts in the loss: something where prompts are much longer."""
+    """Weight of a prompt token in the loss: above zero where prompts are much longer."""
     ratio = prompt_tokens / max(answer_tokens, 1)
     return 0.05 / (ratio / 5) if ratio > 5 else 0.0
 
@@ -133,7 +133,7 @@ class SearchPlan:
 
 
 def search_plan(steps: int, epochs_left: float) -> SearchPlan | None:
-    """What so many steps hold altogether; None: no search."""
+    """Return the search that fits into this many steps, or None."""
     if epochs_left < 1:
         each = min(steps // 3, STAGE_1_STEPS[1])
         return SearchPlan(each, 0, (-0.1, 0.0, 0.1)) if each >= VALIDATION_STEPS else None
@@ -151,12 +151,12 @@ def search_plan(steps: int, epochs_left: float) -> SearchPlan | None:
 
 
 def score_of(losses: Sequence[float]) -> float:
-    """Of a candidate: the median training loss of its last fifth."""
+    """Median training loss of a candidate's last fifth."""
     return median(losses[-max(len(losses) // 5, 1) :])
 
 
 def given_up(losses: Sequence[float], best: float) -> bool:
-    """Whether a candidate is left alone; `best` is the best score so far, infinite if there is none."""
+    """Return True if a candidate is dropped; `best` is the best score so far, infinite if there is none."""
     loss = losses[-1]
     if not math.isfinite(loss):
         return True

@@ -127,7 +127,7 @@ class Trainings:
         return {"cell": self.cell.name, "scores": means, "against": against, "told": told}
 
     def _count(self, side: str) -> int:
-        """How often it is trained."""
+        """Number of trainings."""
         repeated = side.partition(":")[0] in REPEATED
         return int(self.asked.get("trainings", 1)) if repeated else 1
 
@@ -173,7 +173,7 @@ class Trainings:
     # — the sides
 
     def _ours(self, side: str, changes: str, number: int, work: Path) -> dict[str, Any]:
-        """As in a tournament, planning for itself."""
+        """Train as in a tournament, with a plan of its own."""
         base, rows, _ = self.files
         work.mkdir()
         profile = work / "profile.yaml"
@@ -269,7 +269,7 @@ class PatientRunner(TextRunner):
 
 
 def _shown(plan: dict[str, Any]) -> dict[str, Any]:
-    """What a reader wants to know of it."""
+    """Summary of a training for the table."""
     steps, batch, optimizer = plan["steps"], plan["batch"], plan["optimizer"]
     return {
         "rate": optimizer["learning_rate"],

@@ -1,4 +1,4 @@
-"""What the table scripts share: how a table is written, and which commit a checkout is at."""
+"""Helpers of the table scripts: writing a table, and the commit of a checkout."""
 
 import json
 import os

@@ -66,7 +66,7 @@ def main(configurations: str, kohya: str, models: str, pictures: str, steps: str
 
 
 def _checked(train_util: Any, args: argparse.Namespace) -> str:
-    """What `train` does with the arguments before it loads a model, and the optimizer and its schedule."""
+    """Do what `train` does before it loads a model, and make the optimizer and its schedule."""
     import torch
 
     train_util.verify_training_args(args)

@@ -56,7 +56,7 @@ def model_of(out: Path, kind: str) -> Path:
 
 
 def engine_python(out: Path, engine: str) -> str:
-    """As the engine's own in `bin`, but that scorers find our modules too."""
+    """Environment of the engine in `bin`, in which scorers find our modules too."""
     given = (out / "bin" / f"python-{engine}").read_text("utf-8").split()[-2]
     return f'#!/bin/sh\nPYTHONPATH={SMALLER}${{PYTHONPATH:+:$PYTHONPATH}} exec {given} "$@"\n'
 

@@ -143,7 +143,7 @@ def make_image() -> None:
 
 
 def outcome(folder: Path, ended: int, log: str) -> Iterator[str]:
-    """What is wrong with what a training left."""
+    """Problem of the files that a training left."""
     submission = folder / "checkpoints" / TASK / REPO
     adapter = submission / LAST_FILE
     if ended != 0:
