@@ -89,7 +89,7 @@ docs: $(VENV)/.installed ## rewrite the generated pages and .env.example
 	$(BIN)/python -m miner.settings.reference docs/settings.md
 	$(BIN)/python -m core.profile.docs docs/profiles.md
 	$(BIN)/python -m miner.offers.policies.docs docs/policies.md
-	$(BIN)/python -m miner.alerts.docs docs/alerts.md
+	$(BIN)/python scripts/alerts_page.py > docs/alerts.md
 	$(BIN)/python scripts/commands_page.py > docs/commands.md
 
 TABLE = $(2) scripts/engine_tables/$(1)_table.py $(3) > core/recipes/$(1)/table.json.new && mv core/recipes/$(1)/table.json.new core/recipes/$(1)/table.json

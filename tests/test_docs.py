@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -12,7 +13,7 @@ from fastapi import FastAPI
 
 from miner import http
 from miner.http import subnet
-from scripts import commands_page
+from scripts import alerts_page, commands_page
 from tests.doubles.each import each
 
 ROOT = Path(__file__).parents[1]
@@ -46,9 +47,9 @@ def test_every_route_is_described(path: str) -> None:
     assert path in TEXT
 
 
-def test_the_page_of_commands_is_what_the_command_line_says() -> None:
-    written = (ROOT / "docs" / "commands.md").read_text()
-    assert written == commands_page.page(), "run: make docs"
+@each("name, printed", [("commands", commands_page.page), ("alerts", alerts_page.page)])
+def test_a_generated_page_is_what_the_declarations_say(name: str, printed: Callable[[], str]) -> None:
+    assert (ROOT / "docs" / f"{name}.md").read_text() == printed(), "run: make docs"
 
 
 @each("page", PAGES)

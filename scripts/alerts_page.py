@@ -1,13 +1,6 @@
-"""Write `docs/alerts.md` from the schema of rules, the shipped rules and the registry of metrics.
-
-Run `python -m miner.alerts.docs docs/alerts.md` after a change; a test compares.
-"""
+"""Print docs/alerts.md from the schema of rules, the shipped rules and the metrics (make docs)."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-from typing import Any
 
 from core.config import schema_docs
 from miner.alerts.metrics import METRICS
@@ -127,11 +120,7 @@ _PARTS = (
 )
 
 
-def json_schema() -> dict[str, Any]:
-    return schema_docs.editor_schema(AlertFile)
-
-
-def markdown() -> str:
+def page() -> str:
     parts = (schema_docs.reference_table(*part) for part in _PARTS)
     return "\n".join([_INTRO, _shipped(), _metrics(), *parts])
 
@@ -161,4 +150,4 @@ def _metrics() -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(markdown(), encoding="utf-8")
+    print(page(), end="")
