@@ -1,4 +1,4 @@
-"""Check a folder as anybody would who knows nothing of this project: with plain safetensors, transformers and peft."""
+"""Check a folder with plain safetensors, transformers and peft, knowing nothing of this project."""
 
 from __future__ import annotations
 
