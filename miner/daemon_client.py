@@ -102,18 +102,6 @@ def get_page(settings: Settings, path: str) -> dict[str, Any]:
     return _request(settings, "GET", path)
 
 
-def post_command(
-    settings: Settings, path: str, payload: Any = None, *, seconds: float = _TIMEOUT_SECONDS
-) -> dict[str, Any]:
-    """POST to the operator's port. `DaemonRefused` with the daemon's message if it refuses."""
-    return _request(settings, "POST", path, payload, seconds)
-
-
-def delete_resource(settings: Settings, path: str) -> dict[str, Any]:
-    """DELETE on the operator's port."""
-    return _request(settings, "DELETE", path)
-
-
 @contextmanager
 def follow_page_events(settings: Settings, path: str) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
     """Follow the server-sent events of a page, as (kind, data), until the daemon ends them."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from miner.alerts.metrics import METRICS, MetricSeries, Point
 from miner.alerts.rules import AlertRule, WindowStat
@@ -239,11 +239,20 @@ def _duration(seconds: float) -> str:
     return next((f"{seconds / size:g}{unit}" for size, unit in units if seconds >= size), f"{seconds:g}s")
 
 
-def trial(rule: AlertRule, value: float | None) -> dict[str, Any]:
+class RuleTrial(NamedTuple):
+    """The effect of a rule at a value."""
+
+    value: float | None
+    #: Its condition is met; None without a value.
+    met: bool | None
+    text: str
+
+
+def trial(rule: AlertRule, value: float | None) -> RuleTrial:
     """Tell what a rule does at a value."""
     measured = MeasuredValue(value)
     if value is None:
-        return {"value": None, "met": None, "text": "nothing is measured; the rule stays as it is"}
+        return RuleTrial(None, None, "nothing is measured; the rule stays as it is")
     met = _is_met(rule, value)
     hold = f", once it has lasted for {_duration(rule.hold)}" if rule.hold else ""
     only = ", while something trains there" if rule.only else ""
@@ -253,4 +262,4 @@ def trial(rule: AlertRule, value: float | None) -> dict[str, Any]:
         text = f"raises nothing, and resolves an open alert: {value_text(rule, measured)}"
     else:
         text = f"raises nothing, and leaves an open alert open: {value_text(rule, measured)}"
-    return {"value": value, "met": met, "text": text}
+    return RuleTrial(value, met, text)

@@ -11,12 +11,12 @@ import typer
 
 from core.domain.errors import ConfigError, Problem, nearest_name
 from core.domain.units import parse_seconds
-from miner.api.alerts import Alert
 from miner.cli.options import AsJson, PageLimit, load_settings
 from miner.cli.output import echo, echo_json, print_pages
 
 if TYPE_CHECKING:
     from miner.alerts.rules import LoadedAlertRules
+    from miner.api.alerts import AlertsPage, TrialNotification
     from miner.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="List, check, test and silence alerts and their rules.")
@@ -29,18 +29,19 @@ def list_alerts(
     as_json: AsJson = False,
 ) -> None:
     """List open alerts, the rules with what they measure now, and silences."""
+    from miner.api.alerts import AlertsPage
     from miner.cli.render.alerts import alert_pages
-    from miner.daemon_client import NoDaemon, get_page
+    from miner.daemon_client import NoDaemon, get
 
     settings = load_settings()
     try:
-        found = get_page(settings, f"/alerts?limit={limit}" + ("" if every else "&open=true"))
+        page = get(settings, f"/alerts?limit={limit}" + ("" if every else "&open=true"), AlertsPage)
     except NoDaemon:
-        found = _from_store(settings, limit, only_open=not every)
+        page = _from_store(settings, limit, only_open=not every)
     if as_json:
-        echo_json(found)
+        echo_json(page)
         return
-    print_pages(alert_pages(found))
+    print_pages(alert_pages(page))
 
 
 @app.command()
@@ -80,17 +81,17 @@ def _changes(rules: LoadedAlertRules) -> dict[str, str]:
     from miner.alerts.rules import load_alert_rules
     from miner.alerts.state import condition_text
 
-    shipped, found = load_alert_rules().rules, {}
+    shipped, changes = load_alert_rules().rules, {}
     for name in dict.fromkeys((*shipped, *rules.rules)):
         rule, before = rules.rules.get(name), shipped.get(name)
         if rule is None:
-            found[name] = "off"
+            changes[name] = "off"
         elif before is None or condition_text(rule) != condition_text(before):
             was = f" (shipped: {condition_text(before)})" if before else " (your own)"
-            found[name] = f"{rule.when.metric} {condition_text(rule)}{was}"
+            changes[name] = f"{rule.when.metric} {condition_text(rule)}{was}"
         elif rule != before:
-            found[name] = "the same condition, another answer to it"
-    return found
+            changes[name] = "the same condition, another answer to it"
+    return changes
 
 
 @app.command("test")
@@ -108,11 +109,12 @@ def try_rule(
 ) -> None:
     """Show what a rule does at a value, or at what it measures now; without a rule, send a notification."""
     if rule is None:
-        _send_test({}, as_json)
+        _send_test(None, as_json)
         return
     from miner.alerts.rules import load_alert_rules
     from miner.alerts.state import trial
-    from miner.daemon_client import get_page
+    from miner.api.alerts import AlertsPage, Severity, TrialNotification
+    from miner.daemon_client import get
 
     settings = load_settings()
     rules = load_alert_rules(settings.alerts_file).rules
@@ -123,35 +125,43 @@ def try_rule(
     if value is not None:
         values = {"value": _number(value)}
     else:
-        states = get_page(settings, "/alerts?limit=1&open=true")["rules"]
-        values = {one["subject"]: one["value"] for one in states if one["name"] == rule}
-    found = [{"subject": subject, **trial(rules[rule], number)} for subject, number in values.items()]
+        states = get(settings, "/alerts?limit=1&open=true", AlertsPage).rules
+        values = {state.subject: state.value for state in states if state.name == rule}
+    trials = {subject: trial(rules[rule], number) for subject, number in values.items()}
     if as_json and not send:
-        echo_json(found)
-    for one in () if as_json else found:
-        echo(f"{one['subject'] or rule}: {one['text']}")
+        echo_json([{"subject": subject, **tried._asdict()} for subject, tried in trials.items()])
+    elif not as_json:
+        for subject, tried in trials.items():
+            echo(f"{subject or rule}: {tried.text}")
     if send:
-        severity = rules[rule].severity or "warning"
-        text = next((one["text"] for one in found), rules[rule].description)
-        _send_test({"rule": rule, "severity": severity, "text": f"test: {text}"[:500]}, as_json)
+        text = next((tried.text for tried in trials.values()), rules[rule].description)
+        severity = Severity(rules[rule].severity or Severity.WARNING)
+        _send_test(TrialNotification(rule=rule, severity=severity, text=f"test: {text}"[:500]), as_json)
 
 
 #: Each target may take half a minute, and so may the start of the process that sends.
 _SEND_SECONDS = 75.0
 
 
-def _send_test(notification: dict[str, Any], as_json: bool) -> None:
+def _send_test(notification: TrialNotification | None, as_json: bool) -> None:
     """Have the daemon send a notification, and print for each target whether it arrived. Exit with 1 if any
     did not."""
-    from miner.daemon_client import post_command
+    from miner.api.alerts import TrialNotification, TrialReport
+    from miner.daemon_client import post
 
-    reply = post_command(load_settings(), "/alerts/test", notification, seconds=_SEND_SECONDS)
+    reply = post(
+        load_settings(),
+        "/alerts/test",
+        TrialReport,
+        notification or TrialNotification(),
+        seconds=_SEND_SECONDS,
+    )
     if as_json:
         echo_json(reply)
     else:
-        for one in reply["targets"]:
-            echo(f"{one['target']}: {one['error'] or 'arrived'}")
-    if any(one["error"] for one in reply["targets"]):
+        for delivery in reply.targets:
+            echo(f"{delivery.target}: {delivery.error or 'arrived'}")
+    if any(delivery.error for delivery in reply.targets):
         raise typer.Exit(1)
 
 
@@ -182,40 +192,40 @@ def silence(
     as_json: AsJson = False,
 ) -> None:
     """Stop notifications of some alerts for a while; they are still listed."""
+    from miner.api.alerts import EndedSilence, Silence, SilenceRequest
     from miner.cli.output import show_time
-    from miner.daemon_client import delete_resource, post_command
+    from miner.daemon_client import delete, post
 
     settings = load_settings()
     if end is not None:
-        reply = delete_resource(settings, f"/alerts/silences/{end}")
-    else:
-        try:
-            seconds = parse_seconds(length)
-        except ValueError as error:
-            raise ConfigError("silence", [Problem("--for", length, str(error))]) from None
-        asked = {"rule": rule, "subject": subject, "seconds": seconds, "reason": reason}
-        reply = post_command(settings, "/alerts/silences", asked)
+        ended = delete(settings, f"/alerts/silences/{end}", EndedSilence)
+        if as_json:
+            echo_json(ended)
+        else:
+            echo(f"silence {end} is over")
+        return
+    try:
+        seconds = parse_seconds(length)
+    except ValueError as error:
+        raise ConfigError("silence", [Problem("--for", length, str(error))]) from None
+    request = SilenceRequest(rule=rule, subject=subject, seconds=seconds, reason=reason)
+    made = post(settings, "/alerts/silences", Silence, request)
     if as_json:
-        echo_json(reply)
-    elif end is not None:
-        echo(f"silence {end} is over")
+        echo_json(made)
     else:
-        echo(f"silence {reply['id']}: {rule} of {subject}, until {show_time(reply['until'])} UTC")
+        echo(f"silence {made.id}: {rule} of {subject}, until {show_time(made.until)} UTC")
 
 
-def _from_store(settings: Settings, limit: int, *, only_open: bool) -> dict[str, Any]:
+def _from_store(settings: Settings, limit: int, *, only_open: bool) -> AlertsPage:
     """Read stored alerts and silences; without a daemon no rule is measured."""
-    from miner.store import alerts as store_alerts
+    from miner.api.alerts import Alert, AlertsPage
+    from miner.store.alerts import newest_alerts, silences_in_force
     from miner.store.database import open_store
 
     with open_store(settings.store_dir) as connection:
-        rows = store_alerts.newest_alerts(connection, limit, only_open=only_open)
-        return {
-            "alerts": [Alert.model_validate(row).model_dump(mode="json") for row in rows],
-            "silences": [
-                silence.model_dump(mode="json")
-                for silence in store_alerts.silences_in_force(connection, time.time())
-            ],
-            "rules": [],
-            "problem": None,
-        }
+        return AlertsPage(
+            alerts=Alert.of_each(newest_alerts(connection, limit, only_open=only_open)),
+            silences=silences_in_force(connection, time.time()),
+            rules=[],
+            problem=None,
+        )

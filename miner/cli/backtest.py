@@ -182,10 +182,7 @@ def _explain_offer(
 
     found = [(run.summary.name, _find_entry(run, which, stored)) for run in runs]
     if as_json:
-        data = {
-            name: decision_details(entry.historical.offer, entry.decision).model_dump(mode="json")
-            for name, entry in found
-        }
+        data = {name: decision_details(entry.historical.offer, entry.decision) for name, entry in found}
         echo_json(data)
         return
     console = terminal()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from miner.api.reports import JobStatistics
 from miner.cli import options
 from miner.cli.options import AsJson, PageLimit, load_settings
 from miner.cli.output import echo, echo_json, print_pages, terminal
 
 if TYPE_CHECKING:
+    import sqlite3
+    from contextlib import AbstractContextManager
+
+    from miner.api.jobs import JobDetails, JobSummary
     from miner.settings import Settings
     from miner.store.attempts import AttemptRow
 
@@ -31,7 +32,6 @@ Which = Annotated[
 Number = Annotated[
     int | None, typer.Option("--attempt", min=1, help="Number of the attempt. Default: the newest.")
 ]
-_T = TypeVar("_T")
 #: Pause between two reads of a growing log.
 _POLL_SECONDS = 0.3
 
@@ -43,28 +43,24 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """List the newest jobs: state, progress or end, publication."""
+    from miner.api.jobs import JobList
     from miner.cli.render.jobs import job_table
-    from miner.daemon_client import NoDaemon, get_page
-    from miner.jobs import views
-    from miner.store import jobs as store_jobs
+    from miner.daemon_client import NoDaemon, get
+    from miner.jobs.views import job_summary
+    from miner.store.jobs import newest_jobs
 
     settings = load_settings()
     try:
         query = f"?limit={limit}" + ("&open=true" if open_only else "")
-        found = get_page(settings, f"/jobs{query}")["jobs"]
+        jobs = get(settings, f"/jobs{query}", JobList).jobs
     except NoDaemon:
-        found = _query_store(
-            settings,
-            lambda db: [
-                views.job_summary(db, row).model_dump(mode="json")
-                for row in store_jobs.newest_jobs(db, limit, only_open=open_only)
-            ],
-        )
+        with _store(settings) as db:
+            jobs = [job_summary(db, row) for row in newest_jobs(db, limit, only_open=open_only)]
     if as_json:
-        echo_json(found)
+        echo_json(jobs)
     else:
         console = terminal()
-        console.print(job_table(found, console.width))
+        console.print(job_table(jobs, console.width))
 
 
 @app.command()
@@ -72,11 +68,11 @@ def show(which: Which, as_json: AsJson = False) -> None:
     """Show a job: attempts, steps, why it ended, what rules did to it, and what the validator sees."""
     from miner.cli.render.jobs import job_pages
 
-    found = _job(load_settings(), which)
+    job = _job(load_settings(), which)
     if as_json:
-        echo_json(found)
+        echo_json(job)
         return
-    print_pages(job_pages(found))
+    print_pages(job_pages(job))
 
 
 @app.command()
@@ -85,6 +81,7 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Show success, mean completion time and gain over the base, by task type, family and model size."""
+    from miner.api.reports import JobStatistics
     from miner.cli.render.jobs import success_tables
     from miner.cli.report import policy_in_force
     from miner.reports.ended_jobs import ended_jobs, success_by, success_of
@@ -92,13 +89,13 @@ def stats(
     settings, now = load_settings(), time.time()
     here = options.local_hardware(settings) if settings.policy == "auto" else None
     sizes = policy_in_force(settings, here).terms.success.size
-    jobs = _query_store(settings, lambda db: ended_jobs(db, now - days * 86_400, now))
+    with _store(settings) as db:
+        jobs = ended_jobs(db, now - days * 86_400, now)
     statistics = JobStatistics(days=days, all=success_of(jobs), **dict(success_by(jobs, sizes)))
-    found = statistics.model_dump(mode="json")
     if as_json:
-        echo_json(found)
+        echo_json(statistics)
     else:
-        print_pages(success_tables(found))
+        print_pages(success_tables(statistics))
 
 
 @app.command()
@@ -117,7 +114,7 @@ def logs(
     piece = last_log_lines(row, lines)
     while True:
         if as_json and (piece.text or not follow):
-            echo_json(piece.model_dump(mode="json"), line=True)
+            echo_json(piece, line=True)
         elif not as_json:
             typer.echo(piece.text, nl=False)  # control characters were removed when it was read
         if not follow:
@@ -161,61 +158,59 @@ def replay(which: Which, attempt: Number = None, as_json: AsJson = False) -> Non
         echo(found.script())
 
 
-def _ask_daemon_to(which: str, what: str) -> dict[str, Any]:
-    """Let the daemon do it: it owns the store and the trainings."""
-    from miner.daemon_client import post_command
+def _ask_daemon_to(which: str, what: str) -> JobSummary:
+    """Have the daemon do it: it owns the store and the trainings."""
+    from miner.api.jobs import JobSummary
+    from miner.daemon_client import post
 
     settings = load_settings()
-    return post_command(settings, f"/jobs/{_id_of(settings, which)}/{what}")
+    return post(settings, f"/jobs/{_id_of(settings, which)}/{what}", JobSummary)
 
 
-def _echo_job(job: dict[str, Any], as_json: bool) -> None:
+def _echo_job(job: JobSummary, as_json: bool) -> None:
     if as_json:
         echo_json(job)
     else:
-        echo(f"job {job['id']} ({job['task_id']}) is {job['state']}")
+        echo(f"job {job.id} ({job.task_id}) is {job.state}")
 
 
-def _job(settings: Settings, which: str) -> dict[str, Any]:
-    from miner.daemon_client import NoDaemon, get_page
-    from miner.jobs import views
-    from miner.store import jobs as store_jobs
+def _job(settings: Settings, which: str) -> JobDetails:
+    from miner.api.jobs import JobDetails
+    from miner.daemon_client import NoDaemon, get
+    from miner.jobs.views import job_details
+    from miner.store.jobs import get_job
 
     job_id = _id_of(settings, which)
     try:
-        return get_page(settings, f"/jobs/{job_id}")
+        return get(settings, f"/jobs/{job_id}", JobDetails)
     except NoDaemon:
-        return _query_store(
-            settings,
-            lambda db: views.job_details(db, store_jobs.get_job(db, job_id), settings.data_dir).model_dump(
-                mode="json"
-            ),
-        )
+        with _store(settings) as db:
+            return job_details(db, get_job(db, job_id), settings.data_dir)
 
 
 def _id_of(settings: Settings, which: str) -> int:
-    from miner.store import jobs as store_jobs
+    from miner.store.jobs import find_job
 
-    return _query_store(settings, lambda db: store_jobs.find_job(db, which).id)
+    with _store(settings) as db:
+        return find_job(db, which).id
 
 
 def _is_over(settings: Settings, which: str) -> bool:
-    from miner.store import jobs as store_jobs
+    from miner.store.jobs import find_job
 
-    return _query_store(settings, lambda db: store_jobs.find_job(db, which).state.is_over)
+    with _store(settings) as db:
+        return find_job(db, which).state.is_over
 
 
 def _attempts(settings: Settings, which: str) -> list[AttemptRow]:
-    from miner.store import attempts as store_attempts
-    from miner.store import jobs as store_jobs
+    from miner.store.attempts import attempts_of
+    from miner.store.jobs import find_job
 
-    return _query_store(
-        settings, lambda db: store_attempts.attempts_of(db, store_jobs.find_job(db, which).id)
-    )
+    with _store(settings) as db:
+        return attempts_of(db, find_job(db, which).id)
 
 
-def _query_store(settings: Settings, query: Callable[[sqlite3.Connection], _T]) -> _T:
+def _store(settings: Settings) -> AbstractContextManager[sqlite3.Connection]:
     from miner.store.database import open_store
 
-    with open_store(settings.store_dir) as connection:
-        return query(connection)
+    return open_store(settings.store_dir)

@@ -36,7 +36,7 @@ def list_offers(
     with open_store(load_settings().store_dir) as connection:
         found = stored_offers(connection, OfferFilter(since=start, accepted=accepted, most=limit))
     if as_json:
-        echo_json([offer_summary(one).model_dump(mode="json") for one in found])
+        echo_json([offer_summary(one) for one in found])
         return
     _print_list(found)
 
@@ -48,7 +48,7 @@ def show(which: Which, as_json: AsJson = False) -> None:
 
     one = _load_offer(which)
     if as_json:
-        echo_json(offer_summary(one).model_dump(mode="json"))
+        echo_json(offer_summary(one))
         return
     for name, value in offer_summary(one).model_dump(mode="json").items():
         if name.endswith("_at"):
@@ -64,7 +64,7 @@ def explain(which: Which, as_json: AsJson = False) -> None:
 
     one = _load_offer(which)
     if as_json:
-        echo_json(decision_details(one.offer, one.decision).model_dump(mode="json"))
+        echo_json(decision_details(one.offer, one.decision))
         return
     console = terminal()
     what = f"start without an accepted offer (job {one.number})" if one.is_start else f"offer {one.number}"

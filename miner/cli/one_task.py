@@ -18,6 +18,7 @@ from typing import Any
 from core.domain.errors import GodMinerError
 from core.domain.job_states import FINAL_STATES
 from miner import daemon_client
+from miner.api.jobs import JobDetails, StartedJob
 from miner.backends.build_fleet import build_fleet, build_inventory
 from miner.fleet.nvml import NvmlSource
 from miner.jobs import views
@@ -53,16 +54,16 @@ class DaemonLost(GodMinerError):
     code = "daemon_lost"
 
 
-def run_in_daemon(settings: Settings, task: TaskFile, on_event: EventCallback) -> dict[str, Any]:
+def run_in_daemon(settings: Settings, task: TaskFile, on_event: EventCallback) -> JobDetails:
     """Hand the task to the daemon, follow it, and return the finished job. Raise `NoDaemon` if none runs."""
-    started = daemon_client.post_command(settings, "/jobs", task.model_dump(mode="json"))
-    path = f"/jobs/{started['job_id']}"
+    job_id = daemon_client.post(settings, "/jobs", StartedJob, task).job_id
+    path = f"/jobs/{job_id}"
     with contextlib.suppress(daemon_client.NoDaemon):
         if _follow_to_end(settings, path, on_event):
-            return daemon_client.get_page(settings, path)
+            return daemon_client.get(settings, path, JobDetails)
     raise DaemonLost(
-        f"the daemon has ended; job {started['job_id']} goes on when it is started again, and "
-        f"`god-miner jobs show {started['job_id']}` shows how far it is"
+        f"the daemon has ended; job {job_id} goes on when it is started again, and "
+        f"`god-miner jobs show {job_id}` shows how far it is"
     )
 
 
@@ -73,10 +74,10 @@ def _follow_to_end(settings: Settings, path: str, on_event: EventCallback) -> bo
             on_event(kind, data)
             if kind == "job" and data["state"] in FINAL_STATES:
                 return True
-    return daemon_client.get_page(settings, path)["state"] in FINAL_STATES
+    return daemon_client.get(settings, path, JobDetails).state in FINAL_STATES
 
 
-def run_here(settings: Settings, task: TaskFile, on_event: EventCallback) -> dict[str, Any]:
+def run_here(settings: Settings, task: TaskFile, on_event: EventCallback) -> JobDetails:
     """Run the task in this process and return the finished job. The first SIGINT cancels it."""
     lock = DataDirLock(settings.data_dir, settings.store_dir)
     lock.acquire()
@@ -86,7 +87,7 @@ def run_here(settings: Settings, task: TaskFile, on_event: EventCallback) -> dic
         lock.release()
 
 
-async def _run_here(settings: Settings, task: TaskFile, on_event: EventCallback) -> dict[str, Any]:
+async def _run_here(settings: Settings, task: TaskFile, on_event: EventCallback) -> JobDetails:
     async with _pipeline(settings, on_event) as jobs:
         listening = asyncio.create_task(_forward_events(jobs.services.events, on_event))
         await asyncio.sleep(0)
@@ -95,10 +96,9 @@ async def _run_here(settings: Settings, task: TaskFile, on_event: EventCallback)
             await jobs.wait_until_over(started.job_id)
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-        finished = await jobs.services.store.read(
+        return await jobs.services.store.read(
             lambda db: views.job_details(db, store_jobs.get_job(db, started.job_id), settings.data_dir)
         )
-        return finished.model_dump(mode="json")
 
 
 @asynccontextmanager

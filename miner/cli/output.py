@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
+from pydantic import BaseModel
 
 from core.domain.errors import GodMinerError
 from core.domain.records import printable
@@ -34,7 +35,7 @@ def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
 
 
 def echo_json(data: Any, *, line: bool = False) -> None:
-    """Print JSON with timestamps in RFC 3339. `line`: one of several documents, each on a line."""
+    """Print data and records in it as JSON, with timestamps in RFC 3339. `line`: one document on a line."""
     typer.echo(json.dumps(_with_rfc3339(data), indent=None if line else 2))
 
 
@@ -72,6 +73,8 @@ def print_pages(pages: Iterable[RenderableType]) -> None:
 
 
 def _with_rfc3339(value: Any, name: str = "") -> Any:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
     if isinstance(value, Mapping):
         return {key: _with_rfc3339(one, str(key)) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -67,7 +67,7 @@ def _print_report(
     if backtest:
         report = report.model_copy(update={"backtest": _backtest(settings, period, policy, here)})
     if as_json:
-        echo_json(report.model_dump(mode="json"))
+        echo_json(report)
     elif as_html:
         typer.echo(report_text.as_html(report), nl=False)
     elif as_markdown:

@@ -48,6 +48,7 @@ def run(
 
 def _run_task(settings: Settings, file: Path, as_json: bool) -> int:
     """Run one task; return 0 if its model is published."""
+    from core.domain.job_states import JobState
     from miner.cli import one_task
     from miner.cli.render.jobs import JobDisplay, job_pages
     from miner.daemon_client import NoDaemon
@@ -64,7 +65,7 @@ def _run_task(settings: Settings, file: Path, as_json: bool) -> int:
         except NoDaemon:
             job = one_task.run_here(settings, task, display.take)
     if as_json:
-        echo_json({"event": "end", **job}, line=True)
+        echo_json({"event": "end", **job.model_dump(mode="json")}, line=True)
     else:
         print_pages(job_pages(job))
-    return 0 if job["state"] == "done" else 1
+    return 0 if job.state is JobState.DONE else 1

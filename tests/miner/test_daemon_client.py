@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from miner import daemon_client
+from miner.api.alerts import SilenceRequest
+from miner.api.jobs import StartedJob
 from miner.settings import Settings, load_settings
 
 pytestmark = pytest.mark.process
@@ -83,8 +85,8 @@ def test_a_page_is_asked_for_with_the_token_and_no_proxy(
 
 
 def test_a_daemon_that_will_not_is_quoted(settings: Settings) -> None:
-    with pytest.raises(daemon_client.DaemonRefused, match=r'the daemon says: no, not \{"a":1\}'):
-        daemon_client.post_command(settings, "/jobs", {"a": 1})
+    with pytest.raises(daemon_client.DaemonRefused, match=r'the daemon says: no, not .*"seconds":1'):
+        daemon_client.post(settings, "/jobs", StartedJob, SilenceRequest(seconds=1))
     with pytest.raises(daemon_client.DaemonRefused, match="it answered 502"):
         daemon_client.get_page(settings, "/broken")
 
@@ -101,7 +103,7 @@ def test_without_a_daemon_the_error_says_so(settings: Settings, tmp_path: Path) 
     for text in ("", "[]", "{}", '{"operator_port": "x"}'):
         (tmp_path / daemon_client.RUN_FILE).write_text(text)
         with pytest.raises(daemon_client.NoDaemon, match="no daemon runs"):
-            daemon_client.post_command(settings, "/jobs")
+            daemon_client.post(settings, "/jobs", StartedJob)
     (tmp_path / daemon_client.RUN_FILE).unlink()
     with (
         pytest.raises(daemon_client.NoDaemon, match="god-miner run starts one"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from core.domain.units import show_seconds
-from miner.alerts.metrics import METRICS
+from miner.api.alerts import Alert, AlertsPage, RuleStatus, Silence
 from miner.cli.output import show_time
 from miner.cli.render.terminal import plain_table
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _STYLES = {"critical": "red", "warning": "yellow"}
 
 
-def alert_pages(found: dict[str, Any]) -> Iterator[RenderableType]:
+def alert_pages(found: AlertsPage) -> Iterator[RenderableType]:
     """Alerts, then rules, then silences."""
-    alerts, rules, silences = found["alerts"], found["rules"], found["silences"]
-    if found["problem"]:
-        yield Text(f"ALERTS_FILE is not in force: {found['problem']}\n", style="red")
+    alerts, rules, silences = found.alerts, found.rules, found.silences
+    if found.problem:
+        yield Text(f"ALERTS_FILE is not in force: {found.problem}\n", style="red")
     if alerts:
         yield plain_table("since", "alert", "about", "text", rows=map(_alert_row, alerts))
     else:
@@ -36,32 +36,31 @@ def alert_pages(found: dict[str, Any]) -> Iterator[RenderableType]:
         yield plain_table("silence", "rule", "about", "until", "reason", rows=map(_silence_row, silences))
 
 
-def _alert_row(row: dict[str, Any]) -> tuple[Any, ...]:
-    times = f" ({row['times']} times)" if row["times"] > 1 else ""
-    name = Text(row["rule"], style=_STYLES.get(row["severity"], "") if row["resolved_at"] is None else "dim")
+def _alert_row(row: Alert) -> tuple[Any, ...]:
+    times = f" ({row.times} times)" if row.times > 1 else ""
+    name = Text(row.rule, style=_STYLES.get(row.severity, "") if row.resolved_at is None else "dim")
     return (
-        show_time(row["raised_at"], seconds=False),
+        show_time(row.raised_at, seconds=False),
         name,
-        short_subject(row["subject"]),
-        row["text"] + times,
+        short_subject(row.subject),
+        row.text + times,
     )
 
 
-def _rule_row(row: dict[str, Any]) -> tuple[str, ...]:
-    state = row["state"]
+def _rule_row(row: RuleStatus) -> tuple[str, ...]:
+    state = row.state
     if state != "inactive":
-        state += f" for {show_seconds(max(time.time() - row['since'], 0.0))}"
-    if not row["subject"]:
-        return row["name"], "", "nothing to measure", ""
-    if row["no_data"]:
-        state = "no data" if row["state"] == "inactive" else f"{state}, no data"
-    value = "" if row["value"] is None else METRICS[row["metric"]].unit.show(row["value"])
-    return row["name"], short_subject(row["subject"]), state, value
+        state += f" for {show_seconds(max(time.time() - row.since, 0.0))}"
+    if not row.subject:
+        return row.name, "", "nothing to measure", ""
+    if row.no_data:
+        state = "no data" if row.state == "inactive" else f"{state}, no data"
+    return row.name, short_subject(row.subject), state, row.value_text or ""
 
 
-def _silence_row(row: dict[str, Any]) -> tuple[str, ...]:
-    until = show_time(row["until"], seconds=False)
-    return str(row["id"]), row["rule"], short_subject(row["subject"]), until, row["reason"]
+def _silence_row(row: Silence) -> tuple[str, ...]:
+    until = show_time(row.until, seconds=False)
+    return str(row.id), row.rule, short_subject(row.subject), until, row.reason
 
 
 def short_subject(subject: str) -> str:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from pydantic import TypeAdapter
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
@@ -18,6 +19,17 @@ from rich.table import Table
 from rich.text import Text
 
 from core.domain.units import show_bytes, show_seconds
+from miner.api.alerts import RuleAction
+from miner.api.jobs import (
+    AttemptDetails,
+    AttemptFigures,
+    JobDetails,
+    JobResult,
+    JobStep,
+    JobSummary,
+    LiveJob,
+)
+from miner.api.reports import JobStatistics, SuccessRow
 from miner.cli.output import echo_json, show_time
 from miner.cli.render.terminal import (
     WIDE_COLUMNS,
@@ -28,10 +40,11 @@ from miner.cli.render.terminal import (
     plain_table,
 )
 
-JobData = Mapping[str, Any]
+#: Rows of tables below which their details are printed.
+Detailed = AttemptDetails | JobStep | RuleAction
 
 
-def job_table(jobs: Sequence[JobData], width: int, now: float | None = None) -> Table:
+def job_table(jobs: Sequence[JobSummary], width: int, now: float | None = None) -> Table:
     """Return a table with one line per job."""
     now = time.time() if now is None else now
     names = ["id", "type", "model", "state", "what", "score", "time"]
@@ -39,116 +52,115 @@ def job_table(jobs: Sequence[JobData], width: int, now: float | None = None) -> 
     table = one_line_table(*names, cut=("model", "what", "submission"), right=("id",))
     for job in jobs:
         row = {
-            "id": str(job["id"]),
-            "type": job["task_type"].removesuffix("Task").removesuffix("Text"),
-            "model": job["model"],
-            "state": job["state"],
+            "id": str(job.id),
+            "type": job.task_type.removesuffix("Task").removesuffix("Text"),
+            "model": job.model,
+            "state": job.state,
             "what": current_activity(job),
-            "score": _scores(job["result"], 3) if job["result"] else "",
-            "time": f"took {show_seconds(job['took_s'])}" if job["ended_at"] else time_left(job, now),
-            "gain": _gain(job["result"]["gain"]) if job["result"] else "",
-            "ended": show_time(job["ended_at"], seconds=False) if job["ended_at"] else "",
-            "task": job["task_id"][:13],
-            "submission": job["submission"]["repo"] if job["submission"] else "",
+            "score": _scores(job.result, 3) if job.result else "",
+            "time": f"took {show_seconds(job.took_s)}" if job.took_s is not None else time_left(job, now),
+            "gain": _gain(job.result.gain) if job.result else "",
+            "ended": show_time(job.ended_at, seconds=False) if job.ended_at else "",
+            "task": job.task_id[:13],
+            "submission": job.submission.repo if job.submission else "",
         }
         table.add_row(*one_line_cells(*(row[name] for name in names)))
     return table
 
 
-def current_activity(job: JobData) -> str:
+def current_activity(job: JobSummary) -> str:
     """Return what the job is doing, or why it ended."""
-    live = job["live"]
+    live = job.live
     if live is None:
-        return job["end_reason"] or ""
-    if live["trouble"]:
-        return str(live["trouble"])
-    if live["step"] is not None:
-        total = f"/{live['steps']:,}" if live["steps"] else ""
-        loss = f", loss {live['loss']:.4g}" if live["loss"] is not None else ""
-        return f"{live['stage']} {live['step']:,}{total}{loss}"
-    return (live["stage"] or "") + _transfer(live)
+        return job.end_reason or ""
+    if live.trouble:
+        return str(live.trouble)
+    if live.step is not None:
+        total = f"/{live.steps:,}" if live.steps else ""
+        loss = f", loss {live.loss:.4g}" if live.loss is not None else ""
+        return f"{live.stage} {live.step:,}{total}{loss}"
+    return (live.stage or "") + _transfer(live)
 
 
-def time_left(job: JobData, now: float) -> str:
-    if job["ended_at"] is not None:
-        return f"ended {show_time(job['ended_at'])}"
-    left = job["deadline_at"] - now
+def time_left(job: JobSummary, now: float) -> str:
+    if job.ended_at is not None:
+        return f"ended {show_time(job.ended_at)}"
+    left = job.deadline_at - now
     return f"{show_seconds(left)} left" if left > 0 else "past its deadline"
 
 
-def job_pages(job: JobData, now: float | None = None) -> Iterator[RenderableType]:
+def job_pages(job: JobDetails, now: float | None = None) -> Iterator[RenderableType]:
     """Yield everything about one job; what several parts repeat is printed once."""
     now = time.time() if now is None else now
-    said = {job["detail"], ""}
+    said = {job.detail, ""}
     yield fact_table((name, str(value)) for name, value in _fact_rows(job, now) if value)
-    if job["attempts"]:
+    if job.attempts:
         yield ""
-        yield _attempt_table(job["attempts"])
-        yield from _details("attempt", job["attempts"], "number", said)
-    if job["steps"]:
+        yield _attempt_table(job.attempts)
+        yield from _details("attempt", job.attempts, "number", said)
+    if job.steps:
         yield ""
-        yield _step_table(job["steps"])
-        yield from _details("step", job["steps"], "name", said)
-    if job["actions"]:
+        yield _step_table(job.steps)
+        yield from _details("step", job.steps, "name", said)
+    if job.actions:
         yield ""
-        yield _action_table(job["actions"])
-        yield from _details("rule", job["actions"], "rule", said)
+        yield _action_table(job.actions)
+        yield from _details("rule", job.actions, "rule", said)
 
 
-def _fact_rows(job: JobData, now: float) -> Iterator[tuple[str, Any]]:
-    yield "job", f"{job['id']}, task {job['task_id']} of {job['validator']}"
-    yield "task", f"{job['task_type']} of {job['model']}, {job['hours']:g} h"
-    yield "state", job["state"]
-    yield "now", current_activity(job) if job["live"] else ""
-    if job["end_reason"]:
-        yield "because", f"{job['end_reason']}: {job['detail']}" if job["detail"] else job["end_reason"]
-    if job["meaning"]:
-        yield "which means", job["meaning"]["operator"]
-        yield "validators see", job["meaning"]["validator"]
-    if job["result"]:
-        yield from _result_rows(job["result"])
-    if job["attempts"]:
-        yield from _figure_rows(_shown_attempt(job), so_far=job["result"] is None)
-    yield "started", show_time(job["started_at"]) + (f", {job['starts']} times" if job["starts"] > 1 else "")
-    yield "deadline", f"{show_time(job['deadline_at'])} ({time_left(job, now)})"
-    yield "wanted as", job["expected_repo_name"]
-    if job["submission"]:
-        published = f"{job['submission']['repo']} at {show_time(job['submitted_at'])}"
+def _fact_rows(job: JobDetails, now: float) -> Iterator[tuple[str, Any]]:
+    yield "job", f"{job.id}, task {job.task_id} of {job.validator}"
+    yield "task", f"{job.task_type} of {job.model}, {job.hours:g} h"
+    yield "state", job.state
+    yield "now", current_activity(job) if job.live else ""
+    if job.end_reason:
+        yield "because", f"{job.end_reason}: {job.detail}" if job.detail else job.end_reason
+    if job.meaning:
+        yield "which means", job.meaning.operator
+        yield "validators see", job.meaning.validator
+    if job.result:
+        yield from _result_rows(job.result)
+    if job.attempts:
+        yield from _figure_rows(_shown_attempt(job), so_far=job.result is None)
+    yield "started", show_time(job.started_at) + (f", {job.starts} times" if job.starts > 1 else "")
+    yield "deadline", f"{show_time(job.deadline_at)} ({time_left(job, now)})"
+    yield "wanted as", job.expected_repo_name
+    if job.submission and job.submitted_at is not None:
+        published = f"{job.submission.repo} at {show_time(job.submitted_at)}"
         yield "published", published
-    yield "folder", job["folder"]
+    yield "folder", job.folder
 
 
-def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if result["best"] is not None:
-        step = f", best at step {result['best_step']:,}"
-        yield "score", f"{result['metric']} {_scores(result, 4)}{step} of attempt {result['attempt']}"
-    if result["gain"] is not None:
-        yield "gain", f"{_gain(result['gain'])} over the base"
-    yield "trained", f"{result['steps']:,} steps in {show_seconds(result['seconds'])}"
+def _result_rows(result: JobResult) -> Iterator[tuple[str, str]]:
+    if result.best is not None:
+        step = f", best at step {result.best_step:,}"
+        yield "score", f"{result.metric} {_scores(result, 4)}{step} of attempt {result.attempt}"
+    if result.gain is not None:
+        yield "gain", f"{_gain(result.gain)} over the base"
+    yield "trained", f"{result.steps:,} steps in {show_seconds(result.seconds)}"
 
 
-def _shown_attempt(job: JobData) -> Mapping[str, Any]:
-    """The attempt that the result is of, or the newest."""
-    number = job["result"]["attempt"] if job["result"] else None
-    attempts: Sequence[Mapping[str, Any]] = job["attempts"]
-    return next((one for one in attempts if one["number"] == number), attempts[-1])
+def _shown_attempt(job: JobDetails) -> AttemptDetails:
+    """Return the attempt that the result is of, or the newest."""
+    number = job.result.attempt if job.result else None
+    return next((attempt for attempt in job.attempts if attempt.number == number), job.attempts[-1])
 
 
-def _figure_rows(attempt: Mapping[str, Any], *, so_far: bool) -> Iterator[tuple[str, str]]:
-    figures, losses = attempt["figures"], attempt["losses"]
-    if so_far and figures["best"] is not None:
-        gain = f", {_gain(figures['gain'])}" if figures["gain"] is not None else ""
-        yield "so far", f"{figures['metric']} {_scores(figures, 4)}{gain}"
-    yield "target", attempt["target"]
+def _figure_rows(attempt: AttemptDetails, *, so_far: bool) -> Iterator[tuple[str, str]]:
+    figures, losses = attempt.figures, attempt.losses
+    if so_far and figures.best is not None:
+        gain = f", {_gain(figures.gain)}" if figures.gain is not None else ""
+        yield "so far", f"{figures.metric} {_scores(figures, 4)}{gain}"
+    yield "target", attempt.target
     if losses:
         yield "loss", f"{sparkline(losses)} {losses[0]:.4g} → {losses[-1]:.4g}"
     yield "speed", _speed(figures)
     yield "memory", _memory(figures)
-    if figures["utilization"] is not None:
-        yield "GPUs busy", f"{figures['utilization']:.0%} of the time"
+    if figures.utilization is not None:
+        yield "GPUs busy", f"{figures.utilization:.0%} of the time"
 
 
-def _speed(figures: Mapping[str, Any]) -> str:
+def _speed(figures: AttemptFigures | LiveJob) -> str:
     """Describe the figures of an attempt or a live job; unknown ones are left out."""
     texts = {
         "tokens_s": "{:,.0f} tokens/s",
@@ -157,11 +169,12 @@ def _speed(figures: Mapping[str, Any]) -> str:
         "efficiency": "{:.0%} of the planned speed",
         "wait": "{:.1%} waiting for data",
     }
-    return ", ".join(text.format(figures[key]) for key, text in texts.items() if figures[key] is not None)
+    values = ((text, getattr(figures, key)) for key, text in texts.items())
+    return ", ".join(text.format(value) for text, value in values if value is not None)
 
 
-def _memory(figures: Mapping[str, Any]) -> str:
-    used, estimate = figures["memory_bytes"], figures["memory_estimate_bytes"]
+def _memory(figures: AttemptFigures | LiveJob) -> str:
+    used, estimate = figures.memory_bytes, figures.memory_estimate_bytes
     if used is None:
         return f"not measured; {show_bytes(estimate)} planned" if estimate else ""
     beside = f" at most, {show_bytes(estimate)} planned ({used / estimate:.0%})" if estimate else " at most"
@@ -180,106 +193,105 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(blocks[min(int(share * len(blocks)), len(blocks) - 1)] for share in shares)
 
 
-def _scores(result: Mapping[str, Any], digits: int) -> str:
+def _scores(result: JobResult | AttemptFigures, digits: int) -> str:
     """Return the scores before and after the training."""
-    if result["best"] is None:
+    if result.best is None:
         return ""
-    before = f"{result['base']:.{digits}f} → " if result["base"] is not None else ""
-    return f"{before}{result['best']:.{digits}f}"
+    before = f"{result.base:.{digits}f} → " if result.base is not None else ""
+    return f"{before}{result.best:.{digits}f}"
 
 
-def _attempt_table(attempts: Sequence[Mapping[str, Any]]) -> Table:
+def _attempt_table(attempts: Sequence[AttemptDetails]) -> Table:
     table = plain_table("attempt", "engine", "GPUs", "began", "took", "ended", "score")
-    for one in attempts:
+    for attempt in attempts:
         table.add_row(
-            str(one["number"]),
-            one["engine"],
-            ", ".join(one["gpus"]),
-            show_time(one["started_at"]),
-            _duration(one["started_at"], one["ended_at"]),
-            one["end_reason"] or "running",
-            _scores(one["result"], 4) if one["result"] else "",
+            str(attempt.number),
+            attempt.engine,
+            ", ".join(attempt.gpus),
+            show_time(attempt.started_at),
+            _duration(attempt.started_at, attempt.ended_at),
+            attempt.end_reason or "running",
+            _scores(attempt.result, 4) if attempt.result else "",
         )
     return table
 
 
-def _step_table(steps: Sequence[Mapping[str, Any]]) -> Table:
+def _step_table(steps: Sequence[JobStep]) -> Table:
     table = plain_table("step", "attempt", "began", "took", "came to")
-    for one in steps:
+    for step in steps:
         table.add_row(
-            one["name"],
-            str(one["attempt"] or ""),
-            show_time(one["began_at"]),
-            _duration(one["began_at"], one["ended_at"]),
-            one["outcome"] or "going on",
+            step.name,
+            str(step.attempt or ""),
+            show_time(step.began_at),
+            _duration(step.began_at, step.ended_at),
+            step.outcome or "going on",
         )
     return table
 
 
-def _action_table(actions: Sequence[Mapping[str, Any]]) -> Table:
+def _action_table(actions: Sequence[RuleAction]) -> Table:
     """Describe the rules' requests to trainings, and the results."""
     table = plain_table("rule", "attempt", "when", "change", "came to")
-    for one in actions:
+    for action in actions:
         table.add_row(
-            one["rule"], str(one["attempt"]), show_time(one["asked_at"]), _change(one), one["outcome"]
+            action.rule, str(action.attempt), show_time(action.asked_at), _change(action), action.outcome
         )
     return table
 
 
-def _change(action: Mapping[str, Any]) -> str:
+def _change(action: RuleAction) -> str:
     """`micro batch 8 → 7`; only the kind where nothing was to change."""
-    before, after = action["before"], action["after"]
+    before, after = action.before, action.after
     texts = {"micro": "micro batch {} → {}", "duty": "duty {:.0%} → {:.0%}"}
     changes = []
     for key, text in texts.items():
         old, new = before.get(key), after.get(key)
         if new is not None and old is not None and new != old:
             changes.append(text.format(old, new))
-    return ", ".join(changes) or str(action["kind"])
+    return ", ".join(changes) or str(action.kind)
 
 
-def _details(
-    what: str, rows: Sequence[Mapping[str, Any]], name: str, said: set[str]
-) -> Iterator[RenderableType]:
+def _details(what: str, rows: Sequence[Detailed], name: str, said: set[str]) -> Iterator[RenderableType]:
     """Yield details below their table, as wide as the terminal: a table column would be too narrow."""
-    for one in rows:
-        if one["detail"] not in said:
-            said.add(one["detail"])
-            yield Padding(Text(f"{what} {one[name]}: {one['detail']}"), (0, 0, 0, 2))
+    for row in rows:
+        if row.detail not in said:
+            said.add(row.detail)
+            yield Padding(Text(f"{what} {getattr(row, name)}: {row.detail}"), (0, 0, 0, 2))
 
 
 def _duration(began: float, ended: float | None) -> str:
     return show_seconds(ended - began) if ended else ""
 
 
-def success_tables(stats: Mapping[str, Any]) -> Iterator[RenderableType]:
+def success_tables(stats: JobStatistics) -> Iterator[RenderableType]:
     """Yield one table for all jobs and for each way to group them."""
-    if not stats["all"]["jobs"]:
-        yield f"No job has ended in the last {stats['days']:g} days that says something about this miner."
+    if not stats.all.jobs:
+        yield f"No job has ended in the last {stats.days:g} days that says something about this miner."
         return
-    yield _success_table(f"last {stats['days']:g} days", [{"name": "all jobs", **stats["all"]}])
-    for group in ("type", "family", "size"):
+    yield _success_table(f"last {stats.days:g} days", [SuccessRow(name="all jobs", **dict(stats.all))])
+    for title, rows in (("type", stats.type), ("family", stats.family), ("size", stats.size)):
         yield ""
-        yield _success_table(group, stats[group])
+        yield _success_table(title, rows)
 
 
-def _success_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+def _success_table(title: str, rows: Sequence[SuccessRow]) -> Table:
     table = plain_table(
         title, "jobs", "published", "success", "mean time", "mean gain", right=("jobs", "published")
     )
     for row in rows:
-        hours = row["mean_hours"]
+        hours = row.mean_hours
         table.add_row(
-            row["name"],
-            str(row["jobs"]),
-            str(row["published"]),
-            "" if row["rate"] is None else f"{row['rate']:.0%}",
+            row.name,
+            str(row.jobs),
+            str(row.published),
+            "" if row.rate is None else f"{row.rate:.0%}",
             "" if hours is None else show_seconds(hours * 3600),
-            _gain(row["mean_gain"]),
+            _gain(row.mean_gain),
         )
     return table
 
 
+_LIVE_JOB = TypeAdapter(LiveJob)
 #: Steps are printed this often where nobody watches.
 QUIET_SECONDS = 10.0
 #: More often than the countdowns change, so that no second is skipped.
@@ -288,14 +300,13 @@ _REFRESHES_PER_SECOND = 2
 
 class JobDisplay:
     """Display events: the data of a "job" event is its whole state, of a "note" event one sentence. On a
-    terminal notes scroll by, and the state below them is redrawn every second: its countdowns go on
-    while the
-    job is silent."""
+    terminal notes scroll by, and the state below them is redrawn every second: its countdowns go on while
+    the job is silent."""
 
     def __init__(self, *, as_json: bool = False, console: Console | None = None) -> None:
         self._console = console or Terminal()
         self._as_json = as_json
-        self._job: dict[str, Any] = {}
+        self._job: LiveJob | None = None
         self._said: tuple[Any, ...] = ()
         self._said_at = 0.0
         self.live: Live | None = None
@@ -316,7 +327,7 @@ class JobDisplay:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if self.live is not None:
-            self._job = {}  # the final page of the job follows
+            self._job = None  # the final page of the job follows
             self.live.stop()
 
     def take(self, kind: str, data: dict[str, Any]) -> None:
@@ -326,20 +337,19 @@ class JobDisplay:
         elif kind == "note":
             self._console.print(data["text"], soft_wrap=self.live is None)
         elif kind == "job":
-            self._job = data
+            self._job = _LIVE_JOB.validate_python(data)
             if self.live is None:
-                self._tell()
+                self._tell(self._job)
 
-    def _tell(self) -> None:
-        now, job = time.monotonic(), self._job
-        said = (job["state"], job["stage"], job["attempt"], job["trouble"])
+    def _tell(self, job: LiveJob) -> None:
+        now, said = time.monotonic(), (job.state, job.stage, job.attempt, job.trouble)
         if said != self._said or now - self._said_at >= QUIET_SECONDS:
             self._said, self._said_at = said, now
             facts = (f"{name} {value}" for name, value in _live_facts(job) if isinstance(value, str))
             self._console.print(" · ".join(facts), soft_wrap=True)
 
     def _picture(self) -> RenderableType:
-        if not self._job:
+        if self._job is None:
             return Group()
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold", no_wrap=True)
@@ -349,44 +359,44 @@ class JobDisplay:
         return table
 
 
-def _live_facts(job: dict[str, Any]) -> Iterable[tuple[str, RenderableType]]:
-    attempt = f", attempt {job['attempt']}" if job["attempt"] else ""
-    gpus = f" on GPU {', '.join(job['gpus'])}" if job["gpus"] else ""
-    yield "state", f"{job['state']}{attempt}{gpus}"
-    if job["stage"]:
-        yield "stage", job["stage"] + _transfer(job)
+def _live_facts(job: LiveJob) -> Iterable[tuple[str, RenderableType]]:
+    attempt = f", attempt {job.attempt}" if job.attempt else ""
+    gpus = f" on GPU {', '.join(job.gpus)}" if job.gpus else ""
+    yield "state", f"{job.state}{attempt}{gpus}"
+    if job.stage:
+        yield "stage", job.stage + _transfer(job)
     yield from _live_progress(job)
-    if job["trouble"]:
-        again = f", again in {show_seconds(max(job['retry_at'] - time.time(), 0))}" if job["retry_at"] else ""
-        yield "trouble", f"{job['trouble']}{again}"
+    if job.trouble:
+        again = f", again in {show_seconds(max(job.retry_at - time.time(), 0))}" if job.retry_at else ""
+        yield "trouble", f"{job.trouble}{again}"
     now = time.time()
-    if job["ends_at"]:
-        yield "ends in", show_seconds(max(job["ends_at"] - now, 0))
-    if job["deadline_at"]:
-        yield "deadline in", show_seconds(max(job["deadline_at"] - now, 0))
-    if job["published"]:
-        yield "published", job["published"]
+    if job.ends_at:
+        yield "ends in", show_seconds(max(job.ends_at - now, 0))
+    if job.deadline_at:
+        yield "deadline in", show_seconds(max(job.deadline_at - now, 0))
+    if job.published:
+        yield "published", job.published
 
 
-def _live_progress(job: dict[str, Any]) -> Iterable[tuple[str, RenderableType]]:
-    if job["step"] is None:
+def _live_progress(job: LiveJob) -> Iterable[tuple[str, RenderableType]]:
+    if job.step is None:
         return
-    total = job["steps"]
-    yield "step", f"{job['step']:,}" + (f" of {total:,}" if total else "")
+    total = job.steps
+    yield "step", f"{job.step:,}" + (f" of {total:,}" if total else "")
     if total:
-        yield "", ProgressBar(total=total, completed=job["step"], width=40)
-    if job["loss"] is not None:
-        yield "loss", f"{job['loss']:.4f}"
-    if job["best_score"] is not None:
-        base = f", the base {job['base_score']:.4f}" if job["base_score"] is not None else ""
-        yield "best score", f"{job['best_score']:.4f}{base}"
+        yield "", ProgressBar(total=total, completed=job.step, width=40)
+    if job.loss is not None:
+        yield "loss", f"{job.loss:.4f}"
+    if job.best_score is not None:
+        base = f", the base {job.base_score:.4f}" if job.base_score is not None else ""
+        yield "best score", f"{job.best_score:.4f}{base}"
     for name, value in (("speed", _speed(job)), ("memory", _memory(job))):
         if value:
             yield name, value
 
 
-def _transfer(job: JobData) -> str:
-    if job["bytes_done"] is None:
+def _transfer(job: LiveJob) -> str:
+    if job.bytes_done is None:
         return ""
-    total = f" of {show_bytes(job['bytes_total'])}" if job["bytes_total"] else ""
-    return f": {show_bytes(job['bytes_done'])}{total}"
+    total = f" of {show_bytes(job.bytes_total)}" if job.bytes_total else ""
+    return f": {show_bytes(job.bytes_done)}{total}"

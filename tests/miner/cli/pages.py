@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from miner.api.jobs import AttemptFigures
+from miner.api.jobs import AttemptFigures, JobDetails
 
 JOB: dict[str, Any] = {
     "id": 1,
@@ -17,6 +17,7 @@ JOB: dict[str, Any] = {
     "end_reason": "crashed",
     "detail": "",
     "meaning": None,
+    "request": {},
     "expected_repo_name": "repo-1",
     "submission": None,
     "submitted_at": None,
@@ -32,10 +33,14 @@ JOB: dict[str, Any] = {
         {
             "number": 1,
             "engine": "docker",
+            "key": "gm-1-1",
             "gpus": ["0", "1"],
+            "folder": "/var/lib/god-miner/jobs/1/attempt_1",
             "started_at": 0.0,
+            "end_by": None,
             "ended_at": 60.0,
             "end_reason": "oom",
+            "meaning": None,
             "detail": "",
             "result": None,
             "figures": AttemptFigures().model_dump(),
@@ -48,3 +53,7 @@ JOB: dict[str, Any] = {
     ],
     "actions": [],
 }
+
+
+def job_details(**changes: Any) -> JobDetails:
+    return JobDetails.model_validate({**JOB, **changes})

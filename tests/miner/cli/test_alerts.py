@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from miner.__main__ import app
 from miner.alerts.rules import load_alert_rules
-from miner.api.alerts import Severity
+from miner.api.alerts import AlertsPage, Severity
 from miner.observe.alerts import AlertKind, gpu_subject
 from miner.store import alerts as store_alerts
 from miner.store.alerts import NewAlert
@@ -69,7 +69,7 @@ async def test_the_list_of_a_running_daemon_fits_80_columns(
     limits = {one["name"]: one["limit_text"] for one in page["rules"]}
     assert (limits["gpu-hot"], limits["gpu-memory"], limits["gpu-idle"]) == ("> 85 °C", "> 90 %", "< 50 %")
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("miner.daemon_client.get_page", lambda *_: page)
+    monkeypatch.setattr("miner.daemon_client.get", lambda *_: AlertsPage.model_validate(page))
     shown = await asyncio.to_thread(run, "list")
     assert max(map(len, shown.splitlines())) <= 80
     for word in ("gpu_out", "gpu-hot", "nothing to measure"):

@@ -16,6 +16,7 @@ from core.domain.errors import ConfigError
 from core.domain.keys import GpuReservation, ReservationKind, TaskKey
 from core.domain.wire import MinerTaskOffer
 from miner.__main__ import app
+from miner.api.fleet import FleetStatus
 from miner.daemon_client import NoDaemon
 from miner.fleet.base import GpuOption
 from miner.store import database
@@ -23,6 +24,20 @@ from miner.store.offers import ReservationRow, record_offer
 from miner.store.store import Store
 from tests.miner.http.daemon_in_process import DaemonInProcess, task
 
+CLAIM: dict[str, Any] = {
+    "job_id": None,
+    "model": None,
+    "validator": "v",
+    "task_id": "",
+    "stage": "reserved",
+    "kind": "offer",
+    "gpus": [],
+    "starts_at": 0.0,
+    "ends_at": 0.0,
+    "priority": 0.0,
+    "accepted": True,
+    "queue": None,
+}
 PAGE: dict[str, Any] = {
     "at": 0.0,
     "source": "driver 550",
@@ -47,18 +62,12 @@ PAGE: dict[str, Any] = {
             "validator": "v" if index == 0 else None,
             "job_id": 7 if index == 0 else None,
             "until": 3600.0 if index == 0 else None,
-            "claim": {
-                "job_id": None,
-                "model": "org/llama-8b",
-                "task_id": "reserved-task",
-                "kind": "offer",
-                "starts_at": 0.0,
-                "ends_at": 5400.0,
-            }
+            "claim": {**CLAIM, "task_id": "reserved-task", "model": "org/llama-8b", "ends_at": 5400.0}
             if index == 4
             else None,
             "sample": {
                 "at": 0.0,
+                "gpu": "GPU-0",
                 "utilization": 0.93,
                 "memory_used": 66_100_000_000,
                 "temperature": 71.0,
@@ -72,11 +81,10 @@ PAGE: dict[str, Any] = {
     ],
     "claims": [
         {
-            "validator": "v",
+            **CLAIM,
             "task_id": "waiting-task",
             "stage": "waiting",
             "kind": "job",
-            "gpus": [],
             "starts_at": 7200.0,
             "ends_at": 7200.0,
             "priority": -1e6,
@@ -102,7 +110,8 @@ def run(*arguments: str, columns: int = 200) -> tuple[int, str]:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, page: dict[str, Any]) -> None:
-    monkeypatch.setattr("miner.daemon_client.get_page", lambda _settings, path: {"/fleet": page}[path])
+    answer = FleetStatus.model_validate(page)
+    monkeypatch.setattr("miner.daemon_client.get", lambda _settings, path, _type: {"/fleet": answer}[path])
 
 
 def test_gpus_holders_and_queue_are_shown_and_machines_get_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +125,7 @@ def test_gpus_holders_and_queue_are_shown_and_machines_get_the_page(monkeypatch:
         assert words in shown
     code, shown = run("--json")
     page = json.loads(shown)
-    assert (code, page.keys()) == (0, {"daemon", *PAGE})
+    assert (code, page.keys()) == (0, {"daemon", "host", *PAGE})
     assert [gpu["id"] for gpu in page["gpus"]] == [gpu["id"] for gpu in PAGE["gpus"]]
     assert page["gpus"][0]["until"] == "1970-01-01T01:00:00.000Z"
     assert page["gpus"][0]["sample"].items() >= {"utilization": 0.93, "power_watts": 612.0}.items()
@@ -183,7 +192,7 @@ def test_without_daemon_and_store_the_gpus_are_shown(folder: Path, monkeypatch: 
     assert code == 0
     assert "nothing is reserved, nothing waits" in shown
     assert not list(folder.glob("*.sqlite3*"))
-    monkeypatch.setattr("miner.daemon_client.get_page", Mock(side_effect=NoDaemon("it does not answer")))
+    monkeypatch.setattr("miner.daemon_client.get", Mock(side_effect=NoDaemon("it does not answer")))
     assert "it does not answer" in run()[1]
 
 

@@ -5,7 +5,6 @@ import io
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,12 @@ from core.domain.tasks import TaskType
 from core.domain.units import show_bytes
 from core.runs.run_files import HeldOutScore, RunEnd, RunSpec
 from miner.__main__ import app
-from miner.api.jobs import AttemptFigures
+from miner.api.jobs import AttemptFigures, LiveJob
 from miner.cli.render.jobs import job_pages
 from miner.cli.render.terminal import Terminal
 from miner.jobs import views
 from miner.store.actions import ActionOutcome, ActionRow, NewAction, add_action
-from tests.miner.cli.pages import JOB
+from tests.miner.cli.pages import JOB, job_details
 from tests.miner.history import add_job
 from tests.miner.jobs.harness import JobsHarness, Trainer, open_harness
 
@@ -218,13 +217,13 @@ async def test_what_is_not_there_is_an_error(run: Run, done: int, words: tuple[s
 
 def test_a_long_trouble_is_wrapped_and_said_once_at_80_columns() -> None:
     trouble = "the hub says that too much was asked of it: " + "wait a little " * 12 + "and try again"
-    job = {
-        **JOB,
-        "detail": trouble,
-        "live": {"trouble": "the container is paused: `docker unpause` lets it go on " + "x " * 60 + "END"},
-        "attempts": [{**JOB["attempts"][0], "detail": trouble}],
-        "steps": [{**JOB["steps"][0], "detail": trouble}, {**JOB["steps"][0], "detail": "another trouble"}],
-    }
+    paused = "the container is paused: `docker unpause` lets it go on " + "x " * 60 + "END"
+    job = job_details(
+        detail=trouble,
+        live=LiveJob(1, "t1", "training", trouble=paused),
+        attempts=[{**JOB["attempts"][0], "detail": trouble}],
+        steps=[{**JOB["steps"][0], "detail": trouble}, {**JOB["steps"][0], "detail": "another trouble"}],
+    )
     out = io.StringIO()
     console = Terminal(file=out, force_terminal=False, width=80)
     for page in job_pages(job, 0.0):
@@ -258,7 +257,7 @@ def test_a_training_that_runs_is_shown_beside_its_plan_at_80_columns() -> None:
     attempt = {**JOB["attempts"][0], "figures": figures.model_dump(), "losses": losses}
     out = io.StringIO()
     console = Terminal(file=out, force_terminal=False, width=80)
-    for page in job_pages({**JOB, "attempts": [attempt]}, 0.0):
+    for page in job_pages(job_details(attempts=[attempt]), 0.0):
         console.print(page)
     text = " ".join(out.getvalue().split())
     assert max(map(len, out.getvalue().splitlines())) <= 80
@@ -287,7 +286,7 @@ def test_what_rules_did_is_shown_at_80_columns() -> None:
     ]
     out = io.StringIO()
     console = Terminal(file=out, force_terminal=False, width=80)
-    for page in job_pages({**JOB, "actions": [asdict(row) for row in rows]}, 0.0):
+    for page in job_pages(job_details(actions=rows), 0.0):
         console.print(page)
     text = " ".join(out.getvalue().split())
     assert max(map(len, out.getvalue().splitlines())) <= 80

@@ -15,11 +15,12 @@ from rich.text import Text
 
 from core.domain.errors import ConfigError, GodMinerError, Problem
 from miner import __main__ as main
+from miner.api.jobs import LiveJob
 from miner.cli import output
 from miner.cli.output import echo, echo_json
 from miner.cli.render.jobs import job_pages
 from miner.cli.render.terminal import Terminal
-from tests.miner.cli.pages import JOB
+from tests.miner.cli.pages import JOB, job_details
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil\r"
 COMMANDS = Path(output.__file__).parent
@@ -36,9 +37,12 @@ def shown(*renderables: object, width: int = 80) -> str:
 def test_no_text_steers_the_terminal_wherever_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table(HOSTILE, title=HOSTILE)
     table.add_row(f"[bold]{HOSTILE}", style="red")
-    hostile = {**JOB, "detail": HOSTILE, "model": HOSTILE, "state": HOSTILE}
-    hostile["live"] = {"trouble": HOSTILE}
-    hostile["steps"] = [{**JOB["steps"][0], "detail": HOSTILE + "step"}]
+    hostile = job_details(
+        detail=HOSTILE,
+        model=HOSTILE,
+        live=LiveJob(1, "t1", HOSTILE, trouble=HOSTILE),
+        steps=[{**JOB["steps"][0], "detail": HOSTILE + "step"}],
+    )
     text = shown(HOSTILE, Text(HOSTILE, "bold"), table, *job_pages(hostile, 0.0))
     echo(HOSTILE)
     text += capsys.readouterr().out
