@@ -45,7 +45,7 @@ def new_nonce(now_ns: int | None = None) -> str:
 
 
 def nonce_time_ns(nonce: str) -> int | None:
-    """When a nonce says it was made; None for anything not shaped like one."""
+    """Return the time that a nonce names, or None for anything not shaped like a nonce."""
     if len(nonce) > MAX_NONCE_LENGTH or not nonce.isascii():
         return None
     digits = nonce.partition("_")[0]

@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from stat import S_IMODE
 from typing import Any
@@ -75,47 +76,39 @@ UNDECIDED_ERRORS = frozenset({None, "Dropped", "Usurped", "Retracted", "Finality
 _ROWS = TypeAdapter(list[NodeRow])
 
 
+@dataclass(eq=False, repr=False)
 class SdkSource:
-    def __init__(
-        self,
-        netuid: int,
-        network: str = "finney",
-        *,
-        address: str | None = None,
-        identity: Hotkey | None = None,
-        timeout: float = CALL_SECONDS,
-        fallbacks: Sequence[str] | None = None,
-        allow_private: bool = False,
-        cache_dir: Path | None = None,
-        submit_timeout: float = SUBMIT_SECONDS,
-        start_timeout: float = WORKER_START_SECONDS,
-        read_back: Sequence[float] = READ_BACK_SECONDS,
-        worker: Sequence[str] = WORKER_COMMAND,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """`network` is a name or a ws(s):// URL; `address` takes its place, and pins to that one node.
+    """Read the chain in a worker process.
 
-        `timeout` is for each call to the node. `fallbacks` are further nodes of the same chain; None takes
-        the public ones of a network given by name.
-        """
-        self.netuid = netuid
-        self.poll_seconds: float | None = None
-        self._node = address or network
+    `network` is a name or a ws(s):// URL; `address` takes its place, and pins to that one node. `timeout` is
+    for each call to the node. `fallbacks` are further nodes of the same chain, by default the public ones of
+    a network given by name.
+    """
+
+    netuid: int
+    network: str = "finney"
+    _: KW_ONLY
+    address: str | None = None
+    identity: Hotkey | None = None
+    timeout: float = CALL_SECONDS
+    fallbacks: Sequence[str] | None = None
+    allow_private: bool = False
+    cache_dir: Path | None = None
+    submit_timeout: float = SUBMIT_SECONDS
+    start_timeout: float = WORKER_START_SECONDS
+    read_back: Sequence[float] = READ_BACK_SECONDS
+    worker: Sequence[str] = WORKER_COMMAND
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    clock: Callable[[], float] = time.time
+    poll_seconds: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._node = self.address or self.network
         self.name = f"bittensor:{node_without_credentials(self._node)}"
         self._expected_genesis = GENESIS_HASHES.get(self._node)
         self.genesis: str | None = self._expected_genesis
-        self._fallbacks = None if fallbacks is None else list(fallbacks)
-        self._identity = identity
-        self._timeout = timeout
-        self._submit_timeout = max(timeout, submit_timeout)
-        self._start_timeout = start_timeout
-        self._allow_private = allow_private
-        self._read_back = read_back
-        self._worker = worker
-        self._environment = _worker_environment(cache_dir)
-        self._pause = pause
-        self._clock = clock
+        self._submit_timeout = max(self.timeout, self.submit_timeout)
+        self._environment = _worker_environment(self.cache_dir)
 
     async def metagraph(self) -> Metagraph:
         answer = await self._request({})
@@ -127,11 +120,11 @@ class SdkSource:
 
     async def publish_axon(self, ip: str, port: int) -> PublishResult:
         """Publish the address unless the chain shows it already: the chain limits how often one may."""
-        ip = checked_axon_address(ip, port, allow_private=self._allow_private)
-        if self._identity is None:
+        ip = checked_axon_address(ip, port, allow_private=self.allow_private)
+        if self.identity is None:
             raise _no_identity()
-        result = result_without_submitting(await self.metagraph(), self._identity.public_key, ip, port)
-        return result or await self._submit(self._identity, ip, port)
+        result = result_without_submitting(await self.metagraph(), self.identity.public_key, ip, port)
+        return result or await self._submit(self.identity, ip, port)
 
     def _checked(self, graph: dict[str, Any]) -> Metagraph:
         """The worker's answer as a metagraph. A node can send nonsense that is well-formed."""
@@ -139,7 +132,7 @@ class SdkSource:
             return Metagraph(
                 netuid=self.netuid,
                 block=graph["block"],
-                fetched_at=self._clock(),
+                fetched_at=self.clock(),
                 source=self.name,
                 nodes=nodes_from_rows(_ROWS.validate_python(graph["nodes"])),
                 genesis=self.genesis,
@@ -176,9 +169,9 @@ class SdkSource:
     async def _check_published(self, identity: Hotkey, ip: str, port: int, doubt: str) -> PublishResult:
         """Find out if an interrupted call landed: sending it again blindly could do it twice."""
         log.warning("publishing the axon was cut off (%s); checking whether it landed", doubt)
-        for wait in self._read_back:
+        for wait in self.read_back:
             if wait:
-                await self._pause(wait)
+                await self.pause(wait)
             try:
                 graph = await self.metagraph()
             except ChainUnavailable as error:
@@ -199,11 +192,11 @@ class SdkSource:
         request |= {
             "netuid": self.netuid,
             "node": self._node,
-            "timeout": self._timeout,
-            "fallbacks": self._fallbacks,
+            "timeout": self.timeout,
+            "fallbacks": self.fallbacks,
             "genesis": self._expected_genesis,
         }
-        limit = self._start_timeout + 3 * self._timeout + extra_seconds
+        limit = self.start_timeout + 3 * self.timeout + extra_seconds
         passed = [request["channel"]] if "channel" in request else []
         response = await self._run_worker(json.dumps(request).encode(), limit, passed)
         if "wrong_chain" in response:
@@ -220,7 +213,7 @@ class SdkSource:
         try:
             async with asyncio.timeout(limit):
                 child = await run_child(
-                    self._worker,
+                    self.worker,
                     request + b"\n",
                     lines.append,
                     environment=self._environment,

@@ -1,4 +1,6 @@
-"""A worker's task: fetch a job's dataset, check and profile it, and measure lengths in tokens.
+"""A worker's task: download a job's dataset, check and profile it, and measure lengths in tokens.
+
+A download is resumed where it stopped, and its file is complete or absent.
 
 The job's directory holds `data.json` (or `data.csv`, `data.zip`), `data.record` with what was found, and
 for texts `data.sample`. A second run with the same URL does nothing; with another one it asks whether the
@@ -8,9 +10,12 @@ file is still the same (a second start signs it again) and fetches it only if it
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,15 +32,155 @@ from core.domain.records import Record
 from core.domain.tasks import FileFormat
 from core.system.files import write_atomically
 from miner.inputs.connection import AddressGuard, UrlOpener
-from miner.inputs.download import Download, Downloaded
 from miner.inputs.messages import DatasetDone, DatasetOrder, MeasureOrder
-from miner.inputs.part_files import DiskReserve, FetchRetries, disk_full_as_step_failure
+from miner.inputs.part_files import DiskReserve, FetchRetries, PartFile, disk_full_as_step_failure
+from miner.support.retry_after import retry_after
 
 #: Called with what is done, the bytes so far, and in all if known.
 DatasetProgress = Callable[[str, int, int | None], None]
 NoteCallback = Callable[[str], None]
 Row = dict[str, Any]
 RECORD, SAMPLE = "data.record", "data.sample"
+
+_CHUNK = 256 * 1024
+#: Called with the bytes so far, and in all if the server says.
+DownloadProgress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Downloaded:
+    bytes: int
+    sha256: str
+    etag: str | None
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file. `known` is the ETag of an existing copy: if it is still valid, nothing is fetched."""
+
+    url: str
+    path: Path
+    max_bytes: int
+    opener: UrlOpener
+    reserve: DiskReserve
+    #: For all tries together.
+    seconds: float = 3600.0
+    on_progress: DownloadProgress = lambda _done, _total: None
+    known: str | None = None
+
+    def run(self, retries: FetchRetries) -> Downloaded | None:
+        """Fetch the file, or return None when the known copy is still valid; `StepFailed` otherwise."""
+        until = time.monotonic() + self.seconds
+        with PartFile(self.path, self.reserve) as part:
+            while True:
+                before = part.size
+                try:
+                    return self._try(part, until)
+                except StepFailed as failure:
+                    if time.monotonic() > until:
+                        raise
+                    retries.wait(failure, part.size - before)
+
+    def _try(self, part: PartFile, until: float) -> Downloaded | None:
+        response = self.opener.open(self.url, self._headers(part))
+        try:
+            if response.status == 304 and self.known:
+                return None
+            total = self._accept(response, part)
+            self._copy(response, part, total, until)
+        except (OSError, http.client.HTTPException) as error:
+            raise StepFailed(EndReason.NETWORK, f"the dataset broke off: {_error_text(error)}") from None
+        finally:
+            response.close()
+        if total is not None and part.size != total:
+            raise StepFailed(EndReason.NETWORK, f"the dataset broke off at {part.size:,} of {total:,} bytes")
+        downloaded = Downloaded(part.size, part.sha256.hexdigest(), part.about.get("etag"))
+        part.finish()
+        return downloaded
+
+    def _headers(self, part: PartFile) -> dict[str, str]:
+        headers = {"Accept-Encoding": "identity", "User-Agent": "god-miner"}
+        condition = part.about.get("etag") or part.about.get("modified")
+        if part.size and condition:
+            headers |= {"Range": f"bytes={part.size}-", "If-Range": condition}
+        elif self.known:
+            headers["If-None-Match"] = self.known
+        return headers
+
+    def _accept(self, response: http.client.HTTPResponse, part: PartFile) -> int | None:
+        """Return the length of the whole file, with `part` where the response continues."""
+        if response.status == 206 and (total := _continues(response, part)) is not None:
+            self._check_size(total, part)
+            return total
+        if response.status in (206, 416):
+            part.begin()  # another file than before, or a wrong range: fetch all of it next time
+            raise StepFailed(EndReason.NETWORK, "the dataset cannot be resumed; it is fetched again")
+        if response.status != 200:
+            raise _failure(response)
+        encoding = response.getheader("Content-Encoding", "identity")
+        if encoding.lower() not in ("identity", ""):
+            raise StepFailed(
+                EndReason.BAD_DATA, f"the dataset is encoded as {encoding[:20]!r}, which was not requested"
+            )
+        part.begin(etag=_strong(response.getheader("ETag")), modified=response.getheader("Last-Modified"))
+        total = response.length
+        if total is not None:
+            self._check_size(total, part)
+        return total
+
+    def _check_size(self, total: int, part: PartFile) -> None:
+        if total > self.max_bytes:
+            raise _too_large(total, self.max_bytes)
+        self.reserve.require(self.path.parent, total - part.size)
+
+    def _copy(
+        self, response: http.client.HTTPResponse, part: PartFile, total: int | None, until: float
+    ) -> None:
+        while data := response.read1(_CHUNK):
+            if part.size + len(data) > self.max_bytes:
+                raise _too_large(part.size + len(data), self.max_bytes)
+            part.write(data)
+            self.on_progress(part.size, total)
+            if time.monotonic() > until:
+                raise StepFailed(
+                    EndReason.NETWORK, f"the dataset is too slow: {part.size:,} bytes in {self.seconds:g} s"
+                )
+
+
+def _continues(response: http.client.HTTPResponse, part: PartFile) -> int | None:
+    """The whole length, if a partial response is the requested part."""
+    unit, _, rest = response.getheader("Content-Range", "").partition(" ")
+    span, _, total = rest.partition("/")
+    first, _, last = span.partition("-")
+    if unit != "bytes" or not (first.isdigit() and last.isdigit() and total.isdigit()):
+        return None
+    fits = int(first) == part.size and int(last) + 1 == int(total)
+    return int(total) if fits and response.length in (None, int(last) + 1 - int(first)) else None
+
+
+def _strong(etag: str | None) -> str | None:
+    """A weak ETag means "equivalent", which is not enough to resume in the middle of a file."""
+    return None if etag is None or etag.startswith("W/") else etag
+
+
+def _failure(response: http.client.HTTPResponse) -> StepFailed:
+    status = response.status
+    text = f"the dataset's server answers {status} {response.reason[:60]}"
+    if status == 429:
+        return StepFailed(EndReason.RATE_LIMITED, text, retry_after(response.getheader("Retry-After")))
+    if status in (408, 425) or status >= 500 or status < 400:
+        return StepFailed(EndReason.NETWORK, text, retry_after(response.getheader("Retry-After")))
+    return StepFailed(EndReason.DATA_GONE, f"{text}: its address is wrong or has expired")
+
+
+def _too_large(size: int, most: int) -> StepFailed:
+    return StepFailed(
+        EndReason.BAD_DATA, f"the dataset has {size:,} bytes or more, over DATASET_MAX_BYTES={most:,}"
+    )
+
+
+def _error_text(error: Exception) -> str:
+    return str(error).strip()[:200] or type(error).__name__
 
 
 class DatasetRecord(Record):

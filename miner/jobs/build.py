@@ -19,9 +19,9 @@ from miner.fleet.base import EngineAbility
 from miner.fleet.fleet import Fleet
 from miner.fleet.samples import SampleHistory
 from miner.inputs.fetch import JobInputs
-from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.context import JobServices, WorthOfTask
 from miner.jobs.events import JobEventBus
+from miner.jobs.folder import FinishedJobCleaner
 from miner.jobs.manager import JobManager
 from miner.jobs.timeline import JobTimings
 from miner.observe.alerts import AlertKind, SendAlert
@@ -108,8 +108,8 @@ async def build_jobs(
     on_over: Callable[[TaskKey], None] = lambda _key: None,
 ) -> JobManager:
     """Build everything but start nothing. Waits for the engines, and for the fleet to see its GPUs."""
-    found = [await wait_for_engine(settings, kind, alert, fleet) for kind in settings.backends]
-    engines: dict[str, ExecutionEngine] = dict(zip(settings.backends, found, strict=True))
+    waited = [await wait_for_engine(settings, kind, alert, fleet) for kind in settings.backends]
+    engines: dict[str, ExecutionEngine] = dict(zip(settings.backends, waited, strict=True))
     await _wait_for_gpus(fleet)
     events = JobEventBus()
 
@@ -121,7 +121,7 @@ async def build_jobs(
         data_dir=settings.data_dir,
         store=store,
         engines=engines,
-        other_engines=await earlier_engines(settings, store, found),
+        other_engines=await earlier_engines(settings, store, waited),
         fleet=fleet,
         worth=worth,
         samples=samples or SampleHistory(),

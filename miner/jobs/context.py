@@ -16,7 +16,7 @@ from core.domain.decisions import IDLE_HOST, TrainingWorth
 from core.domain.job_states import END_MEANINGS, EndReason, JobState, RetryRule, StepFailed
 from core.domain.keys import TaskKey
 from core.domain.tasks import ImageModelType
-from core.domain.wire import MinerSubmission, MinerTaskOffer
+from core.domain.wire import MinerTaskOffer
 from core.profile.resolve import LoadedProfile
 from miner.api.jobs import LiveJob
 from miner.backends.base import ExecutionEngine
@@ -25,18 +25,15 @@ from miner.fleet.base import FleetSnapshot, GpuGrant
 from miner.fleet.fleet import Fleet
 from miner.fleet.samples import SampleHistory
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobTask
-from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.control import RunningTraining
 from miner.jobs.events import JobEventBus
-from miner.jobs.figures import STORED_POINTS, RunFigures, read_figures
-from miner.jobs.folder import AttemptFolder, JobFolder, job_folder
-from miner.jobs.history import read_result
+from miner.jobs.figures import RunFigures
+from miner.jobs.folder import FinishedJobCleaner, JobFolder, job_folder
 from miner.jobs.tasks import job_task_of
 from miner.jobs.timeline import JobTimeline, JobTimings, job_timeline
 from miner.observe.alerts import STEP_FAILURES, AlertKind, SendAlert, job_subject
 from miner.publish.publisher import SubmissionPublisher
 from miner.store import attempts as store_attempts
-from miner.store import figures as store_figures
 from miner.store import jobs as store_jobs
 from miner.store.attempts import AttemptRow
 from miner.store.jobs import JobRow
@@ -48,9 +45,6 @@ T = TypeVar("T")
 
 #: The worth of a task on a fleet, and of its GPUs to others, as if it were offered now.
 WorthOfTask = Callable[[MinerTaskOffer, ImageModelType | None, FleetSnapshot, float], TrainingWorth]
-
-#: Ignore GPU samples older than this.
-_SAMPLE_COUNTS_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -143,6 +137,14 @@ class JobContext:
     def now(self) -> float:
         return self.services.clock()
 
+    def deadline(self) -> float:
+        """The job's deadline as last read: a later start may extend it."""
+        return self.row.deadline_at
+
+    def useful_until(self) -> float:
+        """The last moment at which a training can still lead to a model that is published in time."""
+        return self.timeline().end_by
+
     def timeline(self, *, reserve_s: float = 0.0, publish_s: float = 60.0) -> JobTimeline:
         """The job's time limits, including those that have passed."""
         row = self.row
@@ -156,47 +158,6 @@ class JobContext:
 
     async def attempts(self) -> list[AttemptRow]:
         return await self.services.store.read(store_attempts.attempts_of, self.row.id)
-
-    async def end_attempt(
-        self, attempt: AttemptRow, reason: EndReason, detail: str, figures: RunFigures | None = None
-    ) -> None:
-        """Store how an attempt ended, with its final figures, read from the progress file if not given."""
-        now = self.now()
-        await self.services.store.write(store_attempts.end_attempt, attempt.id, now, reason, detail)
-        folder = AttemptFolder(attempt.folder)
-        if figures is None:
-            figures = await asyncio.to_thread(read_figures, folder)
-        snapshot = figures.snapshot(
-            seconds=max(now - attempt.started_at, 0.0),
-            result=await asyncio.to_thread(read_result, folder),
-            utilization=await self._utilization(attempt, now),
-            points=STORED_POINTS,
-        )
-        await self.services.store.write(store_figures.save_figures, attempt.id, snapshot.to_stored())
-
-    async def _utilization(self, attempt: AttemptRow, now: float) -> float | None:
-        """Mean utilisation of the attempt's GPUs, from the store or, if it was short, from live samples."""
-        stored = await self.services.store.read(
-            store_figures.mean_utilization, attempt.gpus, attempt.started_at, now
-        )
-        if stored is not None:
-            return stored
-        samples = [
-            one for gpu in attempt.gpus for one in self.services.samples.since(gpu, attempt.started_at)
-        ]
-        known = [one.utilization for one in samples if one.utilization is not None]
-        return sum(known) / len(known) if known else None
-
-    def gpu_memory(self, gpus: tuple[str, ...]) -> int | None:
-        """Memory in use on the fullest of these GPUs, from the latest sample."""
-        latest = [self.services.samples.latest(gpu) for gpu in gpus]
-        fresh = [one for one in latest if one is not None and one.at > self.now() - _SAMPLE_COUNTS_S]
-        return max((one.memory_used for one in fresh if one.memory_used is not None), default=None)
-
-    async def record_submission(self, submission: MinerSubmission) -> None:
-        """Record the submission even if another worker has taken the job: it describes the hub."""
-        await self.services.store.write(store_jobs.record_submission, self.key, submission, self.now())
-        self.row = await self.services.store.read(store_jobs.get_job, self.row.id)
 
     async def move(self, state: JobState, reason: EndReason | None = None, detail: str = "") -> None:
         self.row = await self.services.store.write(

@@ -237,7 +237,7 @@ def first_plan(request: JobPlanRequest) -> TrainingPlan:
 
 
 def plan_in_time(request: JobPlanRequest, hours: float) -> TrainingPlan | None:
-    """Return a plan that is over within so many hours, or None if there is none."""
+    """Return a plan that is over within these hours, or None if there is none."""
     request = replace(request, spec=request.spec.model_copy(update={"hours": hours}))
     plan = _in_time(request)
     return with_remedies(plan, request.failures) if plan.verdict.feasible else None

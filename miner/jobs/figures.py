@@ -94,7 +94,7 @@ class _Mean:
 @dataclass
 class RunCurves:
     """Curves over steps. A training that goes back to a checkpoint continues from there: what it had done
-    after that is no part of it any more."""
+    after that is no longer part of it."""
 
     steps: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A job's directory on disk, and how the logs of finished jobs are shortened.
+"""A job's directory on disk, and the cleaner that strips those of finished jobs.
 
     jobs/7/inputs/           as fetched, read-only to trainings
            orders/           what each attempt was given, run and plan: only the daemon writes here
@@ -9,18 +9,27 @@
            latest            -> attempt_1
 
 Every attempt has a `submission/` of its own: the trainer of a later one begins without a score to beat
-and would replace a better model by a worse one.
+and would replace a better model by a worse one. Of a finished job the plans, logs and results stay; inputs,
+models and checkpoints are removed after a while, or at once when the disk is full.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
+from core.domain.units import show_bytes
 from core.runs.control import CONTROL_FILE
 from core.runs.run_files import LOG_FILE, PLAN_FILE, PROGRESS_FILE, RESULT_FILE, RUN_FILE, STOP_FILE
 from core.system.files import remove_tree, write_atomically
+from miner.store.jobs import jobs_finished_before
+from miner.store.store import Store
+
+log = logging.getLogger(__name__)
 
 #: A training may write two hundred megabytes; what anybody needs a week later is in this much of it.
 MAX_LOG_BYTES = 1 << 20
@@ -37,13 +46,13 @@ def shorten_log(path: Path, *, mark: bool, most: int = MAX_LOG_BYTES) -> int:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return 0
-    with os.fdopen(file, "rb") as log:
+    with os.fdopen(file, "rb") as opened:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_size <= most:
             return 0
-        head = log.read(most // _HEAD_SHARE)
-        log.seek(status.st_size - (most - len(head)))
-        tail = log.read()
+        head = opened.read(most // _HEAD_SHARE)
+        opened.seek(status.st_size - (most - len(head)))
+        tail = opened.read()
     head = head[: head.rfind(b"\n") + 1]
     tail = tail[tail.find(b"\n") + 1 :]
     gone = status.st_size - len(head) - len(tail)
@@ -111,7 +120,7 @@ class JobFolder:
 
         Plans, results and the rest of the logs stay.
         """
-        freed = sum(shorten_log(log, mark=True) for log in self.path.glob(f"attempt_*/{LOG_FILE}*"))
+        freed = sum(shorten_log(path, mark=True) for path in self.path.glob(f"attempt_*/{LOG_FILE}*"))
         freed += sum(shorten_log(path, mark=False) for path in self.path.glob(f"attempt_*/{PROGRESS_FILE}"))
         for path in (self.inputs, *self.path.glob("attempt_*/work"), *self._submissions()):
             freed += remove_tree(path)
@@ -130,3 +139,46 @@ def job_folder(data_dir: Path, job_id: int) -> JobFolder:
 def write_attempt_file(path: Path, text: str) -> None:
     """Write a file that a training or a restart reads, readable for the user that trainings run as."""
     write_atomically(path, text.encode(), mode=0o644)
+
+
+class FinishedJobCleaner:
+    def __init__(self, data_dir: Path, store: Store, *, keep_s: float, clock: Callable[[], float]) -> None:
+        self._data_dir, self._store, self._keep_s, self._clock = data_dir, store, keep_s, clock
+        #: Jobs already stripped: looking through a thousand directories again and again is not free.
+        self._stripped: set[int] = set()
+        #: Jobs that were started again during a clean-up.
+        self._revived: set[int] = set()
+        self._busy = asyncio.Lock()
+
+    async def remove_expired(self) -> int:
+        """Remove the files of jobs that ended long enough ago; return the bytes freed."""
+        return await self._strip(self._clock() - self._keep_s)
+
+    async def remove_all_finished(self) -> int:
+        """The disk is full: remove the files of every job that is over; return the bytes freed."""
+        return await self._strip(self._clock())
+
+    async def _strip(self, over_by: float) -> int:
+        freed = 0
+        async with self._busy:
+            self._revived.clear()
+            jobs = await self._store.read(jobs_finished_before, over_by)
+            for job_id in jobs:  # terabytes take minutes, in which a validator may start one of them again
+                if job_id not in self._stripped and job_id not in self._revived:
+                    self._stripped.add(job_id)
+                    freed += await asyncio.to_thread(self._strip_one, job_id)
+        if freed:
+            log.info("removed %s of finished jobs", show_bytes(freed))
+        return freed
+
+    def _strip_one(self, job_id: int) -> int:
+        try:
+            return job_folder(self._data_dir, job_id).strip()
+        except OSError as error:
+            log.warning("the files of job %d cannot be removed: %s", job_id, error)
+            return 0
+
+    def revived(self, job_id: int) -> None:
+        """The job was started again: spare its files."""
+        self._stripped.discard(job_id)
+        self._revived.add(job_id)

@@ -34,7 +34,7 @@ from miner.support.untrusted_files import read_untrusted
 
 #: Directory of a submission that its check has refused.
 REFUSED_FOLDER = "submission.refused"
-#: Ends after which the next attempt is made on other nodes, where there are any.
+#: Ends after which the next attempt is made on other nodes, if there are any.
 _NODE_FAULTS = (EndReason.NODE_FAILED, EndReason.NOT_STARTED, EndReason.GPU_LOST)
 #: One snapshot of each directory at a time; a few dozen bytes a job.
 _snapshot_locks: dict[Path, threading.Lock] = {}

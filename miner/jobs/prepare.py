@@ -58,11 +58,6 @@ async def prepare(job: JobContext) -> None:
     await write(job, inputs, history, grant)
 
 
-def useful_until(job: JobContext) -> float:
-    """The last moment at which a training can still lead to a model that is published in time."""
-    return job.timeline().end_by
-
-
 # Inputs
 
 
@@ -71,7 +66,7 @@ async def fetch_inputs(job: JobContext) -> FetchedInputs:
     if job.fetched is not None and not await asyncio.to_thread(_still_exist, job.fetched):
         job.fetched = None
     if job.fetched is None:
-        job.fetched = await job.run_step("fetch", lambda: _fetch_while_useful(job), lambda: useful_until(job))
+        job.fetched = await job.run_step("fetch", lambda: _fetch_while_useful(job), job.useful_until)
     return job.fetched
 
 
@@ -160,7 +155,7 @@ class _InputArrival:
 
 def _too_late(job: JobContext, what: str, done: int, total: int | None, arrival: _InputArrival) -> str | None:
     """Return why this input is not worth waiting for, or None."""
-    left = max(useful_until(job) - job.now(), 0.0)
+    left = max(job.useful_until() - job.now(), 0.0)
     needs = arrival.hopeless_s(job.now(), done, total, left)
     if needs is None:
         return None
@@ -183,7 +178,7 @@ async def acquire(job: JobContext, inputs: FetchedInputs, history: AttemptHistor
     while gpus is None:
         job.set_stage("plan")
         drafted = await job.run_step(
-            "plan", lambda: _draft(job, inputs, history), lambda: useful_until(job), history.next_number
+            "plan", lambda: _draft(job, inputs, history), job.useful_until, history.next_number
         )
         gpus = await _wait_for_gpus(job, history, drafted)
     facts = _read_facts(job, inputs, history)
@@ -252,7 +247,7 @@ def keep_gpus(job: JobContext, plan: TrainingPlan) -> float | None:
     now = job.now()
     busy = _busy_s(plan)
     until = job.services.fleet.extend(job.key, min(now + busy * _GPU_TIME_MARGIN, job.row.deadline_at))
-    return None if until >= min(now + busy, useful_until(job)) else until
+    return None if until >= min(now + busy, job.useful_until()) else until
 
 
 async def _plan_before_others(
@@ -345,7 +340,7 @@ async def _wait_for_gpus(job: JobContext, history: AttemptHistory, drafted: Draf
             waited_for, job.live.trouble = job.live.trouble, ""
 
     try:
-        job.grant = await job.run_step("gpus", wait, lambda: useful_until(job))
+        job.grant = await job.run_step("gpus", wait, job.useful_until)
     except StepFailed as failed:
         raise StepFailed(failed.reason, f"{failed}; {waited_for}" if waited_for else str(failed)) from None
     job.show_state()

@@ -44,9 +44,9 @@ WARM_UP_STEPS = 5
 #: A standstill with idle GPUs is believed in this part of the time. Busy GPUs prove nothing: NCCL waits for a
 #: rank that is gone with a kernel that runs.
 IDLE_PATIENCE = 0.5
-#: A save may take so many times as long as planned.
+#: A save may take this many times its planned duration.
 LONGEST_SAVE = 4.0
-#: A GPU that does less counts as idle, from so long after the last event on: until then it finishes its step.
+#: A GPU below this use counts as idle, once this long after the last event: until then it finishes its step.
 IDLE, IDLE_AFTER_S = 0.02, 30.0
 #: A longer time without a measurement may have been one of work.
 MOST_UNSEEN_S = 60.0

@@ -30,6 +30,7 @@ from miner.jobs.progress import RunProgress
 from miner.jobs.tasks import repo_name
 from miner.observe.alerts import AlertKind
 from miner.publish.publisher import PublishRequest
+from miner.store import jobs as store_jobs
 from miner.store.attempts import mark_bad_submission
 from miner.store.jobs import has_repo_of_another
 
@@ -70,7 +71,7 @@ async def _publish_with_retries(job: JobContext, best: ModelCandidate) -> None:
     await job.run_step(
         "publish",
         lambda: publish_model(job, best, job.set_stage),
-        lambda: job.row.deadline_at,
+        job.deadline,
         best.attempt,
     )
 
@@ -85,7 +86,7 @@ async def publish_model(job: JobContext, model: ModelCandidate, on_progress: Pro
     identity = await asyncio.to_thread(snapshot_best, model.folder, folder.submission)
     await _withdraw_hash(job)
     submission = await job.services.publisher.publish(await _publish_request(job, model), on_progress)
-    await job.record_submission(submission)
+    await _record_submission(job, submission)
     published = PublishedModel(identity, model.attempt, model.score, submission.repo, submission.model_hash)
     await asyncio.to_thread(published.save, folder)
     job.note("published", f"the model of attempt {model.attempt} is published as {submission.repo}")
@@ -111,7 +112,14 @@ async def _withdraw_hash(job: JobContext) -> None:
     submission = job.row.submission
     if submission is not None and submission.model_hash is not None:
         without = MinerSubmission(repo=submission.repo, model_hash=None)
-        await job.record_submission(without)
+        await _record_submission(job, without)
+
+
+async def _record_submission(job: JobContext, submission: MinerSubmission) -> None:
+    """Record the submission even if another worker has taken the job: it describes the hub."""
+    store = job.services.store
+    await store.write(store_jobs.record_submission, job.key, submission, job.now())
+    job.row = await store.read(store_jobs.get_job, job.row.id)
 
 
 async def _publish_request(job: JobContext, model: ModelCandidate) -> PublishRequest:
@@ -149,8 +157,8 @@ async def rename_published(job: JobContext) -> None:
             await publish_model(job, best, job.set_stage)
             return job.row.submission
 
-    submission = await job.run_step("move", move, lambda: job.row.deadline_at)
-    await job.record_submission(submission)
+    submission = await job.run_step("move", move, job.deadline)
+    await _record_submission(job, submission)
     known = await asyncio.to_thread(PublishedModel.load, job.folder)
     if known is not None:
         await asyncio.to_thread(replace(known, repo=submission.repo).save, job.folder)

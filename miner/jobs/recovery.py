@@ -55,7 +55,7 @@ async def adopt_open_jobs(services: JobServices) -> list[tuple[JobRow, JobContex
 
 
 async def sweep_orphans_forever(services: JobServices) -> None:
-    """Repeat it: an engine may carry out a request long after nobody waits for it any more."""
+    """Sweep again and again: an engine may carry out a request long after its caller has gone."""
     while True:
         await sweep_orphans(services)
         await asyncio.sleep(SWEEP_SECONDS)

@@ -32,7 +32,7 @@ class JobTimings:
     margin_s: float = 180.0
     #: What a training gets for its last save after it was asked to end.
     grace_s: float = 90.0
-    #: No step for so many times the median step, and for at least so long, is a standstill.
+    #: No step for this many times the median step, and for at least this long, is a standstill.
     stall_factor: float = 20.0
     stall_min_s: float = 600.0
     #: Until the first step, and for anything that is not a step: evaluation, saving.

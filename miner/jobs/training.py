@@ -45,6 +45,8 @@ EVENTS_AT_A_TIME = 200
 MAX_NOTES = 200
 #: No real step is faster, and the numbers of one that claims to be would overflow somewhere.
 MIN_STEP_S = 1e-4
+#: Ignore GPU samples older than this.
+_SAMPLE_COUNTS_S = 60.0
 #: How long an engine may take to kill a run before the job goes on without its answer.
 _LAST_WAIT_S = 20.0
 
@@ -114,8 +116,8 @@ class AttemptSupervisor:
         pending: asyncio.Future[str] | None = None
 
         async def submit() -> str:
-            # The engine carries on even if nobody waits; `JobContext.wait_until_submitted` is for those who
-            # must know. So when a moved deadline brings us here again, the same submit is waited for.
+            # The engine carries on even if its caller has gone; `JobContext.wait_until_submitted` waits for
+            # that. So when a moved deadline brings us here again, the same submit is waited for.
             nonlocal pending
             if pending is None or pending.done():
                 pending = self.job.pending_submit = asyncio.ensure_future(self.engine.submit(spec))
@@ -144,7 +146,7 @@ class AttemptSupervisor:
         self._read_at = now
         before = self.progress.notes[-1] if self.progress.notes else None
         events = await asyncio.to_thread(self.tail.read)
-        self.figures.gpu_memory = self.job.gpu_memory(self.attempt.row.gpus)
+        self.figures.gpu_memory = self._gpu_memory()
         for number, event in enumerate(events):
             if number % EVENTS_AT_A_TIME == EVENTS_AT_A_TIME - 1:
                 await asyncio.sleep(0)
@@ -153,6 +155,13 @@ class AttemptSupervisor:
         self._forward_notes(before)
         await self._retime()
         self._show()
+
+    def _gpu_memory(self) -> int | None:
+        """Memory in use on the fullest of its GPUs, from the latest sample."""
+        latest = [self.job.services.samples.latest(gpu) for gpu in self.attempt.row.gpus]
+        since = self.job.now() - _SAMPLE_COUNTS_S
+        fresh = [sample.memory_used for sample in latest if sample is not None and sample.at > since]
+        return max((used for used in fresh if used is not None), default=None)
 
     def _forward_notes(self, before: NoteEvent | None) -> None:
         new = list(takewhile(lambda note: note is not before, reversed(self.progress.notes)))

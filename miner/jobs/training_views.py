@@ -26,7 +26,7 @@ from miner.store.jobs import JobRow, NoSuchJob
 
 #: Files that are listed of one job, and how deep.
 MAX_FILES, MAX_DEPTH = 1000, 6
-#: Of the job's directory: what was fetched is of no interest.
+#: Shown parts of the job's directory; fetched inputs are not.
 _SHOWN_FOLDERS = ("attempt_", "submission")
 
 
@@ -74,7 +74,7 @@ def plan_json(
     db: sqlite3.Connection, row: JobRow, number: int | None, running: FiguresSnapshot | None
 ) -> str:
     """The plan of an attempt, by default of the newest, with what it expected beside what was measured."""
-    attempts = [one for one in attempts_of(db, row.id) if number in (None, one.number)]
+    attempts = [attempt for attempt in attempts_of(db, row.id) if number in (None, attempt.number)]
     plan = read_plan(AttemptFolder(attempts[-1].folder)) if attempts else None
     if plan is None:
         which = f"attempt {number} of job {row.id}" if number else f"job {row.id}"
@@ -103,12 +103,12 @@ def plan_json(
 def files_view(folder: JobFolder) -> list[JobFile]:
     """List the files of the attempts and the submission by name. Trainings can write there: no link is
     followed, and nothing but plain files is listed."""
-    found: list[JobFile] = []
+    files: list[JobFile] = []
     for path, status in _files(folder.path) if folder.path.is_dir() else ():
-        if len(found) == MAX_FILES:
+        if len(files) == MAX_FILES:
             break
-        found.append(JobFile(name=printable(path), bytes=status.st_size, at=status.st_mtime))
-    return found
+        files.append(JobFile(name=printable(path), bytes=status.st_size, at=status.st_mtime))
+    return files
 
 
 def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:

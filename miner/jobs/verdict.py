@@ -70,7 +70,7 @@ def _verdict_of_result(
     if result.end in GOOD_ENDS and has_model:
         return AttemptVerdict(EndReason.TRAINED, result.detail)
     if result.end is RunEnd.STOPPED:
-        # Not by us: by somebody outside, or an engine that was restarted. There is time to go on.
+        # Stopped from outside, or by an engine that was restarted. There is time to go on.
         if status.why in (EndCause.PREEMPTED, EndCause.CANCELLED, EndCause.NODE_FAIL):
             return AttemptVerdict(REASON_OF_ENGINE_END[status.why], status.detail)
         return AttemptVerdict(EndReason.KILLED, result.detail or status.detail or "asked to end from outside")

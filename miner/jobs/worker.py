@@ -6,7 +6,7 @@
                      attempt
 
 Every state can be entered from the store and the disk alone: a restart does that, and so does a worker whose
-job somebody else has changed.
+job was changed meanwhile.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from itertools import takewhile
 from core.domain.job_states import EndReason, JobState, StepFailed
 from miner.backends.base import EngineUnreachable, RunPhase
 from miner.jobs.context import JobContext
+from miner.jobs.figures import STORED_POINTS, RunFigures, read_figures
 from miner.jobs.folder import AttemptFolder
-from miner.jobs.history import history_of
+from miner.jobs.history import history_of, read_result
 from miner.jobs.launch import JobAttempt
 from miner.jobs.prepare import keep_lesson, prepare
 from miner.jobs.publishing import best_model, publish_best, rename_published
 from miner.jobs.training import AttemptSupervisor
 from miner.jobs.verdict import AttemptVerdict, NextAction, RetrySituation, next_action
 from miner.observe.alerts import AlertKind
+from miner.store import attempts as store_attempts
+from miner.store import figures as store_figures
 from miner.store.attempts import AttemptRow, StaleJob
 from miner.store.database import StoreUnavailable
 from miner.support.untrusted_files import touch_untrusted
@@ -100,7 +103,7 @@ class JobWorker:
         await self._decide(attempts)
 
     async def _load_attempt(self, row: AttemptRow) -> JobAttempt | None:
-        """Read what the attempt was given. Without it nobody can supervise its run, which is ended then;
+        """Read the attempt's plan and run. Without them its run cannot be supervised and is ended;
         another attempt follows."""
         try:
             return await asyncio.to_thread(JobAttempt.load, row)
@@ -114,7 +117,7 @@ class JobWorker:
     async def _supervise(self, attempt: JobAttempt) -> bool:
         """Return True if the attempt has ended, with its end in the store.
 
-        If nobody can tell and the time is up, the job goes on without it, and whatever still runs is ended
+        If that is unknown and the time is up, the job goes on without it, and whatever still runs is ended
         once the engine answers.
         """
         job = self.job
@@ -131,10 +134,10 @@ class JobWorker:
                 return False
             verdict = AttemptVerdict(failed.reason, str(failed))
         if verdict is None:
-            await self._end(EndReason.DEADLINE, "its time was up, and nobody could say that it had ended")
+            await self._end(EndReason.DEADLINE, "its time was up, and its end was not confirmed")
             return False
         # The end goes into the store first: what is done after it can be repeated.
-        await job.end_attempt(attempt.row, verdict.reason, verdict.detail, supervisor.figures)
+        await self._end_attempt(attempt.row, verdict.reason, verdict.detail, supervisor.figures)
         detail = f", {verdict.detail}" if verdict.detail else ""
         job.note("attempt_ended", f"attempt {attempt.row.number} ended: {verdict.reason}{detail}")
         if supervisor.measured_step_s is not None:
@@ -242,7 +245,7 @@ class JobWorker:
         return True
 
     async def _end_run(self, attempt: AttemptRow, reason: EndReason, detail: str) -> bool:
-        """Ask a run that nobody waits for to end, then kill it; return True when it is gone."""
+        """Ask an abandoned run to end, then kill it; return True when it is gone."""
         job, timings = self.job, self.job.services.timings
         engine = job.services.engine_of(attempt)
         folder = AttemptFolder(attempt.folder)
@@ -265,9 +268,38 @@ class JobWorker:
             log.warning("job %d: a run cannot be ended: %s", job.row.id, str(error), extra=job.log)
             await job.pause(timings.pause(3, job.services.random))
             return False
-        await job.end_attempt(attempt, reason, detail)
+        await self._end_attempt(attempt, reason, detail)
         await self._remove_from_engine(attempt)
         return True
+
+    async def _end_attempt(
+        self, attempt: AttemptRow, reason: EndReason, detail: str, figures: RunFigures | None = None
+    ) -> None:
+        """Store how an attempt ended, with its final figures, read from the progress file if not given."""
+        now = self.job.now()
+        await self.job.services.store.write(store_attempts.end_attempt, attempt.id, now, reason, detail)
+        folder = AttemptFolder(attempt.folder)
+        if figures is None:
+            figures = await asyncio.to_thread(read_figures, folder)
+        snapshot = figures.snapshot(
+            seconds=max(now - attempt.started_at, 0.0),
+            result=await asyncio.to_thread(read_result, folder),
+            utilization=await self._utilization(attempt, now),
+            points=STORED_POINTS,
+        )
+        await self.job.services.store.write(store_figures.save_figures, attempt.id, snapshot.to_stored())
+
+    async def _utilization(self, attempt: AttemptRow, now: float) -> float | None:
+        """Mean utilisation of the attempt's GPUs, from the store or, if it was short, from live samples."""
+        stored = await self.job.services.store.read(
+            store_figures.mean_utilization, attempt.gpus, attempt.started_at, now
+        )
+        if stored is not None:
+            return stored
+        live = self.job.services.samples
+        samples = [sample for gpu in attempt.gpus for sample in live.since(gpu, attempt.started_at)]
+        known = [sample.utilization for sample in samples if sample.utilization is not None]
+        return sum(known) / len(known) if known else None
 
     async def _remove_from_engine(self, row: AttemptRow) -> None:
         engine = self.job.services.engine_of(row)

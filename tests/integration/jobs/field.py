@@ -20,8 +20,8 @@ from core.profile.resolve import load_profile
 from miner.backends.base import ExecutionEngine
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobInputs, JobTask
 from miner.jobs import launch
-from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.context import JobServices
+from miner.jobs.folder import FinishedJobCleaner
 from miner.jobs.manager import JobManager
 from miner.jobs.tasks import OPERATOR, read_task_file
 from miner.jobs.timeline import JobTimings

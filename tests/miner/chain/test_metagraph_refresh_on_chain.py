@@ -38,14 +38,14 @@ async def test_a_node_that_is_killed_hangs_and_returns_never_takes_the_metagraph
     assert (refresher.current, refresher.age(), alerts) == (first, 300.0, [])
     node.start()
     node.faults[ANY] = Fault.CLOSE_1000
-    source._timeout = 2.0  # only where no answer will come
+    source.timeout = 2.0  # only where no answer will come
     now[0] += 301
     assert not await refresher.refresh_once()
     assert (refresher.current, refresher.age(), refresher.status().stale) == (first, 601.0, True)
     assert [code for code, _ in alerts] == ["metagraph_stale"]
     assert "no answer in 2 s" in alerts[0][1]
     node.faults.clear()
-    source._timeout = 60.0
+    source.timeout = 60.0
     subtensor.block = 140
     assert await refresher.refresh_once()
     status = refresher.status()

@@ -47,9 +47,9 @@ from miner.backends.trial import EngineTrials, MissingByEngine
 from miner.fleet.base import FleetNode, Gpu, InventoryState
 from miner.fleet.fleet import Fleet
 from miner.inputs.fetch import FetchedInputs, JobTask
-from miner.jobs.cleaner import FinishedJobCleaner
 from miner.jobs.context import JobServices, WorthOfTask
 from miner.jobs.events import JobEventBus
+from miner.jobs.folder import FinishedJobCleaner
 from miner.jobs.manager import JobManager
 from miner.jobs.timeline import JobTimings
 from miner.observe.alerts import MINER

@@ -210,7 +210,7 @@ async def test_a_job_whose_time_is_over_while_it_waits_says_which_offer_had_the_
 ) -> None:
     reserve(harness, OTHER, 0, 9)
     (held,) = harness.fleet.ledger.reservations
-    usually, ends = prepare.useful_until, list[float]()
+    usually, ends = JobContext.useful_until, list[float]()
 
     def soon(job: JobContext) -> float:
         if job.live.stage != "gpus":
@@ -218,7 +218,7 @@ async def test_a_job_whose_time_is_over_while_it_waits_says_which_offer_had_the_
         ends.append(time.time() + 0.2)
         return ends[0]
 
-    monkeypatch.setattr(prepare, "useful_until", soon)
+    monkeypatch.setattr(JobContext, "useful_until", soon)
     row = await harness.failed(await harness.start(), EndReason.DEADLINE)
     holder = f"an accepted offer (task t2, GPU 0, until {rfc3339(held.ends_at)})"
     assert row.detail == f"gpus was not over in time; waits for {holder}"

@@ -11,7 +11,7 @@ import pytest
 
 from core.domain.job_states import EndReason, StepFailed
 from miner.inputs.connection import AddressGuard, UrlOpener
-from miner.inputs.download import Download, Downloaded
+from miner.inputs.dataset_fetch import Download, Downloaded
 from miner.inputs.part_files import DiskReserve, FetchRetries
 from tests.doubles.files import SIGNATURE, FileStore
 
