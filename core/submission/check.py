@@ -164,7 +164,7 @@ class SubmissionReport:
     model_hash: str | None
     parameters: int = 0
     headers: dict[str, SafetensorsHeader] = field(default_factory=dict, repr=False)
-    #: What is no reason against publishing it.
+    #: Findings that do not prevent publication.
     remarks: tuple[Fault, ...] = ()
 
     @property

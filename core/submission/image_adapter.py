@@ -30,7 +30,7 @@ _PART = re.compile(
 )
 #: Parts that only count beside one another.
 _PAIRS = (("lora_up", "lora_down"), ("lora_B", "lora_A"), ("lora.up", "lora.down"))
-#: Magnitudes and biases are no factors of the change.
+#: Magnitudes and biases, which are not factors of the change.
 _NO_FACTORS = ("dora_scale", "diff_b")
 _ENCODER = re.compile(r"lora_(?:prior_)?te\d?_.+|text_encoders?(?:_\d)?\..+|(?:clip_[lgh]|t5xxl)\..+")
 #: Numbers of either sign that are zero: with the sign alone set, the last byte is 0x80.
@@ -50,7 +50,7 @@ class AdapterFindings:
 def examine_image_adapter(
     name: str, path: Path, header: SafetensorsHeader, image_type: ImageModelType | None
 ) -> AdapterFindings:
-    """`image_type` None: an adapter of any family. `OSError` if the file cannot be read."""
+    """Examine it as an adapter of `image_type`, or of any family. `OSError` if the file cannot be read."""
     modules, others = _modules(header)
     backbone = {module for module in modules if _is_backbone(module, image_type)}
     encoders = {module for module in modules if module not in backbone and _ENCODER.fullmatch(module)}

@@ -51,7 +51,7 @@ def _sync_directory(directory: Path) -> None:
 
 def remove_tree(place: str | os.PathLike[str]) -> int:
     """Remove a directory tree, a link or a file; return the bytes that this freed. Links are never followed;
-    what is missing or cannot be removed is no error.
+    a missing or unremovable file is not an error.
 
     A training can nest directories deeper than recursion and paths can go, so nothing here descends: what is
     two levels down is moved up first. Memory and open files stay the same, however much there is.

@@ -27,7 +27,7 @@ class SyscallRule:
     """A system call that is denied, always or for some values of an argument."""
 
     name: str
-    #: On x86-64 and on 64-bit ARM; None where there is no such call.
+    #: On x86-64 and on 64-bit ARM; None if that has no such call.
     numbers: tuple[int | None, int | None]
     errno: int = errno.EPERM
     #: (argument index, mask, value): denied where the masked lower half of the argument is the value.

@@ -212,7 +212,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Runs one attempt and records its start and end.")
     parser.add_argument("--dir", required=True, help="the run directory")
     parser.add_argument("--log-bytes", type=int, default=64 << 20, help="when the log is rotated")
-    parser.add_argument("--limit-s", type=float, help="SIGTERM after so long, and SIGKILL after a grace")
+    parser.add_argument(
+        "--limit-s", type=float, help="SIGTERM after this many seconds, and SIGKILL after a grace"
+    )
     parser.add_argument("--lock-fd", type=int, help="a locked file that is held while this runs")
     parser.add_argument("--cgroup", action="append", default=[], help="a cgroup to join")
     parser.add_argument("--oom-file", action="append", default=[], help="where the kernel counts its kills")

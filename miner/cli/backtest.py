@@ -103,7 +103,8 @@ def backtest(
         runs.insert(0, past.as_decided(test))
     if changes:
         extra = parse_overrides(changes)
-        runs += [test.run(f"{one.name}, {' '.join(changes)}", one.with_overrides(extra)) for one in loaded]
+        what = " ".join(changes)
+        runs += [test.run(f"{policy.name}, {what}", policy.with_overrides(extra)) for policy in loaded]
     if offer is not None:
         _explain_offer(runs, offer, past.stored, as_json)
     else:
@@ -127,7 +128,7 @@ def _profile_for(
             f"choose another with --profile, like {first.profile or 'h100x4'}"
         )
         raise ConfigError("backtest", [Problem("profile", loaded.name, rule)])
-    others = {one.name: one.profile for one in policies if one.profile not in (None, loaded.name)}
+    others = {policy.name: policy.profile for policy in policies if policy.profile not in (None, loaded.name)}
     named = "; ".join(f"policy {policy} names {profile}" for policy, profile in others.items())
     return loaded, f"{chosen.why}; {named}" if named else chosen.why
 
@@ -180,14 +181,14 @@ def _explain_offer(
     from miner.cli.render.offers import decision_pages, offer_heading
     from miner.offers.views import decision_details
 
-    found = [(run.summary.name, _find_entry(run, which, stored)) for run in runs]
+    entries = [(run.summary.name, _find_entry(run, which, stored)) for run in runs]
     if as_json:
-        data = {name: decision_details(entry.historical.offer, entry.decision) for name, entry in found}
+        data = {name: decision_details(entry.historical.offer, entry.decision) for name, entry in entries}
         echo_json(data)
         return
     console = terminal()
-    console.print(offer_heading(found[0][1].historical.offer))
-    for name, entry in found:
+    console.print(offer_heading(entries[0][1].historical.offer))
+    for name, entry in entries:
         console.print(f"\n{name}", style="bold underline")
         print_pages(decision_pages(entry.historical.offer, entry.decision))
 
@@ -195,7 +196,7 @@ def _explain_offer(
 def _find_entry(run: BacktestRun, which: str, stored: Sequence[StoredOffer]) -> ReplayedOffer:
     from miner.offers.past_offers import NoSuchOffer
 
-    task_id = next((one.offer.task_id for one in stored if str(one.number) == which), which)
+    task_id = next((offer.offer.task_id for offer in stored if str(offer.number) == which), which)
     for entry in reversed(run.entries):
         if entry.historical.offer.task_id == task_id:
             return entry
@@ -226,7 +227,7 @@ def generate(
     except ValueError as error:
         raise ConfigError("generate", [Problem("--start", start, str(error))]) from None
     at = (begins if begins.tzinfo else begins.replace(tzinfo=UTC)).timestamp()
-    lines = (offer_to_line(one) for one in synthetic_offers(seed, days=days, per_day=per_day, start=at))
+    lines = (offer_to_line(offer) for offer in synthetic_offers(seed, days=days, per_day=per_day, start=at))
     if write is None:
         for line in lines:
             echo(line)

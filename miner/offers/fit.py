@@ -81,7 +81,7 @@ class FitResult(NamedTuple):
     """The verdicts on plan and GPUs, and what they rest on as far as the search came."""
 
     gpus_verdict: RuleVerdict
-    #: None: nothing was planned, since no GPU is free in time.
+    #: None if nothing was planned, since no GPU is free in time.
     plan_verdict: RuleVerdict | None = None
     refusal: Refusal | None = None
     plan: PlanSummary | None = None

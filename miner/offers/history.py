@@ -1,6 +1,6 @@
 """Learn the chances of success from jobs that have ended, which are read from the store.
 
-A policy's prior counts as so many jobs (`prior_weight`); own jobs are added to it, each weighing less
+A policy's prior counts as `prior_weight` jobs; own jobs are added to it, each weighing less
 the older it is (`half_life`). One lucky job moves little, a hundred outweigh the prior. The decaying
 sums are kept up to date one job at a time: a decision adds up nothing.
 """
@@ -36,7 +36,7 @@ class JobOutcome(NamedTuple):
     #: The most exact name that policies have for it: `instruct`, `flux`.
     kind: str
     family: Family
-    #: None: not known.
+    #: None if unknown.
     params: int | None
     published: bool
     ended_at: float
@@ -173,7 +173,7 @@ class SuccessHistory:
         return totals
 
 
-#: Older jobs than so many are left out: they weigh nothing.
+#: Jobs beyond this number, the older ones, are left out: they weigh nothing.
 MAX_OUTCOMES = 50_000
 
 #: Cancelled jobs say nothing about our chances, nor do starts that were infeasible and not accepted before.

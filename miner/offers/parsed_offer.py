@@ -32,7 +32,7 @@ class SizeEstimate(NamedTuple):
 
 @dataclass(frozen=True)
 class ParsedOffer:
-    """All of an offer that a decision may depend on. Names and ids are no part of it, so that equal ones are
+    """The part of an offer that a decision may depend on, without names and ids, so that equal ones are
     decided alike; hours and counts are, exactly: the reasons quote them."""
 
     task_type: TaskType

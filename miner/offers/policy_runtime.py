@@ -41,7 +41,7 @@ from miner.settings import Settings
 
 log = logging.getLogger(__name__)
 
-#: Ten kilobytes each; names are no part of the key, so only new shapes make it grow.
+#: Ten kilobytes each; names are not part of the key, so only new shapes make it grow.
 MAX_CACHED_REFUSALS = 512
 #: Seconds that a refusal stays valid: a validator asks again for the same task after 15 minutes.
 CACHE_SECONDS = 60.0
@@ -230,7 +230,7 @@ class PolicyRuntime:
 
         `ConfigError` when at the start a policy or a profile that was chosen does not exist; one that cannot
         be used is replaced, with an alert. `hardware` is all that is installed, also what is out for a while:
-        None while nobody knows, and then what is in force stays so.
+        None while unknown, and then the policy in force stays.
         """
         if hardware is not None or not self._policies.chosen.name:
             chosen = active_policy_name(self._settings, hardware)
@@ -254,7 +254,7 @@ class PolicyRuntime:
 
     @property
     def problems(self) -> dict[str, str | None]:
-        """Why an edit is not in force; None where there is nothing wrong."""
+        """Reasons why an edit is not in force, or None if all is well."""
         return {_PROBLEM[kept.noun]: kept.problem for kept in (self._policies, self._profiles)}
 
     def add_outcomes(self, outcomes: Iterable[JobOutcome]) -> None:

@@ -68,8 +68,8 @@ def check_rules(inputs: RuleInputs) -> tuple[tuple[Reason, ...], str | None]:
     reasons: list[Reason] = []
     message: str | None = None
     for name, public, check in RULES:
-        found = check(inputs)
-        for passed, text, way, own_message in found if isinstance(found, list) else (found,):
+        result = check(inputs)
+        for passed, text, way, own_message in result if isinstance(result, list) else (result,):
             if not passed and message is None:
                 message = own_message or public
             reasons.append(Reason(name, passed, text, way))
@@ -95,7 +95,7 @@ def _family(inputs: RuleInputs) -> RuleVerdict:
     family = model.family
     if model.is_image:
         return RuleVerdict(True, "not applied to image models")
-    shown = "a family that nobody knows" if family is Family.UNKNOWN else family.value
+    shown = "an unknown family" if family is Family.UNKNOWN else family.value
     if allowed is None or family in allowed:
         return RuleVerdict(True, f"{shown} is taken")
     words = ", ".join(family.value for family in allowed)
@@ -125,10 +125,10 @@ def _size(inputs: RuleInputs) -> RuleVerdict:
 @rule("hours", "the task is too long for this miner")
 def _hours(inputs: RuleInputs) -> RuleVerdict:
     hours, kinds = inputs.offer.hours, inputs.offer.kinds
-    found = hours_limit_for(inputs.terms.rules, kinds)
-    if found is None:
+    key_and_limit = hours_limit_for(inputs.terms.rules, kinds)
+    if key_and_limit is None:
         return RuleVerdict(True, f"{hours:g} h; {kinds[0]} has no limit")
-    key, limit = found
+    key, limit = key_and_limit
     if limit.allows(hours):
         return RuleVerdict(True, f"{hours:g} h are within {limit} for {kinds[0]}")
     text = f"{hours:g} h are over the limit of {limit} for {kinds[0]}"

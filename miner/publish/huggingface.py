@@ -236,7 +236,7 @@ class HuggingFaceHub:
             constants.HF_HUB_DISABLE_XET = True
 
     def _upload(self, repo: str, packed: PackedSubmission, counter: UploadCounter) -> str:
-        """Upload everything in one commit on top of the present one, so that nobody sees a mixture."""
+        """Upload everything in one commit on top of the present one, so that a mixture is never visible."""
         before = self._state(repo)
         changed = [name for name in packed.items if not _is_same_file(before.files.get(name), name, packed)]
         gone = [path for path in before.files if path not in packed.items and path != ATTRIBUTES]

@@ -12,7 +12,7 @@ from miner.offers.policies.load import LoadedPolicy, load_policy
 from miner.settings import Settings
 from miner.settings.fields import AUTO
 
-#: From so many GPUs on the strategy for eight is the default: one or two that fail must not change it.
+#: From this many GPUs on the strategy for eight is the default: one or two failures must not change it.
 _MANY = 6
 
 
@@ -41,7 +41,7 @@ def active_config(settings: Settings, hardware: Hardware | None) -> ActiveConfig
 
 
 def inactive_text(word: str, name: str, used: str, chosen: ChosenName) -> str:
-    """Say why a policy or profile (`word`) that somebody edits or names has no effect: `used` is in force."""
+    """Explain why an edited or named policy or profile (`word`) has no effect: `used` is in force."""
     if name == used:
         return f"this {word} {name} is not in force; another file of its name is"
     return f"{word} {name} is not in force; {used} is, because {chosen.why}; {word.upper()}={name} chooses it"
