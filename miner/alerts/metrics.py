@@ -15,7 +15,6 @@ from typing import NamedTuple
 from core.domain.job_states import EndReason, JobState
 from core.domain.units import MetricUnit
 from miner.alerts.requests import RequestWatch
-from miner.api.jobs import AttemptFigures
 from miner.api.samples import GPU_NUMBERS, HOST_NUMBERS, GpuSample, HostSample, SampledNumber
 from miner.chain.clock_offsets import ClockOffset
 from miner.fleet.samples import SampleHistory
@@ -273,7 +272,7 @@ def _missed_targets(connection: sqlite3.Connection, since: float, now: float) ->
     is published."""
     series: dict[AlertSubject, MetricSeries] = {}
     for attempt in figures_of_ended(connection, since, now):
-        figures = AttemptFigures.model_validate_json(attempt.figures)
+        figures = attempt.figures
         if attempt.state is not JobState.DONE or figures.target_missed is None:
             continue
         subject, missed = job_subject(attempt.job_id), float(figures.target_missed)

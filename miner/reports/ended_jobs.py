@@ -16,12 +16,12 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from core.domain.decisions import ExpectedValue
 from core.domain.job_states import JobState
 from core.domain.selectors import SizeBand
 from core.models.facts import Family
+from miner.api.jobs import AttemptFigures
 from miner.api.reports import QualityWeek, SuccessFigures, SuccessRow, SuccessTables
 from miner.offers.decide import work_score
 from miner.offers.history import job_outcomes
@@ -72,8 +72,8 @@ class EndedJob:
     work: float
     #: As the decision expected it, or None if there was no decision.
     value: ExpectedValue | None
-    #: `base`, `best`, `metric` and `gain` of the attempt that gained most.
-    figures: dict[str, Any]
+    #: Those of the attempt that gained most.
+    figures: AttemptFigures | None
 
     @property
     def published(self) -> bool:
@@ -90,8 +90,7 @@ class EndedJob:
     @property
     def gain(self) -> float | None:
         """The relative improvement over the base model, or None if it was not measured."""
-        gain = self.figures.get("gain")
-        return float(gain) if isinstance(gain, int | float) else None
+        return self.figures.gain if self.figures else None
 
     def points(self, terms: ValueTerms) -> float | None:
         """The validators' points for its result, or None if the end does not count or there is no decision
@@ -130,7 +129,7 @@ def ended_jobs(connection: sqlite3.Connection, begins_at: float, ends_at: float)
                 counts=outcome is not None,
                 work=value.work if value else work_score(row["hours"], billions),
                 value=value,
-                figures=figures.get(row["id"], {}),
+                figures=figures.get(row["id"]),
             )
         )
     return jobs
@@ -147,20 +146,18 @@ def _value(details: str | None) -> ExpectedValue | None:
 
 def _best_figures(
     connection: sqlite3.Connection, begins_at: float, ends_at: float
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, AttemptFigures]:
     """Return the figures of the attempt that gained most, by job."""
-    best: dict[int, dict[str, Any]] = {}
+    best: dict[int, AttemptFigures] = {}
     for attempt in figures_of_ended(connection, begins_at, ends_at):
-        figures = json.loads(attempt.figures)
         known = best.get(attempt.job_id)
-        if known is None or _gain(figures) > _gain(known):
-            best[attempt.job_id] = figures
+        if known is None or _gain(attempt.figures) > _gain(known):
+            best[attempt.job_id] = attempt.figures
     return best
 
 
-def _gain(figures: dict[str, Any]) -> float:
-    gain = figures.get("gain")
-    return float("-inf") if gain is None else float(gain)
+def _gain(figures: AttemptFigures) -> float:
+    return -math.inf if figures.gain is None else figures.gain
 
 
 # Success

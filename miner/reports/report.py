@@ -236,16 +236,17 @@ def _gains(jobs: Sequence[EndedJob], scores: Iterable[JobQuality]) -> list[JobGa
     rows = []
     for job in reversed(jobs):
         score = by_job.get(job.job_id)
-        if not job.figures and score is None:
+        figures = job.figures
+        if figures is None and score is None:
             continue
         rows.append(
             JobGain(
                 job_id=job.job_id,
                 kind=job.kind,
                 model=job.model,
-                metric=job.figures.get("metric"),
-                base=job.figures.get("base"),
-                best=job.figures.get("best"),
+                metric=figures and figures.metric,
+                base=figures and figures.base,
+                best=figures and figures.best,
                 gain=job.gain,
                 work=job.work,
                 quality=score.quality if score else None,

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from core.domain.job_states import JobState
+from miner.api.jobs import AttemptFigures
 
 #: The curves of an attempt whose own were pruned.
 NO_CURVES = '{"steps": {"step": [], "t": [], "loss": []}, "evals": []}'
 
 
 class StoredFigures(NamedTuple):
-    """The JSON of `miner.jobs.figures.AttemptFigures`, and of its thinned curves."""
+    """The JSON of `AttemptFigures`, and of its thinned curves."""
 
     figures: str
     curves: str
@@ -42,7 +43,7 @@ class EndedFigures(NamedTuple):
     job_id: int
     state: JobState
     ended_at: float
-    figures: str
+    figures: AttemptFigures
 
 
 def figures_of_ended(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> list[EndedFigures]:
@@ -53,7 +54,10 @@ def figures_of_ended(connection: sqlite3.Connection, begins_at: float, ends_at: 
         "JOIN jobs ON jobs.id = attempts.job_id WHERE ended >= ? AND ended < ?",
         (begins_at, ends_at),
     )
-    return [EndedFigures(job_id, JobState(state), ended, text) for job_id, state, ended, text in rows]
+    return [
+        EndedFigures(job_id, JobState(state), ended, AttemptFigures.model_validate_json(text))
+        for job_id, state, ended, text in rows
+    ]
 
 
 def mean_utilization(
