@@ -91,6 +91,7 @@ docs: $(VENV)/.installed ## rewrite the generated pages and .env.example
 	$(BIN)/python -m miner.offers.policies.docs docs/policies.md
 	$(BIN)/python scripts/alerts_page.py > docs/alerts.md
 	$(BIN)/python scripts/commands_page.py > docs/commands.md
+	$(BIN)/python scripts/api_page.py > docs/api.md
 
 TABLE = $(2) scripts/engine_tables/$(1)_table.py $(3) > core/recipes/$(1)/table.json.new && mv core/recipes/$(1)/table.json.new core/recipes/$(1)/table.json
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 
 from fastapi import FastAPI
 
-from miner import http
 from miner.http import subnet
+from miner.http.apps import OPERATOR_ROUTERS, api_page
 from scripts import alerts_page, commands_page
 from tests.doubles.each import each
 
@@ -31,15 +29,7 @@ def _routes() -> list[str]:
     app = FastAPI()
     subnet.add_routes(app)
     paths = [path for _, path, _ in subnet.ROUTES]
-    modules = [import_module(one.name) for one in iter_modules(http.__path__, "miner.http.")]
-    routers = [
-        make()
-        for module in modules
-        for name, make in vars(module).items()
-        if re.fullmatch("build_.*_router", name)
-    ]
-    assert len(routers) >= 9
-    return ["/healthz", *paths, *(route.path for router in routers for route in router.routes)]
+    return ["/healthz", *paths, *(route.path for router in OPERATOR_ROUTERS for route in router.routes)]
 
 
 @each("path", _routes())
@@ -47,7 +37,10 @@ def test_every_route_is_described(path: str) -> None:
     assert path in TEXT
 
 
-@each("name, printed", [("commands", commands_page.page), ("alerts", alerts_page.page)])
+@each(
+    "name, printed",
+    [("commands", commands_page.page), ("alerts", alerts_page.page), ("api", api_page)],
+)
 def test_a_generated_page_is_what_the_declarations_say(name: str, printed: Callable[[], str]) -> None:
     assert (ROOT / "docs" / f"{name}.md").read_text() == printed(), "run: make docs"
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from http import HTTPStatus
-from typing import Annotated, Protocol
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query
 
 from core.domain.errors import GodMinerError
-from miner.alerts.service import AlertService
 from miner.api.alerts import (
     Alert,
     AlertsPage,
@@ -20,32 +19,11 @@ from miner.api.alerts import (
     TrialNotification,
     TrialReport,
 )
-from miner.http.operator import MAX_ROW, operator_only
-from miner.notify.notifier import Notifier
-from miner.settings import Settings
+from miner.http.operator import MAX_ROW, Daemon, operator_only
 from miner.store import alerts as store_alerts
 from miner.store.alerts import AlertRow
-from miner.store.store import Store
 
 MAX_ALERTS_LISTED = 1000
-
-
-class HasAlerts(Protocol):
-    """The part of the daemon that these routes need."""
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def store(self) -> Store: ...
-
-    @property
-    def alert_service(self) -> AlertService: ...
-
-    @property
-    def notifier(self) -> Notifier: ...
-
-    def clock(self) -> float: ...
 
 
 class NobodyNotified(GodMinerError):
@@ -54,25 +32,12 @@ class NobodyNotified(GodMinerError):
     code = "nobody_notified"
 
 
-def alerts_dependency(request: Request) -> HasAlerts:
-    daemon: HasAlerts = request.app.state.daemon
-    return daemon
+router = APIRouter(dependencies=[Depends(operator_only)])
 
 
-AlertsOf = Annotated[HasAlerts, Depends(alerts_dependency)]
-
-
-def build_alerts_router() -> APIRouter:
-    router = APIRouter(dependencies=[Depends(operator_only)])
-    router.add_api_route("/alerts", list_alerts, methods=["GET"])
-    router.add_api_route("/alerts/silences", add_silence, methods=["POST"], status_code=HTTPStatus.CREATED)
-    router.add_api_route("/alerts/test", send_test, methods=["POST"])
-    router.add_api_route("/alerts/silences/{silence}", end_silence, methods=["DELETE"])
-    return router
-
-
+@router.get("/alerts")
 async def list_alerts(
-    daemon: AlertsOf,
+    daemon: Daemon,
     limit: Annotated[int, Query(ge=1, le=MAX_ALERTS_LISTED)] = 100,
     open_only: Annotated[bool, Query(alias="open")] = False,
 ) -> AlertsPage:
@@ -90,15 +55,17 @@ async def list_alerts(
     )
 
 
-async def add_silence(silence: SilenceRequest, daemon: AlertsOf) -> Silence:
-    """Notify nobody of some alerts for a while; they are still stored and shown."""
+@router.post("/alerts/silences", status_code=HTTPStatus.CREATED)
+async def add_silence(silence: SilenceRequest, daemon: Daemon) -> Silence:
+    """Notify nobody of alerts like `gpu-*` for a while; they are still stored and shown."""
     now = daemon.clock()
     return await daemon.store.write(
         store_alerts.add_silence, silence.rule, silence.subject, silence.reason, now, now + silence.seconds
     )
 
 
-async def send_test(daemon: AlertsOf, test: TrialNotification | None = None) -> TrialReport:
+@router.post("/alerts/test")
+async def send_test(daemon: Daemon, test: TrialNotification | None = None) -> TrialReport:
     """Send a notification to every target now, without storing or counting it as an alert. Return each
     target's result."""
     if not daemon.settings.notify_urls:
@@ -113,7 +80,8 @@ async def send_test(daemon: AlertsOf, test: TrialNotification | None = None) -> 
     )
 
 
-async def end_silence(silence: Annotated[int, Path(ge=1, le=MAX_ROW)], daemon: AlertsOf) -> EndedSilence:
+@router.delete("/alerts/silences/{silence}")
+async def end_silence(silence: Annotated[int, Path(ge=1, le=MAX_ROW)], daemon: Daemon) -> EndedSilence:
     """End a silence before its time."""
     await daemon.store.write(store_alerts.end_silence, silence, daemon.clock())
     return EndedSilence(ended=silence)

@@ -1,4 +1,5 @@
-"""Jobs on the operator's port: list, show, start, cancel, retry, read logs, and follow events."""
+"""Jobs on the operator's port: list, show, start, cancel, retry, read logs, curves, plans and files, and
+follow events."""
 
 from __future__ import annotations
 
@@ -7,25 +8,34 @@ import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, ClassVar
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from core.domain.job_states import JobState
-from miner.api.jobs import JobDetails, JobList, JobSummary, LiveJob, LogChunk, StartedJob
-from miner.http.operator import MAX_ROW, caller_address, operator_only
-from miner.jobs import views
-from miner.jobs.figures import RunFigures
+from miner.api.jobs import (
+    JobDetails,
+    JobFiles,
+    JobList,
+    JobSeries,
+    JobSummary,
+    LogChunk,
+    PlanDetails,
+    StartedJob,
+)
+from miner.http.operator import MAX_ROW, Daemon, OperatorDaemon, caller_address, operator_only
+from miner.jobs import training_views, views
+from miner.jobs.figures import FiguresSnapshot
+from miner.jobs.folder import job_folder
 from miner.jobs.manager import JobManager
 from miner.jobs.tasks import OPERATOR, read_task_file
 from miner.jobs.views import last_log_lines, read_log_chunk, select_attempt
-from miner.settings import Settings
 from miner.settings.values import is_loopback
 from miner.store import jobs as store_jobs
 from miner.store.attempts import attempts_of
-from miner.store.jobs import JobRow
+from miner.store.jobs import JobRow, find_job
 from miner.store.store import Store
 
 #: Without a line now and then, a proxy or a laptop that slept would hold a dead stream for ever.
@@ -34,22 +44,6 @@ MAX_JOBS_LISTED = 1000
 MAX_LOG_BYTES = 1 << 20
 MAX_TAIL_LINES = 1000
 MAX_EVENT_STREAMS = 32
-
-
-class StoredJobs(Protocol):
-    """The part of the daemon that reads and cancels jobs, also without an engine."""
-
-    @property
-    def store(self) -> Store: ...
-
-    @property
-    def settings(self) -> Settings: ...
-
-    def live(self, job_id: int) -> LiveJob | None: ...
-
-    def figures(self, job_id: int) -> RunFigures | None: ...
-
-    async def cancel_job(self, job_id: int) -> JobRow: ...
 
 
 class EventStream(StreamingResponse):
@@ -66,37 +60,19 @@ class EventStream(StreamingResponse):
             EventStream.open_now -= 1
 
 
-def jobs_dependency(request: Request) -> JobManager:
-    jobs: JobManager = request.app.state.daemon.running_jobs
-    return jobs
-
-
-def stored_jobs_dependency(request: Request) -> StoredJobs:
-    daemon: StoredJobs = request.app.state.daemon
-    return daemon
+def running_jobs(daemon: Daemon) -> JobManager:
+    return daemon.running_jobs
 
 
 #: For endpoints that start jobs, which needs an engine.
-RunningJobs = Annotated[JobManager, Depends(jobs_dependency)]
-#: For endpoints that only read, or cancel.
-ReadableJobs = Annotated[StoredJobs, Depends(stored_jobs_dependency)]
+RunningJobs = Annotated[JobManager, Depends(running_jobs)]
+
+router = APIRouter(dependencies=[Depends(operator_only)])
 
 
-def build_jobs_router() -> APIRouter:
-    router = APIRouter(dependencies=[Depends(operator_only)])
-    router.add_api_route("/jobs", list_jobs, methods=["GET"])
-    router.add_api_route("/jobs", start_job, methods=["POST"], status_code=HTTPStatus.CREATED)
-    router.add_api_route("/jobs/{job}", show_job, methods=["GET"])
-    router.add_api_route("/jobs/{job}/cancel", cancel_job, methods=["POST"])
-    router.add_api_route("/jobs/{job}/retry", retry_job, methods=["POST"])
-    router.add_api_route("/jobs/{job}/log", job_log, methods=["GET"])
-    router.add_api_route("/jobs/{job}/events", job_events, methods=["GET"])
-    router.add_api_route("/events", all_events, methods=["GET"])
-    return router
-
-
+@router.get("/jobs")
 async def list_jobs(
-    daemon: ReadableJobs,
+    daemon: Daemon,
     limit: Annotated[int, Query(ge=1, le=MAX_JOBS_LISTED)] = 50,
     open_only: Annotated[bool, Query(alias="open")] = False,
     state: JobState | None = None,
@@ -116,7 +92,8 @@ async def list_jobs(
     return await daemon.store.read(query)
 
 
-async def show_job(job: str, daemon: ReadableJobs) -> JobDetails:
+@router.get("/jobs/{job}")
+async def show_job(job: str, daemon: Daemon) -> JobDetails:
     """Show a job, by number, task id, or the beginning of a task id."""
     row = await daemon.store.read(store_jobs.find_job, job)
     figures = daemon.figures(row.id)
@@ -129,28 +106,32 @@ async def show_job(job: str, daemon: ReadableJobs) -> JobDetails:
     )
 
 
+@router.post("/jobs", status_code=HTTPStatus.CREATED)
 async def start_job(request: Request, jobs: RunningJobs) -> StartedJob:
-    """Start a task of the operator's."""
+    """Start a task of the operator's, a task file as JSON. Only callers on this host may name local files."""
     local = is_loopback(caller_address(request))
     task = read_task_file(await request.body(), "the task", may_name_files=local)
     started = await jobs.start_own(task.start(jobs.services.clock()), OPERATOR)
     return StartedJob(job_id=started.job_id, task_id=task.task_id, state=started.state)
 
 
-async def cancel_job(job: str, daemon: ReadableJobs) -> JobSummary:
+@router.post("/jobs/{job}/cancel")
+async def cancel_job(job: str, daemon: Daemon) -> JobSummary:
     """End a job; what is published stays."""
     return await _job_summary(daemon.store, await daemon.cancel_job(await _job_id(daemon.store, job)))
 
 
+@router.post("/jobs/{job}/retry")
 async def retry_job(job: str, jobs: RunningJobs) -> JobSummary:
     """Reopen a failed or cancelled job, while there is time."""
     store = jobs.services.store
     return await _job_summary(store, await jobs.retry(await _job_id(store, job)))
 
 
+@router.get("/jobs/{job}/log")
 async def job_log(
     job: str,
-    daemon: ReadableJobs,
+    daemon: Daemon,
     attempt: Annotated[int | None, Query(ge=1)] = None,
     start: Annotated[str, Query(alias="from", max_length=60)] = "",
     limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 65_536,
@@ -165,13 +146,15 @@ async def job_log(
     return await asyncio.to_thread(read_log_chunk, row, start, limit)
 
 
+@router.get("/events")
 async def all_events(jobs: RunningJobs) -> EventStream:
-    """Server-sent events of all jobs, from now on."""
+    """Follow all jobs by server-sent events: `job` is a whole state, `note` one sentence, `missed` a gap."""
     return _event_stream(jobs, None)
 
 
+@router.get("/jobs/{job}/events")
 async def job_events(job: str, jobs: RunningJobs) -> EventStream:
-    """Server-sent events of one job: its current state, then every change."""
+    """Follow one job by server-sent events: its current state, then every change."""
     return _event_stream(jobs, await _job_id(jobs.services.store, job))
 
 
@@ -222,3 +205,38 @@ async def _job_summary(store: Store, row: JobRow) -> JobSummary:
 
 async def _job_id(store: Store, word: str) -> int:
     return (await store.read(store_jobs.find_job, word)).id
+
+
+# Trainings
+
+
+@router.get("/jobs/{job}/series", response_model=JobSeries)
+async def job_series(job: str, daemon: Daemon) -> Response:
+    """Show the curves of all attempts over their steps (at most 500 points each), their results and the
+    actions of rules."""
+    row = await daemon.store.read(find_job, job)
+    body = await daemon.store.read(training_views.series_json, row, _running(daemon, row))
+    return Response(body, media_type="application/json")
+
+
+@router.get("/jobs/{job}/plan", response_model=PlanDetails)
+async def job_plan(job: str, daemon: Daemon, attempt: Annotated[int | None, Query(ge=1)] = None) -> Response:
+    """Show the plan of an attempt, by default of the newest, beside what was measured."""
+    row = await daemon.store.read(find_job, job)
+    body = await daemon.store.read(training_views.plan_json, row, attempt, _running(daemon, row))
+    return Response(body, media_type="application/json")
+
+
+@router.get("/jobs/{job}/files")
+async def job_files(job: str, daemon: Daemon) -> JobFiles:
+    """List the files of the attempts and the submission, without inputs."""
+    row = await daemon.store.read(find_job, job)
+    folder = job_folder(daemon.settings.data_dir, row.id)
+    artefacts = await asyncio.to_thread(training_views.files_view, folder)
+    return JobFiles(job_id=row.id, artefacts=artefacts)
+
+
+def _running(daemon: OperatorDaemon, row: JobRow) -> FiguresSnapshot | None:
+    """On the event loop, where the worker adds to them; the rest is done in a thread."""
+    figures = daemon.figures(row.id)
+    return figures.snapshot() if figures else None

@@ -1,4 +1,4 @@
-"""The operator's port: its token, metrics and fleet. It listens on loopback by default."""
+"""The guard of the operator's port, and the daemon as its routes see it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,35 @@ import hmac
 import math
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from fastapi import APIRouter, Depends, HTTPException, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST
+from fastapi import Depends, HTTPException, Request
 from pydantic import SecretStr
 
-from miner.api.fleet import FleetStatus
+from miner.alerts.service import AlertService
+from miner.api.jobs import LiveJob
+from miner.chain.auth import Authenticator
+from miner.chain.metagraph_refresh import MetagraphRefresher
+from miner.chain.nonces import NonceLedger
 from miner.fleet.fleet import Fleet
-from miner.fleet.fleet_view import fleet_view
 from miner.fleet.inventory import GpuInventory
+from miner.fleet.sampler import GpuSampler
 from miner.fleet.samples import SampleHistory
+from miner.http.prometheus import DaemonCollector
+from miner.jobs.figures import RunFigures
+from miner.jobs.manager import JobManager
+from miner.notify.notifier import Notifier
+from miner.observe.metrics import Metrics
+from miner.offers.policy_runtime import PolicyRuntime
+from miner.offers.service import OfferService
+from miner.publish.reachable import HubReachability
+from miner.reports.kpis import CurrentKpis
+from miner.settings import Settings
 from miner.settings.values import is_loopback
-from miner.store.offers import task_names
+from miner.store.jobs import JobRow
 from miner.store.store import Store
 from miner.support.addresses import client_network
+from miner.support.clock import SteadyClock
 from miner.support.rate_limits import TokenBuckets
 
 
@@ -65,37 +79,46 @@ def caller_address(request: Request) -> str:
 MAX_ROW = 2**63 - 1
 
 
-def build_operator_router() -> APIRouter:
-    router = APIRouter(dependencies=[Depends(operator_only)])
+class OperatorDaemon(Protocol):
+    """The parts of the daemon that the operator's routes read and change."""
 
-    @router.get("/metrics")
-    async def metrics(request: Request) -> Response:
-        """Prometheus."""
-        await request.app.state.daemon.collector.refresh()
-        return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
-
-    @router.get("/fleet")
-    async def fleet(request: Request, short: bool = False) -> FleetStatus:
-        """Show the GPUs, who has them until when, what they measure, and what waits. With `short`, leave out
-        a cluster's GPUs without a task of ours."""
-        return await fleet_status(request.app.state.daemon, is_short=short)
-
-    return router
-
-
-class MeasuredFleet(Protocol):
-    """The parts of the daemon that its fleet's page shows."""
-
+    settings: Settings
+    hotkey: str
+    started_at: float
+    clock: SteadyClock
+    store: Store
+    metrics: Metrics
+    collector: DaemonCollector
     fleet: Fleet
     inventory: GpuInventory
     samples: SampleHistory
-    store: Store
+    sampler: GpuSampler
+    metagraphs: MetagraphRefresher
+    authenticator: Authenticator
+    nonces: NonceLedger
+    policy_runtime: PolicyRuntime
+    offer_service: OfferService
+    kpis: CurrentKpis
+    alert_service: AlertService
+    notifier: Notifier
+    hub: HubReachability
+    jobs: JobManager | None
 
-    def clock(self) -> float: ...
+    @property
+    def running_jobs(self) -> JobManager: ...
+
+    def live(self, job_id: int) -> LiveJob | None: ...
+
+    def figures(self, job_id: int) -> RunFigures | None: ...
+
+    async def cancel_job(self, job_id: int) -> JobRow: ...
+
+    async def reload_files(self) -> None: ...
 
 
-async def fleet_status(daemon: MeasuredFleet, *, is_short: bool = False) -> FleetStatus:
-    claimed = [claim.key for claim in daemon.fleet.ledger.claims]
-    names = await daemon.store.read(task_names, claimed) if claimed else {}
-    now = daemon.clock()
-    return fleet_view(daemon.fleet, daemon.inventory, daemon.samples, names, now, is_short=is_short)
+def operator_daemon(request: Request) -> OperatorDaemon:
+    daemon: OperatorDaemon = request.app.state.daemon
+    return daemon
+
+
+Daemon = Annotated[OperatorDaemon, Depends(operator_daemon)]

@@ -1,20 +1,35 @@
-"""What the daemon shows of itself: `/status`; and `/overview`, all that the page's first look
-needs, for which one dashboard asks every two seconds."""
+"""The daemon's state on the operator's port: status, overview, fleet, measurements and reports."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sqlite3
 import time
-from collections.abc import Sequence
-from typing import Annotated, Protocol
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 
+from core.domain.units import MetricUnit
 from miner import __version__
 from miner.api.alerts import Alert
 from miner.api.fleet import FleetStatus
-from miner.api.jobs import LiveJob, RunningJob
-from miner.api.reports import Kpi
+from miner.api.jobs import RunningJob
+from miner.api.reports import Kpi, PeriodKind, Report
+from miner.api.samples import (
+    GPU_NUMBERS,
+    HIGHEST,
+    HOST_NUMBERS,
+    ROLLUP_COLUMNS,
+    FleetSamples,
+    GpuHistory,
+    GpuSample,
+    HostSample,
+    SampledNumber,
+)
 from miner.api.status import (
     ChainSummary,
     DaemonStatus,
@@ -24,71 +39,39 @@ from miner.api.status import (
     ReservationCounts,
     TrainingStatus,
 )
-from miner.chain.auth import Authenticator
-from miner.chain.metagraph_refresh import MetagraphRefresher
-from miner.chain.nonces import NonceLedger
-from miner.fleet.fleet import Fleet
-from miner.fleet.inventory import GpuInventory
-from miner.fleet.samples import SampleHistory
-from miner.http.operator import fleet_status, operator_only
+from miner.fleet.fleet_view import fleet_view
+from miner.fleet.samples import KEPT_SECONDS, SampleT
+from miner.http.operator import Daemon, OperatorDaemon, operator_only
 from miner.jobs import views
-from miner.jobs.figures import RunFigures
-from miner.jobs.manager import JobManager
-from miner.notify.notifier import Notifier
+from miner.observe.redact import Redactor
 from miner.offers.past_offers import OfferFilter, stored_offers
-from miner.offers.policy_runtime import PolicyRuntime
-from miner.offers.service import OfferService
 from miner.offers.views import offer_summary
-from miner.publish.reachable import HubReachability
-from miner.reports.kpis import CurrentKpis
+from miner.reports.periods import calendar_period, last_period
 from miner.store import alerts as store_alerts
 from miner.store import jobs as store_jobs
-from miner.store.store import Store
-from miner.support.clock import SteadyClock
+from miner.store.offers import task_names
+from miner.store.samples import HOUR, MINUTE, rollups
 
 SHOWN_JOBS, SHOWN_ENDED, SHOWN_DECISIONS, SHOWN_ALERTS = 50, 5, 20, 50
 #: Points of a job's little curve.
 SPARK_POINTS = 60
+#: The year 2100: calendars end somewhere.
+MAX_MOMENT = 4_102_444_800
+#: Points of one series; more could not be distinguished in a chart.
+MAX_POINTS = 360
+#: A longer time is answered by the hour.
+MAX_HOURS_OF_MINUTES = 6.0
+#: 6,000 rows of eight GPUs; a year of them would be 30 MB, all of it in memory.
+MAX_HOURS = 31.0 * 24
+
+#: A row's values; `asdict` takes five times as long.
+_values = attrgetter(*ROLLUP_COLUMNS)
+
+router = APIRouter(dependencies=[Depends(operator_only)])
 
 
-class ObservedDaemon(Protocol):
-    """The parts of the daemon that the overview shows."""
-
-    hotkey: str
-    started_at: float
-    store: Store
-    fleet: Fleet
-    inventory: GpuInventory
-    samples: SampleHistory
-    metagraphs: MetagraphRefresher
-    policy_runtime: PolicyRuntime
-    offer_service: OfferService
-    kpis: CurrentKpis
-    jobs: JobManager | None
-    clock: SteadyClock
-    authenticator: Authenticator
-    nonces: NonceLedger
-    notifier: Notifier
-    hub: HubReachability
-
-    def live(self, job_id: int) -> LiveJob | None: ...
-
-    def figures(self, job_id: int) -> RunFigures | None: ...
-
-
-def overview_dependency(request: Request) -> ObservedDaemon:
-    daemon: ObservedDaemon = request.app.state.daemon
-    return daemon
-
-
-def build_overview_router() -> APIRouter:
-    router = APIRouter(dependencies=[Depends(operator_only)])
-    router.add_api_route("/status", show_status, methods=["GET"])
-    router.add_api_route("/overview", show_overview, methods=["GET"])
-    return router
-
-
-async def show_status(daemon: Annotated[ObservedDaemon, Depends(overview_dependency)]) -> DaemonStatus:
+@router.get("/status")
+async def show_status(daemon: Daemon) -> DaemonStatus:
     """Show the daemon's own state."""
     graph, reservations = daemon.metagraphs.current, daemon.offer_service.reservations
     own = graph.nodes_by_key.get(daemon.authenticator.miner_key) if graph else None
@@ -124,14 +107,15 @@ async def show_status(daemon: Annotated[ObservedDaemon, Depends(overview_depende
     )
 
 
-async def show_overview(daemon: Annotated[ObservedDaemon, Depends(overview_dependency)]) -> Overview:
+@router.get("/overview")
+async def show_overview(daemon: Daemon) -> Overview:
     """Show whether it is alive and earns: state, indicators, GPUs, jobs, alerts and the last decisions."""
     kpis, fleet = await daemon.kpis.read(), await fleet_status(daemon, is_short=True)
     return await daemon.store.read(_overview, daemon, kpis, fleet)
 
 
 def _overview(
-    db: sqlite3.Connection, daemon: ObservedDaemon, kpis: list[Kpi], fleet: FleetStatus
+    db: sqlite3.Connection, daemon: OperatorDaemon, kpis: list[Kpi], fleet: FleetStatus
 ) -> Overview:
     newest = OfferFilter(most=SHOWN_DECISIONS)
     return Overview(
@@ -149,21 +133,21 @@ def _overview(
     )
 
 
-def _spark(daemon: ObservedDaemon, job_id: int) -> list[float]:
+def _spark(daemon: OperatorDaemon, job_id: int) -> list[float]:
     """The loss of the attempt that runs."""
     figures = daemon.figures(job_id)
     return thinned(figures.curves.columns["loss"]) if figures else []
 
 
-def _engine_names(daemon: ObservedDaemon) -> str | None:
+def _engine_names(daemon: OperatorDaemon) -> str | None:
     return ", ".join(engine.name for engine in daemon.jobs.services.engines.values()) if daemon.jobs else None
 
 
-def _uptime(daemon: ObservedDaemon) -> float:
+def _uptime(daemon: OperatorDaemon) -> float:
     return round(time.time() - daemon.started_at, 1)
 
 
-def _summary(daemon: ObservedDaemon) -> DaemonSummary:
+def _summary(daemon: OperatorDaemon) -> DaemonSummary:
     chain, reservations = daemon.metagraphs.status(), daemon.offer_service.reservations
     return DaemonSummary(
         version=__version__,
@@ -197,3 +181,140 @@ def thinned(values: Sequence[float | None], most: int = SPARK_POINTS) -> list[fl
         return known
     step = (len(known) - 1) / (most - 1)
     return [known[round(step * number)] for number in range(most)]
+
+
+# Fleet
+
+
+@router.get("/metrics")
+async def metrics(daemon: Daemon) -> Response:
+    """Return the metrics for Prometheus."""
+    await daemon.collector.refresh()
+    return Response(daemon.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/fleet")
+async def show_fleet(daemon: Daemon, short: bool = False) -> FleetStatus:
+    """Show the GPUs, who has them until when, what they measure, and what waits. With `short`, leave out a
+    cluster's GPUs without a task of ours."""
+    return await fleet_status(daemon, is_short=short)
+
+
+async def fleet_status(daemon: OperatorDaemon, *, is_short: bool = False) -> FleetStatus:
+    claimed = [claim.key for claim in daemon.fleet.ledger.claims]
+    names = await daemon.store.read(task_names, claimed) if claimed else {}
+    now = daemon.clock()
+    return fleet_view(daemon.fleet, daemon.inventory, daemon.samples, names, now, is_short=is_short)
+
+
+# Measurements
+
+
+@router.get("/samples", response_model=FleetSamples)
+async def show_samples(
+    daemon: Daemon, seconds: Annotated[float, Query(gt=0, le=KEPT_SECONDS)] = KEPT_SECONDS
+) -> Response:
+    """Show the measurements of GPUs and host in the last hour at most, as series of up to 360 points."""
+    history, since = daemon.samples, daemon.clock() - seconds
+    gpus = []
+    for gpu in history.gpus:
+        gpus.append(f"{_text(gpu)}:{_text(_gpu_series(history.since(gpu, since)))}")
+        await asyncio.sleep(0)  # an hour of one GPU takes 4 ms: requests of validators go in between
+    head = {
+        "interval_s": daemon.sampler.interval,
+        "problem": daemon.sampler.problem,
+        "host": _host_series(history.host_since(since)),
+    }
+    return _json(f'{_text(head)[:-1]},"gpus":{{{",".join(gpus)}}}}}')
+
+
+@router.get("/samples/history", response_model=GpuHistory)
+async def show_history(daemon: Daemon, hours: Annotated[float, Query(gt=0, le=MAX_HOURS)] = 24.0) -> Response:
+    """Show the minutes (up to 6 hours) or hours (up to 31 days) of each GPU, from the store."""
+    period = MINUTE if hours <= MAX_HOURS_OF_MINUTES else HOUR
+    since = daemon.clock() - hours * HOUR
+
+    def query(db: sqlite3.Connection) -> Response:
+        gpus: dict[str, list[dict[str, Any]]] = {}
+        for row in rollups(db, period, since - period):
+            gpus.setdefault(row.gpu, []).append(dict(zip(ROLLUP_COLUMNS, _values(row), strict=True)))
+        return _json(_text({"period_s": period, "gpus": gpus}))
+
+    return await daemon.store.read(query)
+
+
+def _gpu_series(samples: Sequence[GpuSample]) -> dict[str, Any]:
+    newest = samples[-1] if samples else None
+    return {
+        **_thinned(samples, GPU_NUMBERS),
+        "throttle": newest and newest.throttle,
+        "ecc_errors": newest and newest.ecc_errors,
+        "xids": [xid for sample in samples for xid in sample.xids],
+        "power_limit_watts": newest and newest.power_limit_watts,
+        "memory_total": newest and newest.memory_total,
+    }
+
+
+def _host_series(samples: Sequence[HostSample]) -> dict[str, Any]:
+    newest = samples[-1] if samples else None
+    return {
+        **_thinned(samples, HOST_NUMBERS),
+        "disk_free_bytes": newest and newest.disk_free_bytes,
+        "disk_free_share": newest and newest.disk_free_share,
+    }
+
+
+def _thinned(samples: Sequence[SampleT], numbers: Iterable[SampledNumber]) -> dict[str, Any]:
+    """Each series with at most `MAX_POINTS` points, each of as many samples, up to the newest: of some the
+    highest value, of others the newest."""
+    size = -(-len(samples) // MAX_POINTS) or 1
+    kept = samples[len(samples) % size :]
+    thinned: dict[str, Any] = {"at": [round(sample.at, 1) for sample in kept[size - 1 :: size]]}
+    for number in numbers:
+        if number.series:
+            values = [getattr(sample, number.name) for sample in kept]
+            if number.unit is MetricUnit.SHARE:
+                values = [None if share is None else round(share, 4) for share in values]
+            parts = [values[place::size] for place in range(size)]
+            has_peaks = number.column in HIGHEST and size > 1
+            thinned[number.series] = list(map(_highest, *parts)) if has_peaks else parts[-1]
+    return thinned
+
+
+def _highest(*values: float | None) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _text(value: Any) -> str:
+    """FastAPI's own encoder would hold the event loop four times as long."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _json(text: str) -> Response:
+    return Response(text, media_type="application/json")
+
+
+# Reports
+
+
+@router.get("/report")
+async def report(
+    daemon: Daemon,
+    period: PeriodKind = PeriodKind.DAILY,
+    at: Annotated[float | None, Query(ge=0, le=MAX_MOMENT, allow_inf_nan=False)] = None,
+) -> Report:
+    """Report the last day, week or month; with `at`, seconds since the epoch, the calendar period around
+    it."""
+    from miner.reports.report import (  # some milliseconds that the start need not take
+        build_report,
+        redacted_report,
+    )
+
+    wanted = last_period(period, daemon.clock()) if at is None else calendar_period(period, at)
+    policy = daemon.policy_runtime.policy.terms
+    redact = Redactor(daemon.settings.secrets())
+
+    def query(connection: sqlite3.Connection) -> Report:
+        return redacted_report(build_report(connection, wanted, policy), redact)
+
+    return await daemon.store.read(query)

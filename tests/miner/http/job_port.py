@@ -13,7 +13,7 @@ import httpx
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from miner.http import errors, jobs, training
+from miner.http import errors, jobs
 from miner.support.rate_limits import RateLimit, TokenBuckets
 from tests.miner.jobs.harness import JobsHarness, open_harness
 
@@ -35,8 +35,7 @@ async def open_port(folder: Path) -> AsyncIterator[Port]:
     async with open_harness(folder) as harness:
         app = FastAPI()
         errors.install_error_handlers(app)
-        app.include_router(jobs.build_jobs_router())
-        app.include_router(training.build_training_router())
+        app.include_router(jobs.router)
         app.state.operator_token = SecretStr(TOKEN)
         app.state.operator_failures = TokenBuckets(RateLimit(1, 100))
         app.state.daemon = SimpleNamespace(

@@ -154,3 +154,12 @@ async def test_prometheus_can_read_the_page_and_finds_what_happened(running: Dae
     assert (values["god_miner_live_nonces",], values["god_miner_pending_writes",]) == (5, 0)
     assert values["god_miner_metagraph_age_seconds",] >= 0
     assert values["process_resident_memory_bytes",] > 0
+
+
+async def test_the_routes_are_described_to_whoever_has_the_token(running: DaemonInProcess) -> None:
+    refused = await running.operator.get("/openapi.json", headers={"authorization": ""})
+    assert refused.status_code == 401
+    schema = (await running.operator.get("/openapi.json")).json()
+    answer = schema["paths"]["/jobs"]["get"]["responses"]["200"]["content"]["application/json"]
+    assert answer["schema"] == {"$ref": "#/components/schemas/JobList"}
+    assert "`JobDetails`" in (await running.operator.get("/docs")).text
