@@ -1,7 +1,7 @@
 """Architectures that the engine's faster kernels are made for.
 
 Each entry computes the same loss and gradients as transformers' own code on a small random model, in Triton's
-interpreter on a CPU (`tests/trainer/axolotl/test_kernels.py`). None has been run on a GPU by us.
+interpreter on a CPU (`tests/trainer/axolotl/test_patches_kernels.py`). None has been run on a GPU by us.
 """
 
 from __future__ import annotations

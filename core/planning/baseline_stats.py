@@ -13,7 +13,7 @@ the search may walk away from it, and without a search it changes nothing. The l
 not grow with those they are added to.
 
 The loss in the file is not read: the trainer scores the base on its own held-out rows, by the validator's
-metric, and recognises a tuned model by that (`trainer.session.rate_search`).
+metric, and recognises a tuned model by that (`trainer.session.learning_rate`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which kernel a crash names, and the plan without it.
 
-What cannot even be loaded is left out in the training process (`trainer.axolotl.kernels`). What fails
+What cannot even be loaded is left out in the training process (`trainer.axolotl.patches`). What fails
 later, mostly in the first step, ends the process: the next attempt does without.
 """
 

@@ -178,9 +178,9 @@ def asked_to_stop_after_the_first_submission() -> None:
 
 def searches_in_few_steps(most: str) -> None:
     """However much time there is for it."""
-    from trainer.session import rate_search
+    from trainer.session import learning_rate
 
-    rate_search.MAX_STEPS = int(most)
+    learning_rate.MAX_STEPS = int(most)
 
 
 def unseeded() -> None:

@@ -21,11 +21,10 @@ from trainer.handoff import LaunchSpec, TrainingOutcome, write_record
 from trainer.session.clock import STOP_GRACE_S
 from trainer.session.control import MicroChange, release_memory, wait_for_gpu
 from trainer.session.ema import MovingAverage, drop_gathered
+from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import SpeedMeter
-from trainer.session.rate_search import Prober
 from trainer.session.session import Scorer, Session
-from trainer.session.snapshots import Snapshots
-from trainer.session.undo import StepUndo
+from trainer.session.undo import Snapshots, StepUndo
 
 #: Beside the engine's own files in a checkpoint folder: what the session needs to resume.
 STATE_FILE, AVERAGE_FILE = "god_miner.json", "god_miner_average.safetensors"

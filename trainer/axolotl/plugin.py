@@ -20,9 +20,8 @@ from core.planning.plan import GrpoPlan, TrainingPlan
 from trainer.axolotl import patches
 from trainer.axolotl.answer_logits import skip_other_logits
 from trainer.axolotl.host import HfHost, SessionCallback, resume_state
-from trainer.axolotl.kernels import leave_out_what_fails
 from trainer.axolotl.micro_batches import MicroBatchSplitter, order_steps
-from trainer.axolotl.patches import add_kl, count_tokens
+from trainer.axolotl.patches import add_kl, count_tokens, leave_out_what_fails
 from trainer.axolotl.prompt_kl import add_prompt_kl
 from trainer.axolotl.scorers import EngineScorer, HeldOutScorer, frozen_base, has_adapter
 from trainer.axolotl.trainers import PairTrainer

@@ -42,9 +42,9 @@ from trainer.environments.sources import (
 from trainer.environments.template_probe import fitting_encoder
 from trainer.errors import BadData
 from trainer.handoff import read_record, write_record
-from trainer.inputs.duplicates import fingerprint_of_ids
 from trainer.inputs.files import RawRow
 from trainer.inputs.instruct import count_learned
+from trainer.inputs.split import fingerprint_of_ids
 from trainer.inputs.text import NO_ANSWER, UNKNOWN, TextTask, drop_reason, require_rows, within_vocabulary
 from trainer.inputs.tokens import LabelledRow, Tokenizer, model_window
 

@@ -49,10 +49,9 @@ from trainer.inputs.dpo_grpo import (
     prompt_rows,
     shorten_prompts,
 )
-from trainer.inputs.duplicates import fingerprint, near_duplicates
 from trainer.inputs.files import RawRow, read_rows, texts_in
 from trainer.inputs.instruct import count_learned, instruct_rows, is_completion, split_completion
-from trainer.inputs.split import hold_out
+from trainer.inputs.split import fingerprint, hold_out, near_duplicates
 from trainer.inputs.tables import write_table
 from trainer.inputs.tokens import (
     IGNORED,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,7 @@ from trainer.handoff import LaunchSpec, TrainingFailure, TrainingOutcome, write_
 from trainer.inputs.corpus import open_rows
 from trainer.inputs.model_loading import block_imports
 from trainer.native import checkpoints, speed
-from trainer.native.batches import BatchLayout, SampleOrder, TokenBatch, TokenRows
+from trainer.native.batches import BatchLayout, MicroBatch, SampleOrder, TokenBatch, TokenRows
 from trainer.native.checkpoints import BadCheckpoint, Saver, TrainingPosition
 from trainer.native.distributed import NativeCommunicator, join_process_group, shard, shard_mesh
 from trainer.native.evaluation import HeldOutLoss, with_base_preferences
@@ -46,15 +46,14 @@ from trainer.native.model import (
     without_adapters,
 )
 from trainer.native.optimizer import Stepper
-from trainer.native.prober import NativeProber
 from trainer.session.clock import STOP_GRACE_S
 from trainer.session.control import MicroChange, release_memory
 from trainer.session.ema import MovingAverage, drop_gathered
 from trainer.session.failures import exit_with_failure, record_uncaught
+from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import ProgressLog, SpeedMeter, with_tensorboard
-from trainer.session.rate_search import Prober
 from trainer.session.session import Scorer, Session, session_of
-from trainer.session.snapshots import Snapshots
+from trainer.session.undo import Snapshots, StepUndo
 from trainer.session.watchdog import (
     HangWatchdog,
     dump_stacks_on_request,
@@ -422,3 +421,44 @@ def save(trainer: Trainer) -> None:
     trainer.position = replace(trainer.position, session=session.state())
     trainer.saver.save(trainer.stepper, trainer.position, on_written, trainer.host.average)
     session.clock.saved(time.monotonic() - began)
+
+
+class NativeProber:
+    """Makes the steps that the training would begin with. The order of rows is a function of the step, and
+    the loader is made later, so neither has anything to undo."""
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        rows: TokenRows,
+        order: SampleOrder,
+        ranks: NativeCommunicator,
+        states: Snapshots,
+    ) -> None:
+        self._stepper, self._rows, self._order, self._ranks = stepper, rows, order, ranks
+        self._states = states
+        self._before: StepUndo | None = None
+        self._coming: Iterator[list[MicroBatch]] = iter(())
+        self._steps: list[list[MicroBatch]] = []
+
+    def begin(self) -> bool:
+        self._before = StepUndo.of(self._states, self._stepper.masters.parts)
+        self._coming = self._order.for_rank(self._ranks.rank)
+        return self._before is not None
+
+    def step(self, factor: float, place: int) -> float:
+        while place >= len(self._steps):
+            self._steps.append(next(self._coming))
+        loss = self._stepper.step(self._rows.batches(self._steps[place]), factor).loss
+        self._ranks.heartbeat()
+        return loss
+
+    def restore(self) -> None:
+        assert self._before is not None
+        self._before.restore()
+        self._stepper.masters.restart()
+
+    def end(self) -> None:
+        assert self._before is not None
+        self._before.end()
+        self._before, self._coming, self._steps = None, iter(()), []

@@ -25,10 +25,18 @@ from trainer.handoff import LaunchSpec, TrainingOutcome
 from trainer.session.clock import EVAL_SHARE, STOP_GRACE_S, BestScore, RunClock, StepOrders
 from trainer.session.control import ControlFile, Controls, MicroChange
 from trainer.session.failures import NotANumber
-from trainer.session.learning_rate import PlateauFactor, ScheduleProgress, rate_factor
+from trainer.session.learning_rate import (
+    SAMPLED_NOISE,
+    LrSearch,
+    PlateauFactor,
+    Probe,
+    Prober,
+    ScheduleProgress,
+    is_tuned,
+    rate_factor,
+)
 from trainer.session.progress_log import ProgressLog, SpeedReading
 from trainer.session.ranks import Communicator
-from trainer.session.rate_search import SAMPLED_NOISE, LrSearch, Probe, Prober, is_tuned
 from trainer.session.submission import Submission
 from trainer.session.watchdog import StopFile
 

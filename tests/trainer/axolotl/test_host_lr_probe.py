@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from trainer.axolotl.host import HfProber
-from trainer.session import snapshots
+from trainer.session import undo
 from trainer.session.ranks import Communicator
-from trainer.session.snapshots import Snapshots
+from trainer.session.undo import Snapshots
 
 BATCHES, ACCUMULATION = 6, 2
 
@@ -158,6 +158,6 @@ def test_a_sampler_with_a_generator_of_its_own_begins_where_it_would_have() -> N
 def test_where_there_is_no_room_for_a_copy_of_the_weights_nothing_is_probed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(snapshots, "free_memory", lambda: 0)
+    monkeypatch.setattr(undo, "free_memory", lambda: 0)
     monkeypatch.setattr(Snapshots, "_disk_free", lambda self: 0)
     assert prober_of(Trainer("adamw")).begin() is False

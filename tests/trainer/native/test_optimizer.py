@@ -19,8 +19,7 @@ from trainer.native import model as nets
 from trainer.native import optimizer
 from trainer.native.batches import IGNORED, BatchLayout, SampleOrder, TokenRows
 from trainer.native.loader import BatchLoader
-from trainer.native.master_weights import MasterWeights
-from trainer.native.optimizer import NoOptimizer, Stepper
+from trainer.native.optimizer import MasterWeights, NoOptimizer, Stepper
 
 pytestmark = pytest.mark.small
 

@@ -20,9 +20,9 @@ from tests.core.builders import plan
 from trainer.handoff import TrainingOutcome
 from trainer.session.clock import RunClock
 from trainer.session.control import MicroChange
+from trainer.session.learning_rate import Prober
 from trainer.session.progress_log import ProgressLog
 from trainer.session.ranks import Communicator
-from trainer.session.rate_search import Prober
 from trainer.session.session import Session
 from trainer.session.submission import Submission
 

@@ -16,8 +16,7 @@ from core.planning.plan import LrSearchPlan
 from core.runs.progress import NoteEvent, SubmissionEvent
 from tests.doubles.each import each
 from tests.trainer.session.simulated import Simulation, Time, plan_of
-from trainer.session.ranks import Communicator
-from trainer.session.rate_search import (
+from trainer.session.learning_rate import (
     MAX_STEPS,
     MIN_STEPS,
     RUNG,
@@ -28,6 +27,7 @@ from trainer.session.rate_search import (
     is_tuned,
     probe_rate_factor,
 )
+from trainer.session.ranks import Communicator
 
 #: Where the slope's training ends, and how far away it begins.
 AIM = 3.0

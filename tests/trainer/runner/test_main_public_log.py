@@ -15,7 +15,7 @@ from core.runs.progress import NoteEvent, StageEvent, StepEvent, SubmissionEvent
 from core.runs.run_files import RunEnd, RunSpec, TrainerExitCode
 from tests.trainer.runner import test_main
 from tests.trainer.runner.test_main import exit_of, run_in, submit
-from trainer.runner.public_log import LOG_FILE, error_line
+from trainer.runner.main import LOG_FILE, error_line
 from trainer.session.progress_log import ProgressLog
 
 this_process_is_left_alone = test_main.this_process_is_left_alone

@@ -11,8 +11,7 @@ import torch
 from core.domain.choices import Attention, LrSchedule, Optimizer
 from core.planning.plan import LrSearchPlan, PrecisionPlan, TrainingPlan
 from tests.trainer.native import tiny
-from trainer.native.prober import NativeProber
-from trainer.native.train import Trainer, run_loop
+from trainer.native.train import NativeProber, Trainer, run_loop
 
 pytestmark = pytest.mark.small
 

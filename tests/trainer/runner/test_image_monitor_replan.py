@@ -8,7 +8,7 @@ from core.domain.choices import Engine, LrSchedule, Optimizer
 from core.domain.tasks import ImageModelType
 from core.planning.plan import ImagePlan, OptimizerPlan, StepsPlan, TrainingPlan
 from tests.core.recipes.cases import image_plan
-from trainer.runner.image_replan import (
+from trainer.runner.image_monitor import (
     Measured,
     rate_at,
     replan,

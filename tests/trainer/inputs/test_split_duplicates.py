@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.inputs import duplicates
-from trainer.inputs.duplicates import fingerprint, near_duplicates
+from trainer.inputs import split
+from trainer.inputs.split import fingerprint, near_duplicates
 
 
 def sequences(count: int, seed: int = 0, length: int = 120) -> list[list[int]]:
@@ -70,7 +70,7 @@ def test_rows_read_in_parts_give_the_same_clusters(monkeypatch: pytest.MonkeyPat
     rows, chance = sequences(300), random.Random(3)
     rows += [changed(row, 6, chance) for row in rows[:100]]
     whole = clusters(rows)
-    monkeypatch.setattr(duplicates, "_CHUNK", 37)
+    monkeypatch.setattr(split, "_CHUNK", 37)
     assert clusters(rows) == whole
 
 

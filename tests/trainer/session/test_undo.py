@@ -15,9 +15,9 @@ from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
 from tests.trainer.session.test_ema_sharded import average_of, logits, trained
 from tests.trainer.sharding import split, together
-from trainer.session import snapshots
+from trainer.session import undo
 from trainer.session.ranks import Communicator, communicator
-from trainer.session.snapshots import Snapshots
+from trainer.session.undo import Snapshots
 
 GB = 10**9
 
@@ -37,8 +37,8 @@ def filled(trained_weights: dict[str, torch.Tensor], value: float) -> None:
 @pytest.fixture(params=["memory", "files"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name: str = request.param
-    monkeypatch.setattr(snapshots, "free_memory", lambda: 100 * GB if name == "memory" else 0)
-    monkeypatch.setattr(snapshots, "is_in_memory", lambda folder: False)
+    monkeypatch.setattr(undo, "free_memory", lambda: 100 * GB if name == "memory" else 0)
+    monkeypatch.setattr(undo, "is_in_memory", lambda folder: False)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=100 * GB))
     return name
 
@@ -70,7 +70,7 @@ def test_without_room_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     large = {"large": torch.zeros(GB, device="meta")}
     store = Snapshots(large, tmp_path, Communicator())
     free = {"memory": 4 * 4 * GB - 1, "disk": 4 * 4 * GB - 1}
-    monkeypatch.setattr(snapshots, "free_memory", lambda: free["memory"])
+    monkeypatch.setattr(undo, "free_memory", lambda: free["memory"])
     monkeypatch.setattr(Snapshots, "_disk_free", lambda self: free["disk"])
     assert not store.keep()
     small = Snapshots(weights(), tmp_path, Communicator())
@@ -83,7 +83,7 @@ def test_without_room_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_disk_that_is_full_after_all_costs_the_state_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "free_memory", lambda: 0)
+    monkeypatch.setattr(undo, "free_memory", lambda: 0)
     monkeypatch.setattr(Snapshots, "_disk_free", lambda self: 100 * GB)
     store = Snapshots(weights(), tmp_path / "full", Communicator())  # there is no such folder
     assert not store.keep()
@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_after_all_costs_the_state_and_not_the_training(
 def test_memory_that_is_taken_after_all_costs_the_state_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "free_memory", lambda: 100 * GB)
+    monkeypatch.setattr(undo, "free_memory", lambda: 100 * GB)
 
     def to(self: torch.Tensor, *arguments: object, **named: object) -> torch.Tensor:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")

@@ -19,7 +19,7 @@ from core.models.kernels import LIGER_PARTS, LORA_KERNELS, LigerPart
 from core.recipes.axolotl.recipe import LIGER_PLUGIN
 from core.recipes.axolotl.rules import LORA_KERNELS as LORA_KEYS
 from tests.trainer import tiny
-from trainer.axolotl.kernels import (
+from trainer.axolotl.patches import (
     do_without_liger,
     do_without_lora_kernels,
     leave_out_what_fails,

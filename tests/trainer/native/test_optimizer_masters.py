@@ -20,11 +20,12 @@ from tests.trainer.forks import ForkServer
 from tests.trainer.native import tiny
 from tests.trainer.native.allocated import bytes_allocated
 from tests.trainer.sharding import together
-from trainer.native import checkpoints, master_weights
+from trainer.native import checkpoints
+from trainer.native import optimizer as optimizer_module
 from trainer.native.checkpoints import BadCheckpoint
 from trainer.native.distributed import NativeCommunicator
 from trainer.native.loader import BatchLoader
-from trainer.native.master_weights import MasterWeights
+from trainer.native.optimizer import MasterWeights
 from trainer.native.train import Trainer, resume, save
 from trainer.session.ema import own_part, rounded
 
@@ -130,7 +131,7 @@ def test_an_update_takes_no_more_than_a_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, master: bool
 ) -> None:
     block = 8192
-    for module in (master_weights, persistent):
+    for module in (optimizer_module, persistent):
         monkeypatch.setattr(module, "UPDATE_BLOCK", block)
     monkeypatch.chdir(tmp_path)
     tiny.model_folder(tmp_path / "model", **SHAPE)
@@ -281,6 +282,6 @@ def test_with_masters_blocks_of_any_size_learn_the_same(
 ) -> None:
     changes = {"precision": BF16, "optimizer": with_optimizer(name, master=True)}
     _, at_once = weights_after(tmp_path, 4, **changes)
-    monkeypatch.setattr(master_weights, "UPDATE_BLOCK", 100)
+    monkeypatch.setattr(optimizer_module, "UPDATE_BLOCK", 100)
     _, by_blocks = weights_after(tmp_path, 4, **changes)
     assert all(map(torch.equal, at_once, by_blocks))

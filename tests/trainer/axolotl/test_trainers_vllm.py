@@ -10,7 +10,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from tests.trainer import tiny
 from tests.trainer.sharding import adapted
-from trainer.axolotl.vllm_weights import fresh_weights, merged_weights
+from trainer.axolotl.trainers import fresh_weights, merged_weights
 
 
 class Engine:

@@ -9,8 +9,8 @@ import pytest
 
 from core.domain.tasks import ImageModelType
 from trainer.errors import BadModel
-from trainer.runner import image_files as module
-from trainer.runner.image_files import hub_cache, image_files, resolve_model_path
+from trainer.runner import image_runner as module
+from trainer.runner.image_runner import hub_cache, image_files, resolve_model_path
 
 
 def put(path: Path, size: int = 1) -> Path:
