@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,25 +105,17 @@ def build(
 ) -> None:
     """Build images from dockerfiles/ and pin them until the next build."""
     from miner.backends.docker.client import docker_client
-    from miner.backends.docker.images import IMAGE_KINDS, TrainerImages, source_root
-    from miner.backends.docker.images import build_image as build_one
+    from miner.backends.docker.images import IMAGE_KINDS, ImageBuild, TrainerImages, build_image, source_root
 
     settings = load_settings()
     root = context.resolve() if context else source_root()
     images = TrainerImages(settings)
+    build = ImageBuild(root, parse_build_arguments(argument or []), network)
     pins = {}
     with closing(docker_client(settings)) as client:
         for short in which or IMAGE_KINDS:
             images.name(short)
-            pin = build_one(
-                client,
-                images,
-                short,
-                root=root,
-                arguments=parse_build_arguments(argument or []),
-                network=network,
-                on_line=lambda line: echo(line, err=True),
-            )
+            pin = build_image(client, images, short, build, on_line=partial(echo, err=True))
             pins[short] = {"name": pin.name, "id": pin.id, "source": pin.source}
             if not as_json:
                 echo(f"{short}: {pin.name} is {pin.id}")

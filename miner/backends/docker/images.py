@@ -137,28 +137,35 @@ def source_hash(root: Path, kind: ImageKind) -> str:
     return digest.hexdigest()[:16]
 
 
+@dataclass(frozen=True, slots=True)
+class ImageBuild:
+    """A checkout to build from, and how."""
+
+    root: Path
+    arguments: Mapping[str, str]
+    #: Docker's own choice if None.
+    network: str | None = None
+
+
 def build_image(
     client: DockerClient,
     images: TrainerImages,
     short: str,
-    *,
-    root: Path,
-    arguments: Mapping[str, str],
-    network: str | None = None,
-    on_line: Callable[[str], None] = lambda line: None,
+    build: ImageBuild,
+    on_line: Callable[[str], None],
 ) -> ImagePin:
     """Build and pin an image. Blocking: minutes the first time. A failed build leaves the pin alone."""
     name, kind = images.name(short), IMAGE_KINDS[short]
-    source = source_hash(root, kind)
+    source = source_hash(build.root, kind)
 
     def work(api: Any) -> str:
         lines = api.build(
-            path=str(root),
+            path=str(build.root),
             dockerfile=f"{DOCKERFILES_FOLDER}/{kind.dockerfile}",
             tag=name,
-            buildargs=dict(arguments),
+            buildargs=dict(build.arguments),
             labels={SOURCE_LABEL: source},
-            network_mode=network,
+            network_mode=build.network,
             rm=True,
             # A failed build would leave its container behind.
             forcerm=True,
