@@ -1,4 +1,4 @@
-"""Check a folder with plain safetensors, transformers and peft, knowing nothing of this project."""
+"""Check a folder as a stranger to this project would: with plain safetensors, transformers and peft."""
 
 from __future__ import annotations
 
