@@ -16,7 +16,6 @@ from miner.cli import (
     backtest,
     chain,
     config,
-    dashboard,
     dev,
     doctor,
     environments,
@@ -46,7 +45,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(run.run)
-app.command()(dashboard.dashboard)
+app.command()(run.dashboard)
 app.command()(plan.plan)
 app.command()(submission.publish)
 app.command(name="eval")(train.evaluate)

@@ -42,20 +42,27 @@ def check(which: Which = None, as_json: AsJson = False) -> None:
     settings = load_settings()
     looks = _inspect_images(settings, which)
     needed = set(which) if which else _needed_images(settings)
-    found = []
-    for look in looks:
-        problem = _problem(settings, look)
-        usable = problem is None
-        found.append({**look.as_dict(), "usable": usable, "needed": look.short in needed, "problem": problem})
+    problems = {look.short: _problem(settings, look) for look in looks}
+    unusable = {short for short, problem in problems.items() if problem is not None}
     if as_json:
-        echo_json(found)
+        echo_json(
+            [
+                {
+                    **look.as_dict(),
+                    "usable": look.short not in unusable,
+                    "needed": look.short in needed,
+                    "problem": problems[look.short],
+                }
+                for look in looks
+            ]
+        )
     else:
-        for image in found:
-            use = "" if image["needed"] else " (the policy accepts no task for it)"
-            echo(f"{image['short']}: {image['name']}: {image['problem'] or image['text']}{use}")
-            if image["fix"] and image["needed"]:
-                echo(f"  → {image['fix']}")
-    if not all(image["usable"] or not image["needed"] for image in found):
+        for look in looks:
+            use = "" if look.short in needed else " (the policy accepts no task for it)"
+            echo(f"{look.short}: {look.name}: {problems[look.short] or look.text}{use}")
+            if look.fix and look.short in needed:
+                echo(f"  → {look.fix}")
+    if unusable & needed:
         raise typer.Exit(1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,18 +27,18 @@ Images = Annotated[str | None, typer.Option("--image", help="Type of an image mo
 def list_models(as_json: AsJson = False) -> None:
     """List cached models: size, last use, and which jobs need them."""
     cache = _cache(load_settings())
-    rows = [_snapshot_as_json(cache, one) for one in (*cache.snapshots(), *cache.unfinished())]
-    rows.sort(key=lambda row: row["used_at"], reverse=True)
-    total = sum(row["bytes"] for row in rows)
+    models = sorted((*cache.snapshots(), *cache.unfinished()), key=attrgetter("used_at"), reverse=True)
+    total = sum(model.bytes for model in models)
     if as_json:
-        found = {"folder": str(cache.folder), "bytes": total, "quota": int(cache.quota), "models": rows}
-        echo_json(found)
+        rows = [_as_json(cache, model) for model in models]
+        echo_json({"folder": str(cache.folder), "bytes": total, "quota": int(cache.quota), "models": rows})
         return
-    for row in rows:
-        commit = row["commit"][:10] if row["commit"] else "unfinished"
-        jobs = f"  needed by job {', '.join(map(str, row['jobs']))}" if row["jobs"] else ""
-        echo(f"{_size(row['bytes']):>10}  {_ago(row['used_at']):>14}  {row['model']} {commit}{jobs}")
-    echo(f"{_size(total):>10}  of {_size(cache.quota)} (MODEL_CACHE_BYTES) in {cache.folder}")
+    for model in models:
+        commit = model.commit[:10] if model.commit else "unfinished"
+        numbers = cache.leases.by_model().get(model.model, [])
+        jobs = f"  needed by job {', '.join(map(str, numbers))}" if numbers else ""
+        echo(f"{show_bytes(model.bytes):>10}  {_ago(model.used_at):>14}  {model.model} {commit}{jobs}")
+    echo(f"{show_bytes(total):>10}  of {show_bytes(cache.quota)} (MODEL_CACHE_BYTES) in {cache.folder}")
 
 
 @app.command()
@@ -91,9 +92,9 @@ def prune(
         echo_json({"removed": not dry_run, "models": rows})
         return
     for one in gone:
-        echo(f"{_size(one.bytes):>10}  {one.model} {(one.commit or 'unfinished')[:10]}")
+        echo(f"{show_bytes(one.bytes):>10}  {one.model} {(one.commit or 'unfinished')[:10]}")
     what = "would be removed" if dry_run else "removed"
-    echo(f"{_size(sum(one.bytes for one in gone)):>10}  {what}")
+    echo(f"{show_bytes(sum(one.bytes for one in gone)):>10}  {what}")
     for model in sorted(set(models or ()) - {one.model for one in gone}):
         echo(f"{model} is not in the cache, or a job needs it: see `god-miner models list`", err=True)
 
@@ -107,7 +108,7 @@ async def _fetch(settings: Settings, model: str, kind: Any, redact: Any, quiet: 
         nonlocal printed_at
         if not quiet and time.monotonic() - printed_at > 2:
             printed_at = time.monotonic()
-            echo(f"{_size(did)} of {_size(total) if total else '?'}", err=True)
+            echo(f"{show_bytes(did)} of {show_bytes(total) if total else '?'}", err=True)
 
     done = await JobInputs(settings, redact).fetch_model(model, kind, show)
     return done.path, done.facts
@@ -119,14 +120,10 @@ def _cache(settings: Settings) -> ModelCache:
     return ModelCache(settings.model_cache_dir, settings.model_cache_bytes, settings.min_free_disk_bytes)
 
 
-def _snapshot_as_json(cache: ModelCache, one: CachedModel) -> dict[str, Any]:
+def _as_json(cache: ModelCache, one: CachedModel) -> dict[str, Any]:
     jobs = cache.leases.by_model().get(one.model, [])
     row = {"model": one.model, "commit": one.commit, "bytes": one.bytes, "used_at": one.used_at}
     return {**row, "path": str(one.path), "jobs": jobs}
-
-
-def _size(count: float) -> str:
-    return show_bytes(count)
 
 
 def _ago(at: float) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -37,6 +38,26 @@ class PlanTarget(NamedTuple):
     profile: LoadedProfile
     #: One line each: the host, and why this profile.
     why: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """The task to plan, and the facts about its model and data."""
+
+    kind: TaskType
+    image: ImageModelType | None
+    hours: float
+    #: Parameters that the operator stated.
+    params: int | None
+    model: ModelFacts
+    data: DatasetFacts
+
+    def plan(self, hardware: Hardware, profile: LoadedProfile) -> TrainingPlan:
+        from core.planning.plan import TaskSpec
+        from core.planning.planner import plan_task, usable_hours
+
+        task = TaskSpec(task_type=self.kind, hours=usable_hours(self.hours), image_type=self.image)
+        return plan_task(task, self.model, self.data, hardware, profile, stated_params=self.params)
 
 
 Model = Annotated[str, typer.Option(help="Name of a model, or a directory with its config.json.")]
@@ -114,68 +135,50 @@ def plan(
     Exit code 1 when the task cannot be done.
     """
     kind, image = _parse_task(task_type, model, image_type)
-    facts = _model_facts(model, params, image)
     data = _dataset_facts(kind, image, rows, dataset, hours)
-
+    stated = _parse_params(params)
+    task = PlannedTask(kind, image, hours, stated, _model_facts(model, stated, image), data)
     target = _plan_target(gpus, cpu_cores, memory, profile, directories)
-
-    def planned(by: LoadedProfile, hardware: Hardware = target.hardware) -> TrainingPlan:
-        return _make_plan(kind, image, hours, facts, data, hardware, by, params)
-
-    found = planned(target.profile)
+    made = task.plan(target.hardware, target.profile)
     if against is not None:
-        is_plan = against.endswith(".json")
-        before = _read_plan(Path(against)) if is_plan else planned(load_profile_from(against, directories))
-        _print_comparison(before, found, as_json)
+        _print_comparison(_plan_before(against, task, target, directories), made, as_json)
     elif as_json:
-        echo(found.to_json())
+        echo(made.to_json())
     else:
         for line in target.why:
             typer.echo(line)
         from miner.cli.render.plan import plan_pages
 
-        print_pages(plan_pages(found, list(_plans_on_fewer(found, target, planned))))
+        print_pages(plan_pages(made, list(_plans_on_fewer(made, task, target))))
     if write is not None:
         from miner.cli.render.plan import write_plan
 
-        for file in write_plan(found, write):
+        for file in write_plan(made, write):
             typer.echo(f"wrote {file}", err=True)
-    raise typer.Exit(0 if found.verdict.feasible else 1)
+    raise typer.Exit(0 if made.verdict.feasible else 1)
 
 
-def _plans_on_fewer(
-    found: TrainingPlan, target: PlanTarget, planned: Callable[[LoadedProfile, Hardware], TrainingPlan]
-) -> Iterator[TrainingPlan]:
+def _plans_on_fewer(made: TrainingPlan, task: PlannedTask, target: PlanTarget) -> Iterator[TrainingPlan]:
     """Yield the plans for fewer GPUs of one node, the largest number first."""
     from core.planning.search.gpu_count import node_counts
 
     gpus = target.hardware.gpus
-    counts = [count for count in node_counts(gpus.per_node) if count < found.gpus.count]
-    for count in reversed(counts if found.gpus.nodes == 1 else []):
-        plan = planned(target.profile, target.hardware.model_copy(update={"gpus": gpus.take(count)}))
+    counts = [count for count in node_counts(gpus.per_node) if count < made.gpus.count]
+    for count in reversed(counts if made.gpus.nodes == 1 else []):
+        plan = task.plan(target.hardware.model_copy(update={"gpus": gpus.take(count)}), target.profile)
         if not plan.verdict.feasible:
             return
         if plan.gpus.count == count:
             yield plan
 
 
-def _make_plan(
-    kind: TaskType,
-    image: ImageModelType | None,
-    hours: float,
-    facts: ModelFacts,
-    data: DatasetFacts,
-    hardware: Hardware,
-    loaded: LoadedProfile,
-    params: str | None,
+def _plan_before(
+    against: str, task: PlannedTask, target: PlanTarget, directories: list[Path] | None
 ) -> TrainingPlan:
-    from core.planning.plan import TaskSpec
-    from core.planning.planner import plan_task as make
-    from core.planning.planner import usable_hours
-
-    task = TaskSpec(task_type=kind, hours=usable_hours(hours), image_type=image)
-    stated = parse_params(params) if params else None
-    return make(task, facts, data, hardware, loaded, stated_params=stated)
+    """Return the plan to compare with: a written one, or the one by another profile."""
+    if against.endswith(".json"):
+        return _read_plan(Path(against))
+    return task.plan(target.hardware, load_profile_from(against, directories))
 
 
 def _parse_task(word: str, model: str, image_type: str | None) -> tuple[TaskType, ImageModelType | None]:
@@ -196,13 +199,16 @@ def _parse_task(word: str, model: str, image_type: str | None) -> tuple[TaskType
     return kind, ImageModelType(image_type)
 
 
-def _model_facts(name: str, params: str | None, image: ImageModelType | None) -> ModelFacts:
-    from core.models.identify import facts_from_config, facts_from_name
-
+def _parse_params(params: str | None) -> int | None:
     try:
-        stated = parse_params(params) if params else None
+        return parse_params(params) if params else None
     except ValueError as error:
         raise ConfigError("plan", [Problem("--params", params or "", str(error))]) from None
+
+
+def _model_facts(name: str, stated: int | None, image: ImageModelType | None) -> ModelFacts:
+    from core.models.identify import facts_from_config, facts_from_name
+
     config = Path(name) / "config.json"
     if image is None and config.is_file():
         return facts_from_config(read_json_object(config), name, stated)
@@ -256,18 +262,14 @@ def _plan_target(
             chosen = ChosenName(found.profile.name, found.why_profile)
             why = inactive_text("profile", loaded.name, found.profile.name, chosen)
     hardware = here or Hardware(gpus=parse_gpus(gpus or loaded.hardware or DEFAULT_GPUS))
-    return _target_on_host(hardware, settings, here is not None, cpu_cores, memory, loaded, why)
+    hardware, host = _on_host(hardware, settings, here is not None, cpu_cores, memory)
+    return PlanTarget(hardware, loaded, (host, why))
 
 
-def _target_on_host(
-    hardware: Hardware,
-    settings: Settings,
-    is_here: bool,
-    cpu_cores: int | None,
-    memory: str | None,
-    loaded: LoadedProfile,
-    why: str,
-) -> PlanTarget:
+def _on_host(
+    hardware: Hardware, settings: Settings, is_here: bool, cpu_cores: int | None, memory: str | None
+) -> tuple[Hardware, str]:
+    """Return the hardware with its host's cores and memory, and a line that describes it."""
     from miner.fleet.fleet_file import follow_fleet_file
 
     update: dict[str, Any] = {}
@@ -287,7 +289,7 @@ def _target_on_host(
     if assumed:
         how = f" ({' and '.join(shown[name] for name in assumed)} assumed)"
     host = f"host: {whole.gpus}, {whole.cpu_cores} cores, {show_bytes(whole.memory_bytes)}"
-    return PlanTarget(whole, loaded, (f"{host}{how}", why))
+    return whole, f"{host}{how}"
 
 
 def _print_comparison(before: TrainingPlan, after: TrainingPlan, as_json: bool) -> None:

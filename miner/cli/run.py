@@ -1,4 +1,6 @@
-"""`god-miner run`: the daemon, or with --task one task of the operator's own, followed to its end."""
+"""`god-miner run`: the daemon, or with --task one task of the operator's own, followed to its end.
+`god-miner dashboard`: the operator's page.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +46,18 @@ def run(
     from miner.server import run_daemon as serve
 
     raise typer.Exit(serve(settings))
+
+
+def dashboard() -> None:
+    """Serve the operator's page until a signal ends it: on http://127.0.0.1:7997, for the daemon of this
+    machine or those of DASHBOARD_DAEMONS. It is a process of its own and needs no daemon to start."""
+    from miner.observe import logs
+
+    settings = load_settings()
+    logs.configure(settings)
+    from miner.dashboard.server import serve_dashboard
+
+    serve_dashboard(settings)
 
 
 def _run_task(settings: Settings, file: Path, as_json: bool) -> int:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from core.domain.errors import ConfigError, Problem
-from miner.cli import options
-from miner.cli.options import AsJson, load_settings
+from miner.cli.options import AsJson, complete_profiles, load_settings
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ Mode = Annotated[ModeName, typer.Option(help="Objective of the training.")]
 Hours = Annotated[float, typer.Option(min=0.01, help="Hours after which everything ends.")]
 Profile = Annotated[
     str,
-    typer.Option(help="Name or path of a tuning profile.", autocompletion=options.complete_profiles),
+    typer.Option(help="Name or path of a tuning profile.", autocompletion=complete_profiles),
 ]
 Sets = Annotated[
     list[str] | None,
@@ -97,12 +96,35 @@ def native(
     ] = None,
     as_json: EventsAsJson = False,
 ) -> None:
-    """Train a model here with the native trainer: supervised, on preferences, or on plain text."""
+    """Train a model here with the native trainer: supervised, on preferences, or on plain text.
+
+    Without --model and --data the run in the directory is resumed. A plan.json there is followed."""
+    from miner.jobs import native_runs
+
     python = _training_python()
     folder = folder.resolve()
     if params is not None:
         model = _make_base_model(python, folder, params, tokenizer, length)
-    run = _make_or_resume_run(folder, model, data, mode, hours, profile, sets, natives, columns, kl)
+    if model is None and data is None:
+        run = native_runs.resume_run(folder)
+    elif model is None or data is None:
+        missing = "--model" if model is None else "--data"
+        raise ConfigError("train", [Problem(missing, "", "a new run needs both a model and data")])
+    else:
+        parse, plan = native_runs.parse_pairs, folder / "plan.json"
+        options = native_runs.NativeRunOptions(
+            mode=native_runs.NativeMode(mode),
+            model=model,
+            data=data,
+            hours=hours,
+            profile=profile,
+            targets=parse(sets or [], "--set"),
+            settings=parse(natives or [], "--native"),
+            columns={key: str(value) for key, value in parse(columns or [], "--column").items()},
+            plan=plan if plan.is_file() else None,
+            kl=kl,
+        )
+        run = native_runs.make_run(folder, options)
     if sbatch is not None:
         from miner.backends.slurm.backend import own_job
 
@@ -135,42 +157,6 @@ def _training_python() -> Path:
     from miner.backends.environment import training_interpreter
 
     return Path(training_interpreter(load_settings()).path)
-
-
-def _make_or_resume_run(
-    folder: Path,
-    model: Path | None,
-    data: Path | None,
-    mode: ModeName,
-    hours: float,
-    profile: str,
-    sets: list[str] | None,
-    natives: list[str] | None,
-    columns: list[str] | None,
-    kl: float | None,
-) -> RunSpec:
-    """Resume the run in this directory if neither model nor data are named; follow a plan.json beside it."""
-    from miner.jobs.native_runs import NativeMode, NativeRunOptions, make_run, parse_pairs, resume_run
-
-    if model is None and data is None:
-        return resume_run(folder)
-    if model is None or data is None:
-        missing = "--model" if model is None else "--data"
-        raise ConfigError("train", [Problem(missing, "", "a new run needs both a model and data")])
-    plan = folder / "plan.json"
-    wishes = NativeRunOptions(
-        mode=NativeMode(mode),
-        model=model,
-        data=data,
-        hours=hours,
-        profile=profile,
-        targets=parse_pairs(sets or [], "--set"),
-        settings=parse_pairs(natives or [], "--native"),
-        columns={key: str(value) for key, value in parse_pairs(columns or [], "--column").items()},
-        plan=plan if plan.is_file() else None,
-        kl=kl,
-    )
-    return make_run(folder, wishes)
 
 
 def _make_base_model(python: Path, folder: Path, params: str, tokenizer: Path | None, length: int) -> Path:

@@ -286,7 +286,7 @@ class ValidatorClient:
 
     async def health(self) -> Exchange:
         """Ask without a signature, as a supervisor does."""
-        return await self._send("health", "GET", "/healthz", {}, None, OTHER_LIMIT_S, read_health)
+        return await self._send("health", self._request("GET", "/healthz", {}), OTHER_LIMIT_S, read_health)
 
     async def post(
         self,
@@ -298,37 +298,40 @@ class ValidatorClient:
     ) -> Exchange:
         body = json.dumps(payload).encode()
         headers = sign_headers(self.signer, self.miner_hotkey, body)
-        return await self._send(call, "POST", path, headers, body, limit_s, read)
+        return await self._send(call, self._request("POST", path, headers, body), limit_s, read)
 
     async def get(
         self, call: str, path: str, read: Callable[[MinerReply | None], ValidatorConclusion]
     ) -> Exchange:
         headers = sign_headers(self.signer, self.miner_hotkey, None)
-        return await self._send(call, "GET", path, headers, None, OTHER_LIMIT_S, read)
+        return await self._send(call, self._request("GET", path, headers), OTHER_LIMIT_S, read)
+
+    def _request(
+        self, method: str, path: str, headers: dict[str, str], body: bytes | None = None
+    ) -> httpx.Request:
+        headers = {"Content-Type": "application/json", **headers}
+        return self._http.build_request(method, path, headers=headers, content=body)
 
     async def _send(
         self,
         call: str,
-        method: str,
-        path: str,
-        headers: dict[str, str],
-        body: bytes | None,
+        request: httpx.Request,
         limit_s: float,
         read: Callable[[MinerReply | None], ValidatorConclusion],
     ) -> Exchange:
         reply: MinerReply | None = None
         failure: str | None = None
-        headers = {"Content-Type": "application/json", **headers}
+        request.extensions["timeout"] = httpx.Timeout(limit_s).as_dict()
         began = time.perf_counter()
         try:
-            response = await self._http.request(method, path, headers=headers, content=body, timeout=limit_s)
+            response = await self._http.send(request)
             reply = MinerReply(response.status_code, response.content)
         except httpx.TimeoutException:
             failure = f"no answer within {limit_s:g} s"
         except httpx.HTTPError as error:
             failure = f"{type(error).__name__}: {error}"
-        latency = time.perf_counter() - began
-        return Exchange(call, method, path, latency, reply, failure, read(reply))
+        latency, path = time.perf_counter() - began, request.url.raw_path.decode()
+        return Exchange(call, request.method, path, latency, reply, failure, read(reply))
 
 
 class ForgedSigner:

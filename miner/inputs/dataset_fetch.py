@@ -34,7 +34,7 @@ from core.system.files import write_atomically
 from miner.inputs.connection import AddressGuard, UrlOpener
 from miner.inputs.messages import DatasetDone, DatasetOrder, MeasureOrder
 from miner.inputs.part_files import DiskReserve, FetchRetries, PartFile, disk_full_as_step_failure
-from miner.support.retry_after import retry_after
+from miner.support.rate_limits import retry_after
 
 #: Called with what is done, the bytes so far, and in all if known.
 DatasetProgress = Callable[[str, int, int | None], None]

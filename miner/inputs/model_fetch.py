@@ -34,7 +34,7 @@ from miner.inputs.messages import ModelDone, ModelOrder
 from miner.inputs.model_cache import CachedModel, ModelCache, file_sizes
 from miner.inputs.model_files import HubFile, ModelFileSelection, checked_facts
 from miner.inputs.part_files import DiskReserve, FetchRetries, PartFile
-from miner.support.retry_after import retry_after
+from miner.support.rate_limits import retry_after
 
 #: Files fetched at once: one connection seldom gets more than 100 MB/s from the hub's store.
 AT_ONCE = 8

@@ -30,7 +30,7 @@ from miner.publish.messages import (
     PublishTrouble,
 )
 from miner.support.child_main import EventWriter, serve
-from miner.support.retry_after import retry_after
+from miner.support.rate_limits import retry_after
 
 if TYPE_CHECKING:
     from miner.publish.huggingface import HuggingFaceHub

@@ -1,4 +1,4 @@
-"""Rate limits: token buckets in a table of bounded size."""
+"""Rate limits: our own, as token buckets in a table of bounded size, and a server's, by `Retry-After`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +54,15 @@ class TokenBuckets:
             return self._rate.burst
         level, at = known
         return min(self._rate.burst, level + max(0.0, self._clock() - at) * self._rate.per_second)
+
+
+def retry_after(header: str | None) -> float | None:
+    """Return the seconds of the header `Retry-After`, a number or a date, or None if it is neither."""
+    value = (header or "").strip()
+    number = value.partition(".")[0]
+    if number.isdecimal():
+        return float(number[:6])
+    try:
+        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
+    except (ValueError, OverflowError):
+        return None

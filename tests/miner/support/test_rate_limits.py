@@ -1,5 +1,6 @@
 from miner.support.addresses import client_network
-from miner.support.rate_limits import RateLimit, TokenBuckets
+from miner.support.rate_limits import RateLimit, TokenBuckets, retry_after
+from tests.doubles.each import each
 
 
 def test_a_bucket_gives_its_burst_then_its_rate_and_a_clock_that_goes_back_takes_nothing() -> None:
@@ -31,3 +32,21 @@ def test_an_ipv6_customer_counts_as_one() -> None:
     assert client_network("::ffff:192.0.2.7") == "192.0.2.7"
     assert client_network("192.0.2.7") == "192.0.2.7"
     assert client_network("not an address") == "not an address"
+
+
+@each(
+    ("header", "seconds"),
+    [
+        ("2", 2.0),
+        (" 1.5 ", 1.0),
+        ("99999999999999", 999_999.0),
+        ("Sat, 01 Jan 2000 00:00:00 GMT", 0.0),
+        *((nothing, None) for nothing in (None, "", "soon", "-1", "²", "Fri, 99 Jan 2100 00:00:00 GMT")),
+    ],
+)
+def test_a_header_is_a_number_or_a_date_or_nothing(header: str | None, seconds: float | None) -> None:
+    assert retry_after(header) == seconds
+
+
+def test_a_date_to_come_is_so_many_seconds_away() -> None:
+    assert (retry_after("Fri, 01 Jan 2100 00:00:00 GMT") or 0.0) > 1e8
