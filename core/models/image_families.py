@@ -5,9 +5,11 @@ A new family is a value of `ImageModelType`, one of `Family`, a record here and 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from core.domain.choices import Engine
@@ -41,6 +43,42 @@ def _names(blocks: str, also: str | None = None, encoders: bool = False) -> Adap
     return AdapterNames(re.compile(f"{own}|{also}" if also else own), encoders)
 
 
+class NoiseSchedule(StrEnum):
+    """The noise levels of a render: two of ComfyUI's schedules, and Ideogram's own."""
+
+    SIMPLE = "simple"
+    UNIFORM = "sgm_uniform"
+    IDEOGRAM = "ideogram"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderRules:
+    """Settings with which validators render a picture again, by their graphs of July 2026."""
+
+    steps: int
+    guidance: float
+    denoise: float
+    #: Forward passes for a picture and a seed, with and without caption: steps × denoise, twice if guided.
+    #: Without caption krea2 and qwen-image need one pass a step: both sides of the guidance are equal.
+    passes: int
+    noise: NoiseSchedule = NoiseSchedule.SIMPLE
+    #: Shift of the noise levels, and entries in the model's table of them.
+    shift: float = 3.0
+    entries: int = 1000
+    seeds: int = 10
+    #: The graph has a noise of its own and ignores the seed: every render of a picture is the same one.
+    fixed_seed: int | None = None
+    #: The guidance is an input of the model, not a difference of two predictions.
+    embedded: bool = False
+    #: The negative branch runs without adapter and text; below the second number the guidance is the first.
+    late: tuple[float, float] | None = None
+    second_order: bool = False
+
+
+#: Flux states its shift as a logarithm, and its table has ten times the entries.
+_FLUX_SHIFT = math.exp(1.15)
+
+
 @dataclass(frozen=True)
 class ImageFamily:
     """One kind of diffusion model."""
@@ -62,6 +100,17 @@ class ImageFamily:
     #: ai-toolkit reads the VAE from the `vae` directory here, or in the directory it is given.
     vae: str | None = None
     extra: ExtraWeights | None = None
+    #: Seconds of a step relative to the planner's prior, on an H100. Measured by others, or bounded by the
+    #: steps that their runs finished, at batch 1 and 512, 768 and 1024 with checkpointing: krea2 1.26 s,
+    #: qwen-image 4.45, z-image 1.54, ideogram4 2.02; Flux at 1024 in sd-scripts 2.6. Other hosts took 0.6
+    #: times as long (krea2).
+    slowness: float = 1.0
+    #: None if validators do not render the family: its files cannot be scored.
+    render: RenderRules | None = None
+    #: Hours of its tournament tasks; None if tournaments have none.
+    tournament_hours: float | None = None
+    #: Repositories that validators put beside the model, in the hub's own layout.
+    companions: tuple[str, ...] = ()
 
     def template(self, engine: Engine) -> str:
         """The file in `configs/base` that a configuration of this engine starts from."""
@@ -119,6 +168,9 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             "zimage_turbo_training_adapter*.safetensors",
             "a turbo model loses its few-step quality without it",
         ),
+        slowness=3.5,
+        render=RenderRules(steps=10, guidance=1.0, denoise=0.90, passes=18),
+        tournament_hours=1.0,
     ),
     ImageModelType.QWEN_IMAGE: ImageFamily(
         Family.QWEN_IMAGE,
@@ -136,6 +188,9 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             "qwen_image_torchao_uint3.safetensors",
             "a quantised base falls back to 8 bits",
         ),
+        slowness=4.0,
+        render=RenderRules(steps=20, guidance=8.0, denoise=0.93, passes=57),
+        tournament_hours=1.5,
     ),
     ImageModelType.IDEOGRAM4: ImageFamily(
         Family.IDEOGRAM,
@@ -151,6 +206,17 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             "ideogram_4_unconditional_lora*.safetensors",
             "the negative pass runs without it",
         ),
+        slowness=3.4,
+        render=RenderRules(
+            steps=30,
+            guidance=8.0,
+            denoise=0.75,
+            passes=92,
+            noise=NoiseSchedule.IDEOGRAM,
+            seeds=5,
+            late=(5.0, 0.3),
+        ),
+        tournament_hours=1.0,
     ),
     ImageModelType.FLUX: ImageFamily(
         Family.FLUX,
@@ -163,6 +229,25 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             r"|transformer\.(?:x_embedder|context_embedder|time_text_embed|norm_out|proj_out)(?:\..+)?",
         ),
         name_pattern=r"flux",
+        slowness=1.95,
+        render=RenderRules(
+            steps=35,
+            guidance=100.0,
+            denoise=0.75,
+            passes=54,
+            noise=NoiseSchedule.UNIFORM,
+            shift=_FLUX_SHIFT,
+            entries=10_000,
+            fixed_seed=18006742449132,
+            embedded=True,
+            second_order=True,
+        ),
+        tournament_hours=0.75,
+        companions=(
+            "openai/clip-vit-large-patch14",
+            "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k",
+            "google/t5-v1_1-xxl",
+        ),
     ),
     ImageModelType.KREA2: ImageFamily(
         Family.KREA,
@@ -173,6 +258,11 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         name_pattern=r"krea",
         text_encoder="Qwen/Qwen3-VL-4B-Instruct",
         vae="Qwen/Qwen-Image",
+        slowness=1.7,
+        render=RenderRules(
+            steps=25, guidance=12.0, denoise=0.80, passes=60, shift=_FLUX_SHIFT, entries=10_000, seeds=5
+        ),
+        tournament_hours=1.0,
     ),
 }
 _NAMES = tuple(

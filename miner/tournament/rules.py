@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from core.domain.choices import Engine
 from core.domain.tasks import ImageModelType
 from core.domain.wire import TournamentType
+from core.models.image_families import IMAGE_FAMILIES, ImageFamily
 
 AS_OF = "2026-09-17"
 UPSTREAM = "https://github.com/gradients-ai/G.O.D"
@@ -235,16 +237,17 @@ def _text(name: str, task_type: str, dataset: Mapping[str, Any], **more: Any) ->
     return TournamentTask(name, kind, TEXT_DOCKERFILE, task_type, None, dataset, **more)
 
 
-def _image(image_type: ImageModelType, hours: float) -> TournamentTask:
-    """Flux goes to the image without ai-toolkit: their code says so, their guide says otherwise."""
-    dockerfile = IMAGE_DOCKERFILE if image_type is ImageModelType.FLUX else TOOLKIT_DOCKERFILE
+def _image(image_type: ImageModelType, family: ImageFamily) -> TournamentTask:
+    """Return the task of a family. Flux goes to the image without ai-toolkit: validators' code says so, their
+    guide says otherwise."""
+    dockerfile = IMAGE_DOCKERFILE if family.engines[0] is Engine.KOHYA else TOOLKIT_DOCKERFILE
     return TournamentTask(
         str(image_type),
         TournamentType.IMAGE,
         dockerfile,
         image_type=image_type,
         anonymous=False,
-        hours=hours,
+        hours=family.tournament_hours or 0.0,
     )
 
 
@@ -272,10 +275,10 @@ TASKS: Mapping[str, TournamentTask] = {
             gpus=4,
             hours=1.5,
         ),
-        _image(ImageModelType.FLUX, 0.75),
-        _image(ImageModelType.Z_IMAGE, 1.0),
-        _image(ImageModelType.QWEN_IMAGE, 1.5),
-        _image(ImageModelType.IDEOGRAM4, 1.0),
-        _image(ImageModelType.KREA2, 1.0),
+        *(
+            _image(image_type, IMAGE_FAMILIES[image_type])
+            for image_type in ImageModelType
+            if IMAGE_FAMILIES[image_type].tournament_hours is not None
+        ),
     )
 }

@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.models.image_families import IMAGE_FAMILIES, RenderRules
 from core.system.files import write_atomically
 from trainer.scoring.pictures_render import PictureModel, render
-from trainer.scoring.pictures_rules import RULES, NotScored, RenderRules, mean, task_loss
+from trainer.scoring.pictures_rules import NotScored, mean, seed_list, task_loss
 
 #: What loads an engine's models; each is imported only where it is used.
 LOADERS = {
@@ -62,9 +63,10 @@ class PictureJob:
 
     @property
     def rules(self) -> RenderRules:
-        if self.family not in RULES:
-            raise NotScored(f"{self.family}: validators have no such family, only {', '.join(RULES)}")
-        return RULES[self.family]
+        rendered = {str(kind): record.render for kind, record in IMAGE_FAMILIES.items() if record.render}
+        if self.family not in rendered:
+            raise NotScored(f"{self.family}: validators have no such family, only {', '.join(rendered)}")
+        return rendered[self.family]
 
 
 @dataclass
@@ -150,7 +152,7 @@ def _score_file(
     for latent, picture, caption in pictures:
         _check_time(job)
         losses: dict[str, list[float]] = {caption: [], "": []}
-        for seed in rules.seed_list(job.seeds):
+        for seed in seed_list(rules, job.seeds):
             for text in losses:
                 _check_time(job)
                 loss = model.loss(render(model, rules, latent, seed, text), picture)

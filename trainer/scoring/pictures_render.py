@@ -6,7 +6,8 @@ import math
 from itertools import pairwise
 from typing import Any, Protocol
 
-from trainer.scoring.pictures_rules import RenderRules
+from core.models.image_families import RenderRules
+from trainer.scoring.pictures_rules import noise_levels
 
 #: A tensor of the engine; here only added and multiplied.
 Latent = Any
@@ -38,7 +39,7 @@ class PictureModel(Protocol):
 
 def render(model: PictureModel, rules: RenderRules, picture: Any, seed: int, text: str) -> Latent:
     latent, width, height = picture
-    levels = rules.levels(width, height)
+    levels = noise_levels(rules, width, height)
     noisy = model.noise(latent, seed) * levels[0] + latent * (1.0 - levels[0])
     if rules.second_order:
         return _dpmpp_2m(model, rules, noisy, levels, text)

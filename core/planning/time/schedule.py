@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from core.domain.choices import Engine
-from core.domain.tasks import ImageModelType, TaskType
+from core.domain.tasks import TaskType
+from core.models.image_families import IMAGE_FAMILIES, RenderRules
 from core.planning.candidate import RunCandidate, image_type
 from core.planning.plan import CheckpointChoice
 from core.planning.time.overheads import PhaseEstimate, checkpoint_bytes, save_seconds
@@ -266,18 +267,6 @@ def _keep(s: RunCandidate, targets: Targets, disk: float) -> int:
     return int(max(min(targets.save_total_limit, fitting), 1))
 
 
-#: Forward passes for a picture and a seed, with and without caption: the evaluator's sampler steps times its
-#: denoising strength, twice where it guides. Without caption krea2 and qwen-image need one pass a step, as
-#: both sides of the guidance are the same. Other families cannot be scored: validators draw no SDXL any more.
-RENDER_PASSES: dict[ImageModelType, int] = {
-    ImageModelType.FLUX: 54,
-    ImageModelType.Z_IMAGE: 18,
-    ImageModelType.QWEN_IMAGE: 57,
-    ImageModelType.KREA2: 60,
-    ImageModelType.IDEOGRAM4: 92,
-}
-#: Flux's evaluation ignores its seeds: every one gives the same picture.
-SEEDLESS = (ImageModelType.FLUX,)
 #: Reading an adapter and putting it beside the model.
 ATTACH_S = 5.0
 #: Starting another Python with the model's libraries.
@@ -297,20 +286,26 @@ class ChoiceCost(NamedTuple):
 
 
 def can_score(s: RunCandidate) -> bool:
-    """Whether files of this run can be compared at all."""
-    return image_type(s) in RENDER_PASSES
+    """Return True if files of this run can be compared at all."""
+    return _render_rules(s) is not None
+
+
+def _render_rules(s: RunCandidate) -> RenderRules | None:
+    kind = image_type(s)
+    return IMAGE_FAMILIES[kind].render if kind is not None else None
 
 
 def choice_cost(s: RunCandidate, asked: CheckpointChoiceTarget, start_s: float) -> ChoiceCost:
     """`start_s`: loading the model once more."""
-    kind = image_type(s)
-    assert kind is not None
+    rules = _render_rules(s)
+    assert rules is not None
     renders = asked.pictures * seeds_of(s, asked)
-    return ChoiceCost(start_s, ATTACH_S + renders * RENDER_PASSES[kind] * forward_seconds(s, DRAWN))
+    return ChoiceCost(start_s, ATTACH_S + renders * rules.passes * forward_seconds(s, DRAWN))
 
 
 def seeds_of(s: RunCandidate, asked: CheckpointChoiceTarget) -> int:
-    return 1 if image_type(s) in SEEDLESS else asked.seeds
+    rules = _render_rules(s)
+    return 1 if rules is not None and rules.fixed_seed is not None else asked.seeds
 
 
 def affordable_files(asked: int, cost: ChoiceCost, seconds: float) -> int:

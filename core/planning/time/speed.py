@@ -17,6 +17,7 @@ from typing import NamedTuple
 from core.domain.choices import Attention
 from core.domain.hardware import Device, GpuLink
 from core.domain.tasks import ImageModelType
+from core.models.image_families import IMAGE_FAMILIES
 from core.planning.candidate import RunCandidate, image_tokens, image_type
 from core.planning.memory.persistent import STATE_BYTES
 
@@ -94,16 +95,6 @@ LORA_KERNELS, FULL_KERNELS, IMAGE_KERNELS = 370.0, 190.0, 250.0
 LAUNCH_S = 7e-6
 #: What of the nominal link bandwidth collectives reach, and what part of the work can hide them.
 LINK_SHARE, HIDES = 0.65, 0.6
-#: Seconds of a step relative to this prior, on an H100. Measured by others, or bounded by the steps that
-#: their runs finished, at batch 1 and 512, 768 and 1024 with checkpointing: krea2 1.26 s, qwen-image 4.45,
-#: z-image 1.54, ideogram4 2.02; Flux at 1024 in sd-scripts 2.6. Other hosts took 0.6 times as long (krea2).
-IMAGE_SLOWNESS: dict[ImageModelType, float] = {
-    ImageModelType.KREA2: 1.7,
-    ImageModelType.QWEN_IMAGE: 4.0,
-    ImageModelType.Z_IMAGE: 3.5,
-    ImageModelType.IDEOGRAM4: 3.4,
-    ImageModelType.FLUX: 1.95,
-}
 #: Most of SDXL's blocks see a quarter of the tokens; its convolutions make up for half of that.
 SDXL_TOKENS = 0.57
 #: torch.compile's gain on the work between the products, fp8's on the products (full fine-tunes, compiled).
@@ -154,7 +145,7 @@ def _pass_seconds(s: RunCandidate, flops: float, tokens: float) -> float:
     busy = (products + moved / (s.kind.bandwidth * BANDWIDTH_SHARE)) / DERATE
     launch = _kernels(s) * LAUNCH_S
     kind = image_type(s)
-    slowness = IMAGE_SLOWNESS.get(kind, 1.0) if kind is not None else 1.0
+    slowness = IMAGE_FAMILIES[kind].slowness if kind is not None else 1.0
     # They neither add up nor hide each other fully: at 512 tokens the roofline with 7 µs per launch gave
     # 0.117 s for 0.067 of work and 0.083 of launching.
     return slowness * float((busy**1.5 + launch**1.5) ** (1 / 1.5))

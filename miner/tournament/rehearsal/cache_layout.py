@@ -17,12 +17,6 @@ from core.domain.tasks import ImageModelType
 from core.models.image_families import IMAGE_FAMILIES
 from miner.tournament.rules import CACHE, DATASETS_FOLDER, TournamentTask
 
-#: What validators put beside the model for pictures: names of repositories in the hub's own layout.
-HUB_REPOSITORIES = (
-    "openai/clip-vit-large-patch14",
-    "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k",
-    "google/t5-v1_1-xxl",
-)
 #: A folder below the cache is read by the image's own user, who may be any.
 _READABLE, _OPEN = 0o644, 0o755
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -126,7 +120,7 @@ def _hub_parts(target: Path, kind: ImageModelType, source: Path | None) -> list[
             _place(path, target / path.name)
         if not adapters:
             missing.append(f"{CACHE}/hf_cache/{family.extra.pattern}")
-    for repository in HUB_REPOSITORIES if kind is ImageModelType.FLUX else ():
+    for repository in family.companions:
         folder = f"models--{repository.replace('/', '--')}"
         if source and (source / folder).is_dir():
             _place_tree(source / folder, target / folder)

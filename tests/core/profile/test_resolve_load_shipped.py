@@ -206,8 +206,9 @@ def test_text_lanes_of_h100x8_divide_the_sizes_without_a_gap() -> None:
     lanes = of("h100x8").targets.lanes
     for params in (1, 6_999_999_999, 7 * 10**9, 13 * 10**9, 70 * 10**9, 700 * 10**9):
         assert sum(lane.size is not None and params in lane.size for lane in lanes.values()) == 1
-    kinds = [kind for lane in lanes.values() for kind in lane.image or ()]
-    assert sorted(kinds) == sorted(ImageModelType)
+    assert list(lanes)[-2:] == ["sdxl", "flux"]
+    assert list(lanes["sdxl"].image or ()) == [ImageModelType.SDXL]
+    assert (list(lanes["flux"].task or ()), lanes["flux"].image) == ([TaskType.IMAGE], None)
 
 
 @each("subject", [subject for subject in representative_subjects() if subject.task_type.is_text])

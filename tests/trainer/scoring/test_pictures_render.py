@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from core.models.image_families import IMAGE_FAMILIES, RenderRules
+from trainer.scoring import pictures_render
 from trainer.scoring.pictures_render import render
-from trainer.scoring.pictures_rules import RULES, RenderRules
+from trainer.scoring.pictures_rules import noise_levels
 
 PICTURE = 0.7
+RULES = {str(kind): record.render for kind, record in IMAGE_FAMILIES.items() if record.render}
 
 
 class Numbers:
@@ -40,8 +43,16 @@ def test_a_model_that_knows_the_picture_renders_it_whatever_the_noise(family: st
     assert rendered(family, model, "") == pytest.approx(PICTURE)
 
 
-def test_the_first_level_mixes_noise_and_picture() -> None:
-    rules = RenderRules(1, 1.0, 1.0, lambda *_: [0.25, 0.0])
+def plain_rules(
+    monkeypatch: pytest.MonkeyPatch, levels: list[float], *, second_order: bool = False
+) -> RenderRules:
+    monkeypatch.setattr(pictures_render, "noise_levels", lambda *_: levels)
+    steps = len(levels) - 1
+    return RenderRules(steps=steps, guidance=1.0, denoise=1.0, passes=steps, second_order=second_order)
+
+
+def test_the_first_level_mixes_noise_and_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = plain_rules(monkeypatch, [0.25, 0.0])
     model = Numbers({"": 0.0})
     model.velocity = lambda latent, sigma, text: latent  # type: ignore[method-assign]
 
@@ -76,7 +87,7 @@ def test_families_without_a_negative_branch_never_ask_for_it(family: str) -> Non
 def test_ideogram_guides_by_8_and_from_a_level_of_0_3_by_5_with_a_negative_branch_for_both_texts() -> None:
     model = Numbers({"a cat": 0.5, "": 0.5, None: 0.4})
     model.velocity = lambda latent, sigma, text: model.asked.append((text, sigma)) or float(text is not None)  # type: ignore[method-assign, func-returns-value]
-    levels = RULES["ideogram4"].levels(1024, 1024)
+    levels = noise_levels(RULES["ideogram4"], 1024, 1024)
     start = levels[0] * 3 + (1 - levels[0]) * PICTURE
     late = next(level for level in levels if level <= 0.3)
 
@@ -86,10 +97,10 @@ def test_ideogram_guides_by_8_and_from_a_level_of_0_3_by_5_with_a_negative_branc
         assert [asked for asked, _ in model.asked] == [text, None] * 22
 
 
-def test_the_sampler_of_flux_is_of_second_order() -> None:
+def test_the_sampler_of_flux_is_of_second_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def error(steps: int) -> float:
         levels = [math.exp(-step * math.log(4.0) / steps) for step in range(steps + 1)]
-        rules = RenderRules(steps, 1.0, 1.0, lambda *_: levels, second_order=True)
+        rules = plain_rules(monkeypatch, levels, second_order=True)
         model = Numbers({})
         # The clean value is the level itself: from 3 at level 1 the exact curve is level x (3 - log(level)).
         model.velocity = lambda latent, sigma, text: (latent - sigma) / sigma  # type: ignore[method-assign]

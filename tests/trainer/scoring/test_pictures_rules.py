@@ -5,22 +5,30 @@ from __future__ import annotations
 import pytest
 
 from core.domain.tasks import ImageModelType
-from trainer.scoring.pictures_rules import RULES, crop_box, scaled_size, seeds, task_loss
+from core.models.image_families import IMAGE_FAMILIES, RenderRules
+from trainer.scoring.pictures_rules import crop_box, noise_levels, scaled_size, seed_list, seeds, task_loss
+
+
+def rules_of(family: str) -> RenderRules:
+    rules = IMAGE_FAMILIES[ImageModelType(family)].render
+    assert rules is not None
+    return rules
 
 
 def test_every_family_but_sdxl_which_validators_no_longer_send_can_be_scored() -> None:
-    assert set(RULES) == {str(family) for family in ImageModelType} - {"sdxl"}
+    unscored = [kind for kind, record in IMAGE_FAMILIES.items() if record.render is None]
+    assert unscored == [ImageModelType.SDXL]
 
 
 def test_the_seeds_are_the_validators_and_a_job_takes_the_first_of_them() -> None:
     assert seeds(3) == [2746317213, 1181241943, 958682846]
-    assert RULES["krea2"].seed_list(2) == seeds(10)[:2]
-    assert len(RULES["krea2"].seed_list(99)) == 5
-    assert len(RULES["z-image"].seed_list(99)) == 10
+    assert seed_list(rules_of("krea2"), 2) == seeds(10)[:2]
+    assert len(seed_list(rules_of("krea2"), 99)) == 5
+    assert len(seed_list(rules_of("z-image"), 99)) == 10
 
 
 def test_flux_renders_a_picture_once_since_its_graph_has_a_noise_of_its_own() -> None:
-    assert RULES["flux"].seed_list(10) == [18006742449132]
+    assert seed_list(rules_of("flux"), 10) == [18006742449132]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +68,7 @@ def test_pictures_get_a_long_side_of_1024_and_lose_what_is_over_a_multiple_of_16
 def test_the_noise_levels_are_those_of_the_validators_graph(
     family: str, steps: int, first: float, last: float
 ) -> None:
-    levels = RULES[family].levels(1024, 1024)
+    levels = noise_levels(rules_of(family), 1024, 1024)
 
     assert len(levels) == steps + 1
     assert levels[0] == pytest.approx(first, abs=2e-6)
@@ -70,11 +78,11 @@ def test_the_noise_levels_are_those_of_the_validators_graph(
 
 
 def test_ideograms_noise_levels_rise_with_the_size_of_the_picture() -> None:
-    rules = RULES["ideogram4"]
+    rules = rules_of("ideogram4")
 
     # In the middle of 30 steps the level is the distribution's centre: 0.5, and half the logarithm of 4.
-    assert rules.levels(1024, 1024)[7] == pytest.approx(0.767303, abs=2e-6)
-    assert rules.levels(512, 512)[7] == pytest.approx(0.622459, abs=2e-6)
+    assert noise_levels(rules, 1024, 1024)[7] == pytest.approx(0.767303, abs=2e-6)
+    assert noise_levels(rules, 512, 512)[7] == pytest.approx(0.622459, abs=2e-6)
 
 
 def test_the_empty_text_counts_three_times_as_much() -> None:

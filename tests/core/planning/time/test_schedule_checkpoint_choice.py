@@ -13,11 +13,9 @@ from core.models.identify import facts_from_name
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.planning.time.schedule import RENDER_PASSES
 from core.profile.resolve import load_profile, resolve_profile
 from core.profile.targets import CheckpointChoiceTarget
 from tests.doubles.each import each
-from trainer.scoring.pictures_rules import RULES
 
 KREA2, FLUX = ImageModelType.KREA2, ImageModelType.FLUX
 
@@ -53,10 +51,6 @@ def test_files_that_nothing_can_score_are_not_compared() -> None:
     plan = planned(ImageModelType.SDXL, 2.0, files=4)
     assert plan.image is not None
     assert plan.image.choice is None
-
-
-def test_every_family_with_a_cost_can_be_scored() -> None:
-    assert {kind.value for kind in RENDER_PASSES} == set(RULES)
 
 
 def test_a_file_of_kohya_is_of_a_whole_number_of_epochs() -> None:
