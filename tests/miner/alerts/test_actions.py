@@ -184,21 +184,19 @@ async def test_a_loss_that_rises_undoes_an_action_although_it_helped(stage: Stag
     ]
 
 
-async def test_an_engine_that_cannot_leaves_it_to_the_next_attempt(stage: Stage) -> None:
-    stage.obeys = lambda control: stage.answer(control, applied=False, micro=16, text="kohya cannot")
-    stage.memory = 0.95
-    await stage.play(600)
-    assert [(row.outcome, row.detail) for row in stage.rows()] == [
-        (ActionOutcome.NEXT_ATTEMPT, "kohya cannot")
-    ]
-    assert stage.store.read_now(micro_of_next_attempt, 1) == 13
+@pytest.mark.parametrize(
+    ("answers", "detail"), [(True, "kohya cannot"), (False, "the training does not answer")]
+)
+async def test_smaller_passes_that_an_engine_does_not_make_are_left_to_the_next_attempt(
+    stage: Stage, answers: bool, detail: str
+) -> None:
+    def refuse(control: RunControl) -> ControlEvent | None:
+        return stage.answer(control, applied=False, micro=16, text=detail) if answers else None
 
-
-async def test_a_training_that_does_not_answer_is_left_alone(stage: Stage) -> None:
-    stage.obeys = lambda control: None
-    stage.memory = 0.95
+    stage.obeys, stage.memory = refuse, 0.95
     await stage.play(900)
-    assert stage.outcomes() == [ActionOutcome.NEXT_ATTEMPT]
+    assert [(row.outcome, row.detail) for row in stage.rows()] == [(ActionOutcome.NEXT_ATTEMPT, detail)]
+    assert stage.store.read_now(micro_of_next_attempt, 1) == 13
 
 
 async def test_a_hot_gpu_is_paused_within_bounds_and_gets_its_time_back(stage: Stage) -> None:
@@ -212,20 +210,6 @@ async def test_a_hot_gpu_is_paused_within_bounds_and_gets_its_time_back(stage: S
     assert stage.outcomes()[4:] == [ActionOutcome.RETURNED] * 4
     assert stage.progress.control is not None
     assert stage.progress.control.duty == 1.0
-
-
-async def test_a_slow_training_gets_larger_passes_only_where_the_memory_is_known_to_allow_it(
-    stage: Stage,
-) -> None:
-    stage.begin(plan_with(2, 8))
-    stage.efficiency, stage.memory = 0.6, 0.5
-
-    def faster() -> None:
-        stage.efficiency, stage.tokens_s = 0.96, 1300.0
-
-    await stage.play(120, then=faster)
-    (row,) = stage.rows()
-    assert (row.outcome, row.after["micro"]) == (ActionOutcome.KEPT, 3)
 
 
 async def test_larger_passes_are_asked_for_until_the_target_is_reached(stage: Stage) -> None:
@@ -250,27 +234,21 @@ async def test_a_training_that_is_slow_because_of_pauses_does_not_get_larger_pas
     assert {row.rule for row in stage.rows()} == {"gpu-hot"}
 
 
-async def test_a_slow_training_on_a_full_gpu_is_left_alone(stage: Stage) -> None:
-    stage.begin(plan_with(2, 8))
-    stage.efficiency, stage.memory = 0.6, 0.86
+@pytest.mark.parametrize(
+    ("memory", "oom_steps", "outcome", "detail"),
+    [
+        (0.86, (), ActionOutcome.REFUSED, "86 % of the memory is in use"),
+        (0.5, ("micro_batch_size 4 → 2",), ActionOutcome.REFUSED, "memory ran out in an attempt before"),
+        (0.5, (), ActionOutcome.UNDONE, "tokens per second +0 %: a larger pass is not faster"),
+    ],
+)
+async def test_larger_passes_are_not_for_a_full_gpu_nor_kept_where_they_are_not_faster(
+    stage: Stage, memory: float, oom_steps: tuple[str, ...], outcome: ActionOutcome, detail: str
+) -> None:
+    stage.begin(plan_with(2, 8).model_copy(update={"oom_steps": oom_steps}))
+    stage.efficiency, stage.memory = 0.6, memory
     await stage.play(300)
-    assert [(row.outcome, row.detail) for row in stage.rows()] == [
-        (ActionOutcome.REFUSED, "86 % of the memory is in use")
-    ]
-
-
-async def test_a_slow_training_whose_memory_ran_out_before_is_left_alone(stage: Stage) -> None:
-    stage.begin(plan_with(2, 8).model_copy(update={"oom_steps": ("micro_batch_size 4 → 2",)}))
-    stage.efficiency, stage.memory = 0.6, 0.5
-    await stage.play(300)
-    assert [row.outcome for row in stage.rows()] == [ActionOutcome.REFUSED]
-
-
-async def test_larger_passes_that_are_not_faster_are_undone(stage: Stage) -> None:
-    stage.begin(plan_with(2, 8))
-    stage.efficiency, stage.memory = 0.6, 0.5
-    await stage.play(300)
-    assert stage.outcomes() == [ActionOutcome.UNDONE]
+    assert [(row.outcome, row.detail) for row in stage.rows()] == [(outcome, detail)]
 
 
 async def test_a_restart_goes_on_with_an_action_that_is_not_judged(stage: Stage) -> None:
