@@ -279,11 +279,25 @@ async def test_a_removed_container_is_lost_unless_its_end_was_recorded(bench: En
 # refusals
 
 
-async def test_an_image_that_is_not_there_is_not_fetched(docker_host: Dockerd, tmp_path: Path) -> None:
-    bench = docker_bench(tmp_path / "data", docker_host.host, "registry.invalid/never/was:1")
-    with pytest.raises(EngineRejected, match="god-miner images build"):
-        await bench.submit(bench.code("pass"))
+@pytest.mark.parametrize(
+    ("image", "ulimits", "spec", "way_out"),
+    [
+        # It is not fetched either.
+        ("registry.invalid/never/was:1", "core=0", {}, "god-miner images build"),
+        (base_image.NAME, "nofile=100000000000", {}, "TRAINER_ULIMITS"),
+        (base_image.NAME, "core=0", {"gpus": ("GPU-00000000-dead-4000-8000-000000000000",)}, "nvidia-smi -L"),
+        (base_image.NAME, "core=0", {"cpus": "900-901"}, "docker info"),
+    ],
+    ids=["image", "ulimit", "GPU", "cores"],
+)
+async def test_what_docker_cannot_start_is_rejected_with_a_way_out_and_nothing_is_left(
+    image: str, ulimits: str, spec: dict[str, Any], way_out: str, docker_host: Dockerd, tmp_path: Path
+) -> None:
+    bench = docker_bench(tmp_path / "data", docker_host.host, image, trainer_ulimits=ulimits)
+    with pytest.raises(EngineRejected, match=way_out):
+        await bench.submit(bench.code("pass", **spec))
     assert await bench.engine.list_runs() == []
+    await bench.clear()
 
 
 async def test_a_name_taken_by_a_stranger_is_rejected(bench: EngineBench, api: Any) -> None:
@@ -309,12 +323,6 @@ async def test_another_data_folder_s_runs_are_not_ours(
     await other.clear()
 
 
-async def test_a_missing_gpu_is_rejected_and_nothing_is_left(bench: EngineBench) -> None:
-    with pytest.raises(EngineRejected, match="nvidia-smi -L"):
-        await bench.submit(bench.code("pass", gpus=("GPU-00000000-dead-4000-8000-000000000000",)))
-    assert await bench.engine.list_runs() == []
-
-
 async def test_the_gpu_hook_gets_the_requested_gpus_and_never_all(
     bench: EngineBench, docker_host: Dockerd
 ) -> None:
@@ -324,18 +332,6 @@ async def test_the_gpu_hook_gets_the_requested_gpus_and_never_all(
         run, _ = await bench.play("pass", gpus=gpus)
         seen = [one["devices"] for one in docker_host.gpu_requests()[before:] if one["id"] == run.ref]
         assert [one for one in seen if one != "void"] == ([asked] if asked else [])
-
-
-async def test_a_ulimit_that_docker_may_not_raise_is_rejected(docker_host: Dockerd, tmp_path: Path) -> None:
-    bench = on(docker_host, tmp_path, trainer_ulimits="nofile=100000000000")
-    with pytest.raises(EngineRejected, match="TRAINER_ULIMITS"):
-        await bench.submit(bench.code("pass"))
-    assert await bench.engine.list_runs() == []
-
-
-async def test_missing_cores_are_rejected(bench: EngineBench) -> None:
-    with pytest.raises(EngineRejected, match="docker info"):
-        await bench.submit(bench.code("pass", cpus="900-901"))
 
 
 async def test_an_image_without_python_is_reported(docker_host: Dockerd, api: Any, tmp_path: Path) -> None:
