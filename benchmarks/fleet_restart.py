@@ -203,7 +203,7 @@ class _RunWriter:
             began_at=began,
             end_by=start.deadline_at,
             deadline_at=start.deadline_at,
-            seed=self._plan.seed,
+            seed=self._plan.targets.seed,
         )
         write_attempt(folder, run, self._plan)
         (folder.path / START_FILE).write_text(json.dumps({"at": began, "pid": 4242, "boot": "another"}))

@@ -92,7 +92,7 @@ class NumberBand(Record):
 
     @classmethod
     def parse(cls, value: Any) -> Any:
-        if isinstance(value, cls):
+        if isinstance(value, cls | dict):  # a dict: as it is stored with a plan
             return value
         match = _BAND.fullmatch(str(value).replace(" ", ""))
         if match is None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 _BYTES: Mapping[str, float] = {
     "b": 1,
@@ -110,8 +110,19 @@ Seconds = Annotated[
     Field(ge=0),
     _schema(r"^(\d+(\.\d+)?\s*(s|sec|m|min|h|d)\s*)+$", "90m"),
 ]
+
+
+def _written_params(count: int) -> str:
+    """Write the exact count as a profile does, so that a stored one is read again."""
+    return f"{count / 1e9:.9f}".rstrip("0").rstrip(".") + "B"
+
+
 Params = Annotated[
-    int, BeforeValidator(parse_params), Field(ge=0), _schema(r"^\d+(\.\d+)?\s*[kKmMbBtT]$", "13B")
+    int,
+    BeforeValidator(parse_params),
+    PlainSerializer(_written_params, when_used="json"),
+    Field(ge=0),
+    _schema(r"^\d+(\.\d+)?\s*[kKmMbBtT]$", "13B"),
 ]
 
 

@@ -152,11 +152,12 @@ def assemble_plan(
         available=hardware.gpus,
         gpus=gpus,
         profile=needs.profile.name,
+        targets=targets,
         engine=needs.engine,
         method=candidate.method,
         adapter=_adapter(needs, candidate),
         parallelism=candidate.parallelism,
-        fsdp=_fsdp(needs, candidate),
+        fsdp=_fsdp(candidate),
         batch=batch_plan(candidate),
         sequence=_sequence(needs, timed),
         optimizer=optimizer_plan(needs, timed, rate, warmup_steps),
@@ -179,7 +180,6 @@ def assemble_plan(
             network=candidate.network,
             port=targets.main_process_port,
         ),
-        seed=targets.seed,
         engine_config=_raw(needs),
         memory=memory_of(candidate, budget),
         time=_time(timed),
@@ -226,27 +226,18 @@ def _adapter(needs: Requirements, candidate: RunCandidate) -> AdapterPlan | None
         rank=candidate.rank,
         alpha=lora_alpha(needs, candidate.rank),
         dropout=targets.lora_dropout,
-        target_modules=tuple(targets.lora_target_modules or ()),
         rank_pattern={
             pattern: max(round(factor * candidate.rank), 1) for pattern, factor in needs.rank_factors
         },
-        rslora=targets.rslora,
-        dora=targets.dora,
-        loraplus_lr_ratio=targets.loraplus_lr_ratio,
         text_encoder=bool(candidate.image and candidate.image.text_adapter),
         params=candidate.adapter_params,
     )
 
 
-def _fsdp(needs: Requirements, candidate: RunCandidate) -> FsdpPlan | None:
+def _fsdp(candidate: RunCandidate) -> FsdpPlan | None:
     if candidate.parallelism is not Parallelism.FSDP:
         return None
-    targets = needs.targets
-    return FsdpPlan(
-        reshard_after_forward=targets.fsdp_reshard_after_forward,
-        within_nodes=candidate.hybrid,
-        forward_prefetch=targets.fsdp_forward_prefetch,
-    )
+    return FsdpPlan(within_nodes=candidate.hybrid)
 
 
 def batch_plan(candidate: RunCandidate) -> BatchPlan:
@@ -312,7 +303,7 @@ def _precision(needs: Requirements, candidate: RunCandidate) -> PrecisionPlan:
 def _dpo(needs: Requirements, candidate: RunCandidate) -> DpoPlan | None:
     if not needs.task.task_type.has_pairs:
         return None
-    return DpoPlan(beta=needs.targets.dpo_beta, precompute_reference=candidate.reference_ready)
+    return DpoPlan(precompute_reference=candidate.reference_ready)
 
 
 def _grpo(needs: Requirements, candidate: RunCandidate) -> GrpoPlan | None:
@@ -320,9 +311,6 @@ def _grpo(needs: Requirements, candidate: RunCandidate) -> GrpoPlan | None:
         return None
     targets, rules = needs.targets, evaluation_rules(needs.era)
     plan = GrpoPlan(
-        beta=targets.grpo_beta,
-        prompt_kl=targets.grpo_prompt_kl,
-        generations=targets.grpo_generations,
         temperature=targets.grpo_temperature or rules.grpo_temperature,
         top_k=rules.grpo_top_k,
     )
@@ -354,20 +342,10 @@ def _image(needs: Requirements, timed: TimedCandidate) -> ImagePlan | None:
         choice=timed.choice,
         repeats=targets.image_repeats or needs.data.image_repeats,
         vae_batch=image.vae_batch,
-        loss=targets.image_loss,
-        huber_c=targets.huber_c,
-        min_snr_gamma=targets.min_snr_gamma,
-        noise_offset=targets.noise_offset,
-        scale_weight_norms=targets.scale_weight_norms,
         caption_dropout=0.0 if image.text_offloaded else targets.caption_dropout,
-        guidance_scale=targets.guidance_scale,
-        timestep_sampling=targets.timestep_sampling,
-        flow_shift=targets.flow_shift,
         cache_text=image.text_offloaded,
         quantize_base=image.quantized,
         save_every_epochs=epochs_between_files(timed),
-        conv_rank=targets.conv_rank,
-        conv_alpha=targets.conv_alpha,
     )
 
 

@@ -418,7 +418,7 @@ def loss_kind(task: TaskSpec, engine: Engine, fused: bool, liger: frozenset[Lige
 def candidate_of(plan: TrainingPlan) -> RunCandidate:
     """The candidate with the numbers of this plan, which may have been read from its file."""
     adapter, precision, grpo = plan.adapter, plan.precision, plan.grpo
-    modules = adapter.target_modules if adapter else ()
+    modules = tuple(plan.targets.lora_target_modules or ()) if adapter else ()
     ranks = adapter.rank_pattern.items() if adapter else ()
     factors = tuple((pattern, rank / adapter.rank) for pattern, rank in ranks) if adapter else ()
     liger = liger_parts(plan.model.architecture) if precision.liger else frozenset[LigerPart]()
@@ -448,16 +448,16 @@ def candidate_of(plan: TrainingPlan) -> RunCandidate:
         attention=precision.attention,
         loss=loss_kind(plan.task, plan.engine, precision.fused_loss, liger),
         liger=liger,
-        reshard=plan.fsdp.reshard_after_forward if plan.fsdp else True,
+        reshard=plan.targets.fsdp_reshard_after_forward,
         compile_mode=precision.compile_mode,
         fp8=precision.fp8,
         reference_ready=bool(plan.dpo and plan.dpo.precompute_reference),
         vllm_share=grpo.vllm_memory_share if grpo and grpo.vllm else 0.0,
         vllm_sleep=bool(grpo and grpo.vllm_sleep),
-        generations=grpo.generations if grpo else 1,
+        generations=plan.targets.grpo_generations,
         together=(grpo.together or 0) if grpo else 0,
-        kl=bool((grpo and grpo.beta > 0) or plan.task.kl_coefficient),
-        prompt_kl=bool(grpo and grpo.prompt_kl > 0),
+        kl=bool((grpo and plan.targets.grpo_beta > 0) or plan.task.kl_coefficient),
+        prompt_kl=bool(grpo and plan.targets.grpo_prompt_kl > 0),
         gathered_layers=grpo.whole_layers if grpo else 0,
         ema=plan.ema is not None,
         image=_image_candidate(plan),

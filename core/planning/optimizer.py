@@ -92,8 +92,6 @@ def optimizer_plan(
         warmup_steps=warmup_steps,
         weight_decay=targets.weight_decay,
         max_grad_norm=targets.max_grad_norm,
-        beta1=targets.adam_beta1,
-        beta2=targets.adam_beta2,
         stages=tuple(LrStage(share=stage.share, factor=stage.factor) for stage in targets.lr_stages),
         text_encoder_lr=targets.text_encoder_lr if image and image.text_adapter else None,
         fp32_master=candidate.fp32_master,

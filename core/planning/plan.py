@@ -19,7 +19,6 @@ from core.domain.choices import (
     CompileMode,
     Engine,
     EvalMetric,
-    ImageLoss,
     LrSchedule,
     Method,
     Optimizer,
@@ -30,6 +29,7 @@ from core.domain.records import Record
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.facts import ModelFacts
 from core.planning.budget import Concession, MemoryBreakdown, PlanVerdict, TimeBreakdown
+from core.profile.targets import Targets
 
 
 class TaskSpec(Record):
@@ -51,13 +51,8 @@ class AdapterPlan(Record):
     rank: int = Field(ge=1)
     alpha: float = Field(gt=0)
     dropout: float = Field(ge=0, le=1)
-    #: Empty: every linear layer.
-    target_modules: tuple[str, ...] = ()
     #: Other ranks, by a pattern of the layers' names.
     rank_pattern: dict[str, int] = Field(default_factory=dict)
-    rslora: bool = False
-    dora: bool = False
-    loraplus_lr_ratio: float | None = None
     #: Image models: whether the text encoders carry an adapter too.
     text_encoder: bool = False
     #: Of all adapters together.
@@ -65,12 +60,10 @@ class AdapterPlan(Record):
 
 
 class FsdpPlan(Record):
-    """FSDP2: what is split, and for how long."""
+    """FSDP2: over which GPUs the weights are split."""
 
-    reshard_after_forward: bool = True
     #: Several nodes: shards within each, and copies between them (hybrid). False: shards over all GPUs.
     within_nodes: bool = False
-    forward_prefetch: bool = True
 
 
 class BatchPlan(Record):
@@ -125,8 +118,6 @@ class OptimizerPlan(Record):
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, ge=0)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.999, ge=0, lt=1)
     stages: tuple[LrStage, ...] = ()
     #: Image models: the text encoders' own rate.
     text_encoder_lr: float | None = None
@@ -216,17 +207,11 @@ class LrSearchPlan(Record):
 
 
 class DpoPlan(Record):
-    beta: float = Field(default=0.1, gt=0)
     #: Reference log-probs computed once before the training instead of in each step.
     precompute_reference: bool = False
 
 
 class GrpoPlan(Record):
-    #: Of TRL's KL: KL(model || base) on the completions.
-    beta: float = Field(default=0.0, ge=0)
-    #: Of the evaluation's: KL(base || model) on the prompts.
-    prompt_kl: float = Field(default=0.0, ge=0)
-    generations: int = Field(default=8, ge=2)
     temperature: float = Field(default=0.9, gt=0)
     #: 0: all tokens.
     top_k: int | None = 50
@@ -257,7 +242,7 @@ class CheckpointChoice(Record):
 
 
 class ImagePlan(Record):
-    """What only image training has. The keys are kohya's; ai-toolkit's recipe translates them."""
+    """What only image training has, beside its targets."""
 
     #: Sides of the squares whose area pictures are trained at. ai-toolkit trains every picture at each of
     #: them in turn; kohya takes the largest.
@@ -266,23 +251,12 @@ class ImagePlan(Record):
     choice: CheckpointChoice | None = None
     repeats: int = Field(default=1, ge=1)
     vae_batch: int = Field(default=4, ge=1)
-    loss: ImageLoss = ImageLoss.L2
-    huber_c: float | None = None
-    min_snr_gamma: float | None = None
-    noise_offset: float | None = None
-    scale_weight_norms: float | None = None
     caption_dropout: float = Field(default=0.0, ge=0, le=1)
-    #: Flow-matching models such as Flux.
-    guidance_scale: float | None = None
-    timestep_sampling: str | None = None
-    flow_shift: float | None = None
     cache_latents: bool = True
     cache_text: bool = False
     quantize_base: bool = False
     #: Interval of the checkpoints: in epochs for kohya; ai-toolkit takes `steps.save_every`.
     save_every_epochs: int = Field(default=10, ge=1)
-    conv_rank: int | None = None
-    conv_alpha: float | None = None
 
     @property
     def resolution(self) -> int:
@@ -348,6 +322,8 @@ class TrainingPlan(Record):
     available: GpuSet
     gpus: GpuSet
     profile: str
+    #: What the profile asks for, resolved for this task. The parts below hold what became of it.
+    targets: Targets
     engine: Engine
     method: Method
     adapter: AdapterPlan | None = None
@@ -371,7 +347,6 @@ class TrainingPlan(Record):
     slurm: dict[str, str] = Field(default_factory=dict)
     env: dict[str, str] = Field(default_factory=dict)
     launch: LaunchPlan
-    seed: int = 42
     #: The operator's raw keys for the engine; they win over everything rendered.
     engine_config: dict[str, JsonValue] = Field(default_factory=dict)
     memory: MemoryBreakdown
@@ -416,17 +391,9 @@ class TrainingPlan(Record):
     @property
     def digest(self) -> str:
         """SHA-256 of what runs, without explanations: the same for the same numbers."""
-        explanations = {
-            "memory",
-            "time",
-            "verdict",
-            "concessions",
-            "notes",
-            "reasons",
-            "oom_steps",
-            "available",
-            "goal",
-        }
-        content = self.model_dump(mode="json", exclude=explanations)
+        explained = ["memory", "time", "verdict", "concessions", "notes", "reasons", "oom_steps"]
+        left_out: dict[str, bool | set[str]] = dict.fromkeys([*explained, "available", "goal"], True)
+        left_out["targets"] = {"target_loss", "target_gain"}
+        content = self.model_dump(mode="json", exclude=left_out)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()

@@ -108,7 +108,7 @@ def _distributed(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
         env["PET_LOCAL_ADDR"] = "127.0.0.1"
     if plan.gpus.is_cpu and (plan.launch.machines == 1 or _is_loopback(inputs.head)):
         env["GLOO_SOCKET_IFNAME"] = "lo"
-    if plan.fsdp is not None and not plan.fsdp.reshard_after_forward:
+    if plan.fsdp is not None and not plan.targets.fsdp_reshard_after_forward:
         # Axolotl hands on only a true value, and accelerate's default is true.
         env["FSDP_RESHARD_AFTER_FORWARD"] = "false"
     return env

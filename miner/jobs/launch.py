@@ -93,7 +93,7 @@ def run_spec(
         end_by=grant.end_by,
         deadline_at=row.deadline_at,
         resume_from=str(grant.resume_from) if grant.resume_from else None,
-        seed=grant.plan.seed,
+        seed=grant.plan.targets.seed,
     )
 
 

@@ -22,6 +22,7 @@ from core.planning.plan import (
     TaskSpec,
     TrainingPlan,
 )
+from core.profile.targets import Targets
 
 
 def llama_8b(**changes: Any) -> ModelFacts:
@@ -71,6 +72,7 @@ def plan(**changes: Any) -> TrainingPlan:
         "available": gpus,
         "gpus": gpus,
         "profile": "h100x4",
+        "targets": Targets(),
         "engine": Engine.AXOLOTL,
         "method": Method.LORA,
         "adapter": AdapterPlan(rank=64, alpha=32, dropout=0.05, params=168_000_000),

@@ -125,7 +125,7 @@ class SessionCallback(TrainerCallback):  # type: ignore[misc]
         plan = self.session.plan
         if plan.grpo is not None:
             gathered_share = plan.grpo.whole_layers / plan.model.layers
-            reshard = plan.fsdp is None or plan.fsdp.reshard_after_forward
+            reshard = plan.fsdp is None or plan.targets.fsdp_reshard_after_forward
             patch_generate(self.host.trainer.model, gathered_share, reshard, self.session.generating)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -280,7 +280,7 @@ def order_steps(trainer: Any, plan: TrainingPlan) -> None:
     def sampler(dataset: Any = None) -> StepOrder:
         lengths = _pair_lengths(trainer.train_dataset)
         return StepOrder(
-            lengths, micro, passes, args.world_size, plan.seed, lambda: int(trainer.state.epoch or 0)
+            lengths, micro, passes, args.world_size, plan.targets.seed, lambda: int(trainer.state.epoch or 0)
         )
 
     trainer._get_train_sampler = sampler

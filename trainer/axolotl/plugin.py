@@ -78,7 +78,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         """The engine seeds only when the trainer is made: an adapter's weights are drawn before."""
         from transformers import set_seed
 
-        set_seed(self.plan.seed)
+        set_seed(self.plan.targets.seed)
 
     def post_model_load(self, cfg: Any, model: Any) -> None:
         patches.freeze_vision(model)
@@ -133,16 +133,16 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         if coefficient:
             add_kl(trainer, coefficient, base, splitter.label_share, answers)
         if self.plan.grpo is not None:
-            self._prepare_rewards(trainer, self.plan.grpo)
+            self._prepare_rewards(trainer, self.plan.grpo, self.plan.targets.grpo_prompt_kl)
         return [SessionCallback(self.spec, self.session, host, meter)]
 
-    def _prepare_rewards(self, trainer: Any, plan: GrpoPlan) -> None:
+    def _prepare_rewards(self, trainer: Any, plan: GrpoPlan, prompt_kl: float) -> None:
         """Ours; an operator's raw key may name another trainer."""
         if not hasattr(trainer, "together"):
             return
         trainer.together = plan.together
-        if plan.prompt_kl:
-            add_prompt_kl(trainer, plan.prompt_kl)
+        if prompt_kl:
+            add_prompt_kl(trainer, prompt_kl)
         if self.session is not None:
             trainer.generating = self.session.generating
         if self.rank == 0:

@@ -270,7 +270,7 @@ def write_task(task: TextTask, plan: TrainingPlan, folder: Path) -> PreparedRows
     made = task.spec.task_type.makes_rows
     compared = [] if made else [_tokens(row) for row in task.rows]
     clusters = near_duplicates(compared, task.fingerprints)
-    split = hold_out(clusters, [_answer(row) for row in task.rows], plan.steps.eval_rows, plan.seed)
+    split = hold_out(clusters, [_answer(row) for row in task.rows], plan.steps.eval_rows, plan.targets.seed)
     train = list(_fitted(task, [task.rows[place] for place in split.train], plan))
     held = list(_fitted(task, [task.rows[place] for place in split.held], None))
     other = _by_the_other_rules(task, held, split.held)

@@ -117,7 +117,7 @@ def shard(net: LossModel, plan: TrainingPlan, mesh: DeviceMesh | None, device: t
     broadcast_trainable(net, device)
     options: dict[str, Any] = {
         "mesh": mesh,
-        "reshard_after_forward": plan.fsdp.reshard_after_forward,
+        "reshard_after_forward": plan.targets.fsdp_reshard_after_forward,
         # Gradients are summed in fp32 whatever they were computed in.
         "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
     }
@@ -130,7 +130,7 @@ def shard(net: LossModel, plan: TrainingPlan, mesh: DeviceMesh | None, device: t
     attach_shards(detached)
     if isinstance(net, DpoLossModel):
         register_fsdp_forward_method(net, "preferred")
-    if plan.fsdp.forward_prefetch:
+    if plan.targets.fsdp_forward_prefetch:
         for layer, following in pairwise(layers):
             layer.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
 

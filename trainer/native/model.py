@@ -355,16 +355,16 @@ def add_adapters(model: nn.Module, plan: TrainingPlan) -> nn.Module:
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
-        target_modules=list(adapter.target_modules) or "all-linear",
+        target_modules=plan.targets.lora_target_modules or "all-linear",
         rank_pattern=adapter.rank_pattern,
-        use_rslora=adapter.rslora,
-        use_dora=adapter.dora,
+        use_rslora=plan.targets.rslora,
+        use_dora=plan.targets.dora,
         bias="none",
         task_type="CAUSAL_LM",
     )
     config._register_custom_module({nn.Linear: LeanLoraLinear})
     with_adapters: nn.Module = get_peft_model(model, config)
-    if adapter.dora:
+    if plan.targets.dora:
         _set_magnitudes(with_adapters)
     return with_adapters
 

@@ -47,7 +47,7 @@ def build_optimizer(model: nn.Module, plan: TrainingPlan, device: torch.device) 
         kept=plan.adapter is None and planned.fp32_master,
         narrow=narrow < wide,
         by_rows=planned.name not in WHOLE_MATRICES,
-        seed=plan.seed,
+        seed=plan.targets.seed,
     )
 
 
@@ -55,7 +55,7 @@ def _make_optimizer(
     named: list[tuple[str, nn.Parameter]], plan: TrainingPlan, device: torch.device
 ) -> Optimizer:
     planned = plan.optimizer
-    rate, betas = planned.learning_rate, (planned.beta1, planned.beta2)
+    rate, betas = planned.learning_rate, (plan.targets.adam_beta1, plan.targets.adam_beta2)
     groups = list(_groups(named, plan))
     match planned.name:
         case Name.ADAMW_TORCH | Name.ADAMW_TORCH_FUSED:
@@ -86,7 +86,7 @@ def _make_optimizer(
 
 def _groups(named: list[tuple[str, nn.Parameter]], plan: TrainingPlan) -> Iterable[dict[str, Any]]:
     """Norms and biases are not decayed; LoRA's B may learn faster than its A (LoRA+)."""
-    ratio = (plan.adapter.loraplus_lr_ratio if plan.adapter else None) or 1.0
+    ratio = (plan.targets.loraplus_lr_ratio if plan.adapter else None) or 1.0
     kinds: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, weight in named:
         kinds.setdefault((weight.ndim >= 2, ratio != 1.0 and "lora_B" in name), []).append(weight)
@@ -123,7 +123,7 @@ class MuonAndAdam(Optimizer):
             )
             self.parts.append(muon)
         if others:
-            betas = (planned.beta1, planned.beta2)
+            betas = (plan.targets.adam_beta1, plan.targets.adam_beta2)
             adam = torch.optim.AdamW(others, lr=planned.learning_rate, betas=betas, fused=True)
             self.parts.append(adam)
         super().__init__([weight for _, weight in named], {})

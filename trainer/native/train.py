@@ -251,7 +251,7 @@ def set_up(
     """Load model and rows. The order matters to the last bit: each step may draw random numbers or change the
     plan for those after it."""
     work = Path(spec.run.work_dir) / "native"
-    torch.manual_seed(plan.seed)
+    torch.manual_seed(plan.targets.seed)
     speed.allow_tf32(plan)
     progress.stage("load", "the model")
     mesh = shard_mesh(plan, ranks)  # all ranks
@@ -308,7 +308,7 @@ def build_objective(
 ) -> LossModel:
     """The model with the loss that the task is scored by."""
     if pairs:
-        return DpoLossModel(model, attention, plan.dpo.beta if plan.dpo else 0.1)
+        return DpoLossModel(model, attention, plan.targets.dpo_beta)
     if not spec.run.kl_coefficient:
         return LossModel(model, attention)
     path = Path(spec.run.model_path)
@@ -324,7 +324,7 @@ def sample_order(train: TokenRows, plan: TrainingPlan, world: int) -> SampleOrde
         batch.micro,
         batch.accumulation,
         world,
-        seed=plan.seed,
+        seed=plan.targets.seed,
         packing=train.layout.packed,
         group_by_length=sequence.group_by_length,
         ramp=settings_of(plan).ramp_steps(plan.steps.total),

@@ -14,6 +14,7 @@ from core.models.image_families import IMAGE_FAMILIES, families_of
 from core.planning.plan import ImagePlan, TrainingPlan
 from core.profile.declare import NameSystem
 from core.profile.schema import FIELD_NAMES
+from core.profile.targets import Targets
 from core.recipes.base import EngineConfig, Recipe, RunInputs, load_templates, overlay, unsupported_target
 
 _PROCESS = "config.process[0]."
@@ -55,8 +56,8 @@ def ai_toolkit_recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
     settings: EngineConfig = {
         "training_folder": inputs.output_dir,
         "trigger_word": plan.task.trigger_word,
-        "training_seed": plan.seed,
-        "network": _network(plan, image, notes),
+        "training_seed": plan.targets.seed,
+        "network": _network(plan, notes),
         "save": {"save_every": plan.steps.save_every, "max_step_saves_to_keep": plan.steps.keep_checkpoints},
         "datasets": _dataset(plan, image, inputs),
         "train": _train(plan, image, notes),
@@ -89,10 +90,10 @@ def _nested(path: str, value: Any) -> EngineConfig:
     return nested
 
 
-def _network(plan: TrainingPlan, image: ImagePlan, notes: list[str]) -> EngineConfig:
-    adapter = plan.adapter
+def _network(plan: TrainingPlan, notes: list[str]) -> EngineConfig:
+    adapter, targets = plan.adapter, plan.targets
     assert adapter is not None  # a full fine-tune was refused
-    asked = {"rslora": adapter.rslora, "dora": adapter.dora, "loraplus_lr_ratio": adapter.loraplus_lr_ratio}
+    asked = {"rslora": targets.rslora, "dora": targets.dora, "loraplus_lr_ratio": targets.loraplus_lr_ratio}
     for name, value in asked.items():
         if value:
             notes.append(f"{name}: ai-toolkit's LoRA has none, so it is left out")
@@ -100,8 +101,8 @@ def _network(plan: TrainingPlan, image: ImagePlan, notes: list[str]) -> EngineCo
         "linear": adapter.rank,
         "linear_alpha": float(adapter.alpha),
         "dropout": adapter.dropout or None,
-        "conv": image.conv_rank,
-        "conv_alpha": float(image.conv_alpha) if image.conv_alpha is not None else None,
+        "conv": targets.conv_rank,
+        "conv_alpha": float(targets.conv_alpha) if targets.conv_alpha is not None else None,
     }
 
 
@@ -118,17 +119,17 @@ def _dataset(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs) -> EngineC
 
 
 def _train(plan: TrainingPlan, image: ImagePlan, notes: list[str]) -> EngineConfig:
-    precision, ema = plan.precision, plan.ema
+    precision, ema, targets = plan.precision, plan.ema, plan.targets
     if ema is not None and ema.every > 1:
         notes.append(f"ema_every {ema.every}: ai-toolkit updates its average at every step")
-    if image.loss is ImageLoss.SMOOTH_L1:
+    if targets.image_loss is ImageLoss.SMOOTH_L1:
         notes.append("image_loss smooth_l1: ai-toolkit has pseudo_huber, which is written")
     nowhere = {
-        "min_snr_gamma": image.min_snr_gamma,
-        "scale_weight_norms": image.scale_weight_norms,
-        "guidance_scale": image.guidance_scale,
-        "flow_shift": image.flow_shift,
-        "huber_c": image.huber_c,
+        "min_snr_gamma": targets.min_snr_gamma,
+        "scale_weight_norms": targets.scale_weight_norms,
+        "guidance_scale": targets.guidance_scale,
+        "flow_shift": targets.flow_shift,
+        "huber_c": targets.huber_c,
         "plateau_factor": plan.plateau,
         "early_stopping_patience": plan.steps.early_stopping_patience,
     }
@@ -141,18 +142,18 @@ def _train(plan: TrainingPlan, image: ImagePlan, notes: list[str]) -> EngineConf
         "gradient_accumulation": plan.batch.accumulation,
         "gradient_checkpointing": precision.gradient_checkpointing,
         "dtype": "bf16" if precision.bf16 else "fp16" if precision.fp16 else "fp32",
-        "loss_type": _LOSSES[image.loss],
-        "noise_offset": image.noise_offset or None,
+        "loss_type": _LOSSES[targets.image_loss],
+        "noise_offset": targets.noise_offset or None,
         "cache_text_embeddings": True if image.cache_text else None,
         "ema_config": {"use_ema": True, "ema_decay": ema.decay} if ema is not None else None,
-        **_timesteps(image, notes),
+        **_timesteps(targets, notes),
         **_optimizer(plan, notes),
         **_schedule(plan, notes),
     }
 
 
-def _timesteps(image: ImagePlan, notes: list[str]) -> EngineConfig:
-    asked = image.timestep_sampling
+def _timesteps(targets: Targets, notes: list[str]) -> EngineConfig:
+    asked = targets.timestep_sampling
     if asked is None:
         return {}
     name = _TIMESTEPS.get(asked, asked)
@@ -169,7 +170,7 @@ def _optimizer(plan: TrainingPlan, notes: list[str]) -> EngineConfig:
         )
     parameters: EngineConfig = {"weight_decay": optimizer.weight_decay}
     if "adamw" in optimizer.name:
-        parameters["betas"] = [optimizer.beta1, optimizer.beta2]
+        parameters["betas"] = [plan.targets.adam_beta1, plan.targets.adam_beta2]
     if optimizer.text_encoder_lr:
         notes.append("text_encoder_lr: ai-toolkit leaves the text encoders of these models as they are")
     return {

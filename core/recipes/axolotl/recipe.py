@@ -13,7 +13,7 @@ from typing import Any
 
 from core.domain.choices import LrSchedule, Method, Optimizer
 from core.models.kernels import LigerPart, liger_parts
-from core.planning.plan import AdapterPlan, TrainingPlan
+from core.planning.plan import TrainingPlan
 from core.profile.declare import NameSystem
 from core.profile.schema import FIELD_NAMES
 from core.recipes.axolotl.data_keys import dataset_keys
@@ -39,8 +39,8 @@ def optimizer_keys(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> E
     betas: EngineConfig = {}
     if name in _ADAMW:
         betas = {
-            "adam_beta1": optimizer.beta1,
-            "adam_beta2": optimizer.beta2,
+            "adam_beta1": plan.targets.adam_beta1,
+            "adam_beta2": plan.targets.adam_beta2,
             "adam_epsilon": 1e-8,
         }
     if optimizer.fp32_master and plan.fsdp is None:
@@ -116,7 +116,7 @@ def _files(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineCon
         "resume_from_checkpoint": inputs.resume_from,
         "special_tokens": {"pad_token": inputs.pad_token} if inputs.pad_token else None,
         "plugins": plugins or None,
-        "seed": plan.seed,
+        "seed": plan.targets.seed,
     }
 
 
@@ -139,24 +139,25 @@ def _adapter(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineC
         "lora_alpha": _rounded_alpha(adapter.alpha, notes),
         "lora_dropout": adapter.dropout,
         "lora_rank_pattern": adapter.rank_pattern or None,
-        **_targets(plan, adapter),
-        "peft_use_rslora": adapter.rslora or None,
-        "peft_use_dora": adapter.dora or None,
-        "loraplus_lr_ratio": adapter.loraplus_lr_ratio,
+        **_target_layers(plan),
+        "peft_use_rslora": plan.targets.rslora or None,
+        "peft_use_dora": plan.targets.dora or None,
+        "loraplus_lr_ratio": plan.targets.loraplus_lr_ratio,
     }
 
 
-def _targets(plan: TrainingPlan, adapter: AdapterPlan) -> EngineConfig:
+def _target_layers(plan: TrainingPlan) -> EngineConfig:
     """A 4-bit base leaves experts as they are unless it is asked to, and then Axolotl wants the layers named;
     peft knows a name for all of them."""
+    modules = plan.targets.lora_target_modules
     keys: EngineConfig = {}
     if plan.method is Method.QLORA and plan.model.moe is not None:
         keys = {
             "quantize_moe_experts": True,
-            "lora_target_modules": list(adapter.target_modules) or "all-linear",
+            "lora_target_modules": modules or "all-linear",
         }
-    elif adapter.target_modules:
-        keys = {"lora_target_modules": list(adapter.target_modules)}
+    elif modules:
+        keys = {"lora_target_modules": modules}
     else:
         keys = {"lora_target_linear": True}
     return {"lora_target_linear": None, "lora_target_modules": None, **keys}
@@ -183,7 +184,7 @@ def _batch(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineCon
 def _eval_batch(plan: TrainingPlan) -> int:
     """GRPO's evaluation generates in groups, so the batch over all GPUs is a multiple of the group."""
     batch = plan.batch.eval_micro
-    while plan.grpo is not None and batch * plan.batch.world_size % plan.grpo.generations:
+    while plan.grpo is not None and batch * plan.batch.world_size % plan.targets.grpo_generations:
         batch += 1
     return batch
 
@@ -304,7 +305,7 @@ def _sharding(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Engine
         "fsdp_version": 2,
         "fsdp_config": {
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "reshard_after_forward": fsdp.reshard_after_forward,
+            "reshard_after_forward": plan.targets.fsdp_reshard_after_forward,
             "offload_params": False,
             # If every rank read a 70B model, the host would need its memory eight times; with a 4-bit base
             # only rank 0 quantizes and the others wait forever.
@@ -321,7 +322,10 @@ def _preference(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> Engi
     dpo = plan.dpo
     if not plan.task.task_type.has_pairs or dpo is None:
         return {}
-    return {"rl_beta": dpo.beta, "precompute_ref_log_probs": True if dpo.precompute_reference else None}
+    return {
+        "rl_beta": plan.targets.dpo_beta,
+        "precompute_ref_log_probs": True if dpo.precompute_reference else None,
+    }
 
 
 #: A prompt that is encoded again may be a little longer.
@@ -331,13 +335,13 @@ BASE_ONLY = 1e-9
 
 
 def _groups(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineConfig:
-    grpo = plan.grpo
+    grpo, targets = plan.grpo, plan.targets
     if not plan.task.task_type.generates or grpo is None:
         return {}
     keys: EngineConfig = {
         # TRL keeps a full fine-tune's base, sharded as the model is, for a term of its own only.
-        "beta": grpo.beta or (BASE_ONLY if grpo.prompt_kl and not plan.adapter else 0.0),
-        "num_generations": grpo.generations,
+        "beta": targets.grpo_beta or (BASE_ONLY if targets.grpo_prompt_kl and not plan.adapter else 0.0),
+        "num_generations": targets.grpo_generations,
         "temperature": grpo.temperature,
         "top_k": grpo.top_k,
         # Unset, generation stops at 20 tokens.

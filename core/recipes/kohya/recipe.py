@@ -20,6 +20,7 @@ from core.models.image_families import IMAGE_FAMILIES, families_of
 from core.planning.plan import AdapterPlan, ImagePlan, TrainingPlan
 from core.profile.declare import NameSystem
 from core.profile.schema import FIELD_NAMES
+from core.profile.targets import Targets
 from core.recipes.base import EngineConfig, Recipe, RunInputs, load_templates, overlay, unsupported_target
 from core.recipes.keys import translated_kohya
 
@@ -89,33 +90,33 @@ def _files(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: list[
 def _seed(plan: TrainingPlan, notes: list[str]) -> int | None:
     """The seed, or None on several GPUs, where every process would draw the same noise."""
     if plan.launch.processes == 1:
-        return plan.seed
+        return plan.targets.seed
     notes.append("seed: left out on several GPUs, where it would give every one of them the same noise")
     return None
 
 
 def _adapter(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: list[str]) -> EngineConfig:
-    adapter = plan.adapter
+    adapter, targets = plan.adapter, plan.targets
     assert adapter is not None  # a full fine-tune was refused
-    for asked, name in ((adapter.rslora, "rslora"), (adapter.dora, "dora")):
+    for asked, name in ((targets.rslora, "rslora"), (targets.dora, "dora")):
         if asked:
             notes.append(f"{name}: sd-scripts' LoRA has none, so it is left out")
     keys: EngineConfig = {
         "network_dim": adapter.rank,
         "network_alpha": float(adapter.alpha),
         "network_dropout": adapter.dropout or None,
-        "network_args": _network_args(adapter, image) or None,
+        "network_args": _network_args(targets) or None,
     }
     return keys | _rates(plan, adapter, notes)
 
 
-def _network_args(adapter: AdapterPlan, image: ImagePlan) -> list[str]:
+def _network_args(targets: Targets) -> list[str]:
     arguments = []
-    if image.conv_rank is not None:
-        alpha = image.conv_alpha if image.conv_alpha is not None else image.conv_rank
-        arguments += [f"conv_dim={image.conv_rank}", f"conv_alpha={alpha:g}"]
-    if adapter.loraplus_lr_ratio is not None:
-        arguments.append(f"loraplus_lr_ratio={adapter.loraplus_lr_ratio:g}")
+    if targets.conv_rank is not None:
+        alpha = targets.conv_alpha if targets.conv_alpha is not None else targets.conv_rank
+        arguments += [f"conv_dim={targets.conv_rank}", f"conv_alpha={alpha:g}"]
+    if targets.loraplus_lr_ratio is not None:
+        arguments.append(f"loraplus_lr_ratio={targets.loraplus_lr_ratio:g}")
     return arguments
 
 
@@ -187,7 +188,7 @@ def _optimizer(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: l
         # By default it finds its own rate and drops the configured one.
         arguments += ["relative_step=False", "scale_parameter=False", "warmup_init=False"]
     elif "adamw" in optimizer.name or optimizer.name is Optimizer.PRODIGY:
-        arguments.append(f"betas=({optimizer.beta1:g},{optimizer.beta2:g})")
+        arguments.append(f"betas=({plan.targets.adam_beta1:g},{plan.targets.adam_beta2:g})")
     return {
         "optimizer_type": _OPTIMIZERS[optimizer.name],
         "optimizer_args": arguments,
@@ -258,32 +259,33 @@ def _precision(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: l
 
 
 def _loss(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: list[str]) -> EngineConfig:
-    huber = image.loss in (ImageLoss.HUBER, ImageLoss.SMOOTH_L1)
+    targets = plan.targets
+    huber = targets.image_loss in (ImageLoss.HUBER, ImageLoss.SMOOTH_L1)
     flux = is_flux(plan)
-    if image.huber_c is not None and not huber:
-        notes.append(f"huber_c: only read with a huber loss, the loss is {image.loss}")
-    if image.min_snr_gamma is not None and flux:
+    if targets.huber_c is not None and not huber:
+        notes.append(f"huber_c: only read with a huber loss, the loss is {targets.image_loss}")
+    if targets.min_snr_gamma is not None and flux:
         notes.append("min_snr_gamma: has no effect on Flux, so it is left out")
     return {
-        "loss_type": str(image.loss),
-        "huber_c": image.huber_c if huber else None,
+        "loss_type": str(targets.image_loss),
+        "huber_c": targets.huber_c if huber else None,
         # The default, snr, crashes Flux at the first step.
         "huber_schedule": "exponential" if huber and flux else None,
-        "min_snr_gamma": None if flux else image.min_snr_gamma,
-        "noise_offset": image.noise_offset or None,
-        "scale_weight_norms": image.scale_weight_norms,
-        **(_flow(image) if flux else {}),
+        "min_snr_gamma": None if flux else targets.min_snr_gamma,
+        "noise_offset": targets.noise_offset or None,
+        "scale_weight_norms": targets.scale_weight_norms,
+        **(_flow(targets) if flux else {}),
     }
 
 
-def _flow(image: ImagePlan) -> EngineConfig:
+def _flow(targets: Targets) -> EngineConfig:
     """The template has Flux's own values; a target that is set wins."""
-    targets: EngineConfig = {
-        "guidance_scale": image.guidance_scale,
-        "timestep_sampling": image.timestep_sampling,
-        "discrete_flow_shift": image.flow_shift,
+    keys: EngineConfig = {
+        "guidance_scale": targets.guidance_scale,
+        "timestep_sampling": targets.timestep_sampling,
+        "discrete_flow_shift": targets.flow_shift,
     }
-    return {key: value for key, value in targets.items() if value is not None}
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 _PARTS: tuple[KohyaPart, ...] = (_files, _adapter, _batch, _optimizer, _steps, _precision, _loss)

@@ -94,7 +94,7 @@ def recipe_of_plan(plan: TrainingPlan) -> FieldRecipe:
         lora_rank=plan.adapter.rank if plan.adapter else None,
         lora_alpha=plan.adapter.alpha if plan.adapter else None,
         dropout=image.caption_dropout if image else plan.adapter.dropout if plan.adapter else None,
-        loss=_LOSSES.get(str(image.loss), str(image.loss)) if image else None,
+        loss=_LOSSES.get(str(plan.targets.image_loss), str(plan.targets.image_loss)) if image else None,
         ema=plan.ema.decay if plan.ema else 0.0,
         resolutions=image.resolutions if image else (),
     )

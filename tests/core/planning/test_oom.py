@@ -97,8 +97,8 @@ def test_sequences_are_not_cut_where_states_fill_the_memory() -> None:
 def test_grpo_keeps_complete_groups_at_every_step() -> None:
     for plan in _ladder(_plan(TaskType.GRPO, "2xH100"), moment="generation", available=8):
         per_gpu = plan.batch.micro * plan.batch.accumulation
-        assert per_gpu % plan.grpo.generations == 0
-        assert per_gpu >= plan.grpo.generations * plan.batch.world_size
+        assert per_gpu % plan.targets.grpo_generations == 0
+        assert per_gpu >= plan.targets.grpo_generations * plan.batch.world_size
 
 
 def test_generation_first_keeps_fewer_layers_then_none_then_fewer_completions_at_once_then_in_all() -> None:
@@ -113,7 +113,7 @@ def test_generation_first_keeps_fewer_layers_then_none_then_fewer_completions_at
     assert (waiting.grpo.together, waiting.batch) == (16, whole.batch)
     assert waiting.time.step_s > none.time.step_s, "one generation after the other"
     fewer = waiting
-    while fewer.grpo.together > fewer.grpo.generations:
+    while fewer.grpo.together > fewer.targets.grpo_generations:
         fewer = next_after_oom(fewer, generation)
     fewer = next_after_oom(fewer, generation)
     assert fewer.oom_steps[3:-1] == ("grpo.together 16 → 8", "grpo.together 8 → 4")

@@ -26,6 +26,7 @@ from core.planning.plan import (
     PlanReason,
     TrainingPlan,
 )
+from core.profile.targets import Targets
 from tests.core.builders import plan
 from tests.doubles.each import each
 
@@ -60,7 +61,7 @@ def test_no_number_or_letter_changes_on_the_way(rate: float, decay: float, text:
     [
         ({"reasons": {}, "notes": ("x",), "oom_steps": ("y",)}, True),
         ({"available": plan().available.take(8)}, True),
-        ({"seed": 43}, False),
+        ({"targets": Targets(seed=43)}, False),
         ({"env": {"A": "1"}}, False),
     ],
 )

@@ -373,7 +373,7 @@ def test_preferences_are_learned_by_adapters_from_2b_on(
 @each("gpus", [1, 2, 3, 4, 8])
 def test_grpo_batches_are_what_axolotl_accepts(gpus: int) -> None:
     plan = _plan(load_profile("steady"), TaskType.GRPO, "Qwen/Qwen2.5-3B", gpus=f"{gpus}xH100", hours=6)
-    batch, generations = plan.batch, plan.grpo.generations
+    batch, generations = plan.batch, plan.targets.grpo_generations
     assert batch.micro * batch.accumulation % generations == 0
     assert batch.micro * batch.accumulation >= generations * batch.world_size
     reason = _concession(plan, "effective_batch_size").reason

@@ -98,7 +98,7 @@ def test_vllm_generates_where_it_is_installed_and_nothing_is_given_up_for_it(
         assert plan.memory.total_bytes <= plan.memory.budget_bytes or not plan.verdict.feasible
     elif "RTX" in options.get("gpus", ""):
         assert plan == plan_of(model, **{**options, "grpo_vllm": False}).model_copy(
-            update={"reasons": plan.reasons}
+            update={"targets": plan.targets, "reasons": plan.reasons}
         )
 
 
@@ -128,9 +128,9 @@ def test_completions_wait_where_not_all_fit_and_the_step_stays_as_large() -> Non
     assert plan.batch.effective == 512
     together, candidate, budget = plan.grpo.together, candidate_of(plan), plan.memory.budget_bytes
     assert together is not None
-    assert together % plan.grpo.generations == 0
+    assert together % plan.targets.grpo_generations == 0
     assert fits_memory(candidate, budget)
-    assert not generation_fits(vary(candidate, together=together + plan.grpo.generations), budget)
+    assert not generation_fits(vary(candidate, together=together + plan.targets.grpo_generations), budget)
     assert plan_of("Qwen/Qwen2.5-7B", vllm=False).grpo.together is None, "there is room for all"
 
 
@@ -212,7 +212,7 @@ def test_a_kl_on_prompts_takes_memory_and_time_and_needs_the_base() -> None:
     plain = plan_of(vllm=False, grpo_vllm=False, grpo_beta=0.0)
     with_kl = plan_of(vllm=False, grpo_vllm=False, grpo_beta=0.0, grpo_prompt_kl=0.5)
     assert with_kl.grpo is not None
-    assert with_kl.grpo.prompt_kl == 0.5
+    assert with_kl.targets.grpo_prompt_kl == 0.5
     assert with_kl.memory["logits"] > plain.memory["logits"]
     assert with_kl.time.throughput < plain.time.throughput
     assert with_kl.memory["activations"] > plain.memory["activations"]

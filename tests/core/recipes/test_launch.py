@@ -6,6 +6,7 @@ from core.domain.choices import Engine, Parallelism
 from core.domain.hardware import parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
 from core.planning.plan import ContainerPlan, FsdpPlan, GrpoPlan
+from core.profile.targets import Targets
 from core.recipes.launch import accelerate_command, launch_command, launch_environment
 from core.recipes.render import render
 from tests.core.recipes.cases import image_inputs, image_plan, inputs, text_plan
@@ -128,7 +129,12 @@ def test_ranks_on_gpus_leave_their_last_collectives_and_the_profile_says_how_err
 
 @each(("reshard", "variable"), [(False, "false"), (True, None)])
 def test_keeping_layers_gathered_is_set_by_a_variable(reshard: bool, variable: str | None) -> None:
-    plan = text_plan(SFT, parallelism=Parallelism.FSDP, fsdp=FsdpPlan(reshard_after_forward=reshard))
+    plan = text_plan(
+        SFT,
+        parallelism=Parallelism.FSDP,
+        fsdp=FsdpPlan(),
+        targets=Targets(fsdp_reshard_after_forward=reshard),
+    )
     assert launch_environment(plan, inputs()).get("FSDP_RESHARD_AFTER_FORWARD") == variable
 
 

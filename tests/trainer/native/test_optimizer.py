@@ -13,7 +13,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from core.domain.choices import LrSchedule, Optimizer
-from core.planning.plan import AdapterPlan, OptimizerPlan
+from core.planning.plan import OptimizerPlan
+from core.profile.targets import Targets
 from tests.trainer.native import tiny
 from trainer.native import model as nets
 from trainer.native import optimizer
@@ -94,8 +95,8 @@ def test_norms_are_not_decayed_and_loras_b_learns_faster_where_asked() -> None:
             super().__init__()
             self.lora_A, self.lora_B = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
 
-    adapter = AdapterPlan(rank=2, alpha=4, dropout=0, params=1, loraplus_lr_ratio=16.0)
-    masters = optimizer.build_optimizer(Dressed(), tiny.plan(adapter=adapter), tiny.CPU)
+    plan = tiny.plan(targets=Targets(loraplus_lr_ratio=16.0))
+    masters = optimizer.build_optimizer(Dressed(), plan, tiny.CPU)
     masters.set_rate(1e-3)
     assert sorted(group["lr"] for group in masters.param_groups) == pytest.approx([1e-3, 1.6e-2])
 
@@ -115,7 +116,7 @@ def test_steps_are_those_of_a_plain_training_with_transformers(tmp_path: Path, p
     planned = plan.optimizer
     how = {
         "lr": planned.learning_rate,
-        "betas": (planned.beta1, planned.beta2),
+        "betas": (plan.targets.adam_beta1, plan.targets.adam_beta2),
         "weight_decay": 0.0,
     }
     optimizer = torch.optim.AdamW(plain.parameters(), **how)

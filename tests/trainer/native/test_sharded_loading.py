@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from core.domain.choices import Parallelism
-from core.planning.plan import AdapterPlan, FsdpPlan, TrainingPlan
+from core.planning.plan import FsdpPlan, TrainingPlan
+from core.profile.targets import Targets
 from tests.trainer import odd_models
 from tests.trainer.forks import ForkServer
 from tests.trainer.native import tiny
@@ -25,7 +26,7 @@ from trainer.native.distributed import NativeCommunicator, full_tensor
 pytestmark = pytest.mark.small
 
 
-DORA = AdapterPlan(rank=4, alpha=8, dropout=0.0, params=1, dora=True)
+DORA = Targets(dora=True)
 
 
 def split_plan(**changes: Any) -> TrainingPlan:
@@ -84,7 +85,7 @@ def compare_with_the_whole(rank: int) -> None:
     """Compare each weight of every rank's model and all buffers, with and without an adapter."""
     register_fused()
     experts = "experts" in Path("model/config.json").read_text()
-    plans = [split_plan(full=True), split_plan(), split_plan(adapter=DORA)]
+    plans = [split_plan(full=True), split_plan(), split_plan(targets=DORA)]
     for plan in plans[: 2 if experts else 3]:  # PEFT has no DoRA for experts
         alone = plan.model_copy(update={"parallelism": Parallelism.DDP})
         torch.manual_seed(1)

@@ -43,7 +43,7 @@ def plan_of(
 
 
 def prompts_per_second(plan: TrainingPlan) -> float:
-    return plan.batch.effective / plan.grpo.generations / plan.time.step_s
+    return plan.batch.effective / plan.targets.grpo_generations / plan.time.step_s
 
 
 @each(

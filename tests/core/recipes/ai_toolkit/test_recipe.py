@@ -9,7 +9,8 @@ import yaml
 
 from core.domain.choices import Engine, ImageLoss, LrSchedule, Method, Optimizer
 from core.domain.tasks import ImageModelType, TaskType
-from core.planning.plan import AdapterPlan, EmaPlan, ImagePlan, OptimizerPlan, PlateauPlan, TaskSpec
+from core.planning.plan import AdapterPlan, EmaPlan, OptimizerPlan, PlateauPlan, TaskSpec
+from core.profile.targets import Targets
 from core.recipes.base import ImageFiles, RecipeError, RenderedRun
 from core.recipes.render import render
 from tests.core.recipes.cases import image_inputs, image_plan, noted
@@ -87,7 +88,7 @@ def test_the_trigger_word_goes_in() -> None:
     [
         ({"task": triggered("${HOME}")}, "trigger_word"),  # it would be looked up in the environment
         ({"gpus": 4}, "does not split the data"),
-        ({"image": ImagePlan(timestep_sampling="sigma")}, "timestep_sampling"),
+        ({"targets": Targets(timestep_sampling="sigma")}, "timestep_sampling"),
         ({"method": Method.FULL, "adapter": None}, "adapter"),
         ({"kind": ImageModelType.SDXL}, "sdxl"),
         (
@@ -124,9 +125,11 @@ def test_a_schedule_it_cannot_pass_on_leaves_a_note() -> None:
 
 def test_what_the_toolkit_cannot_do_is_noted() -> None:
     run = rendered(
-        image=ImagePlan(min_snr_gamma=5, timestep_sampling="uniform", loss=ImageLoss.SMOOTH_L1),
+        targets=Targets(
+            dora=True, min_snr_gamma=5, timestep_sampling="uniform", image_loss=ImageLoss.SMOOTH_L1
+        ),
         plateau=PlateauPlan(factor=0.5),
-        adapter=AdapterPlan(rank=8, alpha=8, dropout=0.1, params=1, dora=True),
+        adapter=AdapterPlan(rank=8, alpha=8, dropout=0.1, params=1),
     )
     for key in ("min_snr_gamma", "plateau_factor", "dora", "timestep_sampling uni", "image_loss smooth_l1"):
         assert noted(run, key), key

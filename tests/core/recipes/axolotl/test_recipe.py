@@ -33,6 +33,7 @@ from core.planning.plan import (
     StepsPlan,
     TrainingPlan,
 )
+from core.profile.targets import Targets
 from core.recipes.axolotl.recipe import BASE_ONLY, LIGER_PLUGIN, SPARE_TOKENS
 from core.recipes.base import RecipeError
 from core.recipes.render import render
@@ -109,11 +110,11 @@ def check(plan: TrainingPlan, *notes: str, **keys: Any) -> None:
 def test_adapters() -> None:
     check(text_plan(SFT, Method.FULL), **dict.fromkeys(ADAPTER_KEYS))
     check(text_plan(SFT, Method.QLORA), adapter="qlora", load_in_4bit=True)
-    named = text_plan(CHAT, adapter=adapter(target_modules=("q_proj", "v_proj")))
+    named = text_plan(CHAT, targets=Targets(lora_target_modules=["q_proj", "v_proj"]))
     check(named, lora_target_modules=["q_proj", "v_proj"], lora_target_linear=None)
     ranks = {"down_proj": 32, "layers[.]0[.].*": 8}
     check(text_plan(SFT, adapter=adapter(rank_pattern=ranks)), lora_rank_pattern=ranks)
-    odd = text_plan(SFT, adapter=adapter(alpha=22.6, dora=True, rslora=True))
+    odd = text_plan(SFT, adapter=adapter(alpha=22.6), targets=Targets(dora=True, rslora=True))
     check(odd, "lora_alpha 22.6", lora_alpha=23, peft_use_dora=True, peft_use_rslora=True)
 
 
@@ -122,7 +123,7 @@ def test_dpo_uses_the_evaluations_beta_and_leaves_the_rest_to_the_plugin() -> No
 
 
 def test_grpo_samples_as_validators_do() -> None:
-    config = config_of(text_plan(GRPO, grpo=GrpoPlan(beta=0.04, generations=8)))
+    config = config_of(text_plan(GRPO, targets=Targets(grpo_beta=0.04)))
     expected = {
         "num_generations": 8,
         "max_completion_length": 256,
@@ -138,10 +139,10 @@ def test_grpo_samples_as_validators_do() -> None:
 
 def test_a_kl_on_prompts_has_trl_keep_the_base() -> None:
     """Where there is no adapter to switch off."""
-    full = text_plan(GRPO, Method.FULL, grpo=GrpoPlan(prompt_kl=0.5))
+    full = text_plan(GRPO, Method.FULL, targets=Targets(grpo_prompt_kl=0.5))
     assert config_of(full)["trl"]["beta"] == BASE_ONLY
-    assert config_of(text_plan(GRPO, grpo=GrpoPlan(prompt_kl=0.5)))["trl"]["beta"] == 0
-    assert config_of(text_plan(GRPO, grpo=GrpoPlan()))["trl"]["beta"] == 0
+    assert config_of(text_plan(GRPO, targets=Targets(grpo_prompt_kl=0.5)))["trl"]["beta"] == 0
+    assert config_of(text_plan(GRPO))["trl"]["beta"] == 0
 
 
 def test_vllm_shares_the_gpu_and_has_its_parallel_size_set() -> None:

@@ -27,6 +27,7 @@ from core.planning.plan import (
     StepsPlan,
     TrainingPlan,
 )
+from core.profile.targets import Targets
 from core.recipes.base import RecipeError
 from core.recipes.render import render, validate
 from tests.core.recipes.axolotl.engine import complaints
@@ -43,8 +44,14 @@ SFT = TaskType.INSTRUCT
 DDP, FSDP = Parallelism.DDP, Parallelism.FSDP
 EXPERTS = facts_from_name("Qwen/Qwen3-30B-A3B")
 CORNERS: tuple[dict[str, Any], ...] = (
-    {"adapter": AdapterPlan(rank=512, alpha=1024, dropout=0.05, params=1, dora=True, rslora=True)},
-    {"adapter": AdapterPlan(rank=8, alpha=8, dropout=0, params=1, loraplus_lr_ratio=16)},
+    {
+        "adapter": AdapterPlan(rank=512, alpha=1024, dropout=0.05, params=1),
+        "targets": Targets(dora=True, rslora=True),
+    },
+    {
+        "adapter": AdapterPlan(rank=8, alpha=8, dropout=0, params=1),
+        "targets": Targets(loraplus_lr_ratio=16),
+    },
     {"method": Method.QLORA, "model": EXPERTS, "gpus": 1, "parallelism": Parallelism.SINGLE},
     {"method": Method.QLORA, "model": EXPERTS, "parallelism": FSDP, "fsdp": FsdpPlan()},
     {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_2)},
@@ -58,12 +65,16 @@ CORNERS: tuple[dict[str, Any], ...] = (
             epochs=8, per_epoch=100, total=800, eval_every=20, save_every=40, early_stopping_patience=8
         )
     },
-    {"parallelism": FSDP, "fsdp": FsdpPlan(reshard_after_forward=False)},
+    {"parallelism": FSDP, "fsdp": FsdpPlan(), "targets": Targets(fsdp_reshard_after_forward=False)},
     {"sequence": SequencePlan(length=4096, group_by_length=True, per_epoch=9, tokens_per_epoch=9)},
     {"method": Method.FULL, "parallelism": FSDP, "gpus": 8, "precision": PrecisionPlan(fp8=True)},
     {"loader": LoaderPlan(workers=64, prefetch_factor=8, drop_last=True)},
     {"task": TaskType.DPO, "dpo": DpoPlan(precompute_reference=True)},
-    {"task": TaskType.GRPO, "grpo": GrpoPlan(vllm=True, vllm_sleep=True, generations=4)},
+    {
+        "task": TaskType.GRPO,
+        "grpo": GrpoPlan(vllm=True, vllm_sleep=True),
+        "targets": Targets(grpo_generations=4),
+    },
     {"engine_config": {"max_memory_MB": 75000, "flash_attention": True, "xformers_attention": True}},
 )
 

@@ -18,6 +18,7 @@ from core.planning.plan import (
     PrecisionPlan,
     StepsPlan,
 )
+from core.profile.targets import Targets
 from core.recipes.base import ImageFiles, RecipeError, RenderedRun
 from core.recipes.render import render
 from tests.core.recipes.cases import image_inputs, image_plan, noted
@@ -82,14 +83,14 @@ def test_on_several_gpus_warmup_is_a_share_noise_differs_and_the_cache_is_on_dis
 
 
 def test_each_model_has_the_losses_that_work_with_it() -> None:
-    weighted = ImagePlan(min_snr_gamma=16)
-    check(rendered(SDXL, image=weighted), min_snr_gamma=16)
-    check(rendered(FLUX, image=weighted), "min_snr_gamma", min_snr_gamma=None)
-    check(rendered(SDXL, image=ImagePlan(huber_c=0.015)), "huber_c", huber_c=None)
-    huber = ImagePlan(huber_c=0.015, loss=ImageLoss.HUBER)
-    check(rendered(SDXL, image=huber), loss_type="huber", huber_c=0.015, huber_schedule=None)
+    weighted = Targets(min_snr_gamma=16)
+    check(rendered(SDXL, targets=weighted), min_snr_gamma=16)
+    check(rendered(FLUX, targets=weighted), "min_snr_gamma", min_snr_gamma=None)
+    check(rendered(SDXL, targets=Targets(huber_c=0.015)), "huber_c", huber_c=None)
+    huber = Targets(huber_c=0.015, image_loss=ImageLoss.HUBER)
+    check(rendered(SDXL, targets=huber), loss_type="huber", huber_c=0.015, huber_schedule=None)
     # The default schedule crashes Flux.
-    check(rendered(FLUX, image=huber), huber_schedule="exponential")
+    check(rendered(FLUX, targets=huber), huber_schedule="exponential")
 
 
 @each("kind", [SDXL, FLUX])
@@ -149,7 +150,7 @@ def test_what_is_asked_for_in_other_words_is_translated_or_noted() -> None:
     nobody = LoaderPlan(workers=0, prefetch_factor=None, persistent_workers=True)
     check(rendered(SDXL, loader=nobody), persistent_data_loader_workers=False)
     check(rendered(SDXL, ema=EmaPlan(decay=0.999)), "ema_decay")
-    convolved = rendered(SDXL, image=ImagePlan(conv_rank=16, conv_alpha=8))
+    convolved = rendered(SDXL, targets=Targets(conv_rank=16, conv_alpha=8))
     check(convolved, network_args=["conv_dim=16", "conv_alpha=8"])
 
 
