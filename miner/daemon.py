@@ -295,7 +295,7 @@ class Daemon:
                 return
 
     async def _build_jobs(self) -> JobManager:
-        return await build_jobs(
+        jobs = await build_jobs(
             self.settings,
             self.store,
             self.fleet,
@@ -304,9 +304,10 @@ class Daemon:
             worth=self.policy_runtime.training_worth,
             samples=self.samples,
             clock=self.clock,
-            on_taken=self.offer_service.reservations.jobs.add,
-            on_over=self.offer_service.reservations.end_job,
         )
+        jobs.on_taken = self.offer_service.reservations.jobs.add
+        jobs.on_over = self.offer_service.reservations.end_job
+        return jobs
 
     def _on_started(self, job_id: int) -> None:
         # A start that comes before there is a job manager is in the store, and begun from there.

@@ -48,8 +48,20 @@ def _wide(width: int, mask: int) -> NotFiniteTest:
     return test
 
 
-def _five_bits(data: bytes) -> bool:
-    return any(byte in data for byte in _FIVE_BITS)
+def _any_of(*values: bytes) -> NotFiniteTest:
+    """Test exponents that are whole bytes with one of these values."""
+
+    def test(data: bytes) -> bool:
+        return any(value in data for value in values)
+
+    return test
+
+
+_f8_e5m2 = _any_of(*_FIVE_BITS)
+
+
+def _f16(data: bytes) -> bool:
+    return _f8_e5m2(data[1::2])
 
 
 #: By type, a test for NaN or infinity in little-endian bytes of complete items. Other types have neither.
@@ -58,12 +70,12 @@ NOT_FINITE_TESTS: dict[str, NotFiniteTest] = {
     "F32": _wide(4, 0x80),
     "C64": _wide(4, 0x80),
     "F64": _wide(8, 0xF0),
-    "F16": lambda data: _five_bits(data[1::2]),
-    "F8_E5M2": _five_bits,
-    "F8_E4M3": lambda data: b"\x7f" in data or b"\xff" in data,
-    "F8_E8M0": lambda data: b"\xff" in data,
-    "F8_E4M3FNUZ": lambda data: b"\x80" in data,
-    "F8_E5M2FNUZ": lambda data: b"\x80" in data,
+    "F16": _f16,
+    "F8_E5M2": _f8_e5m2,
+    "F8_E4M3": _any_of(b"\x7f", b"\xff"),
+    "F8_E8M0": _any_of(b"\xff"),
+    "F8_E4M3FNUZ": _any_of(b"\x80"),
+    "F8_E5M2FNUZ": _any_of(b"\x80"),
 }
 
 

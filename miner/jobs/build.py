@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from core.domain.errors import GodMinerError
-from core.domain.keys import TaskKey
 from core.profile.resolve import LoadedProfile
 from miner.backends import choose
 from miner.backends.base import EngineUnreachable, ExecutionEngine
@@ -104,8 +103,6 @@ async def build_jobs(
     worth: WorthOfTask,
     samples: SampleHistory | None = None,
     clock: Callable[[], float] = time.time,
-    on_taken: Callable[[TaskKey], None] = lambda _key: None,
-    on_over: Callable[[TaskKey], None] = lambda _key: None,
 ) -> JobManager:
     """Build everything but start nothing. Waits for the engines, and for the fleet to see its GPUs."""
     waited = [await wait_for_engine(settings, kind, alert, fleet) for kind in settings.backends]
@@ -137,7 +134,7 @@ async def build_jobs(
         alert=alert,
         trials={name: EngineTrials(engine, settings.data_dir) for name, engine in engines.items()},
     )
-    return JobManager(services, on_taken=on_taken, on_over=on_over)
+    return JobManager(services)
 
 
 async def _wait_for_gpus(fleet: Fleet) -> None:

@@ -114,6 +114,10 @@ class PublishedModel:
         return self.repo.endswith(f"/{repo_name}") and self.identity == folder_identity(candidate.folder)
 
 
+def best_model_of(rows: Sequence[AttemptRow]) -> ModelCandidate | None:
+    return best_candidate(model_candidates(rows))
+
+
 def folder_identity(folder: Path) -> FileIdentity | None:
     """Changes whenever another directory was renamed into this place."""
     try:

@@ -65,17 +65,16 @@ async def cancel_in_store(store: Store, job_id: int, clock: Callable[[], float])
     raise JobStateConflict(f"job {job_id} keeps changing; try again")
 
 
+def _ignore(_key: TaskKey) -> None:
+    return None
+
+
 class JobManager:
-    def __init__(
-        self,
-        services: JobServices,
-        *,
-        on_taken: Callable[[TaskKey], None] = lambda _key: None,
-        on_over: Callable[[TaskKey], None] = lambda _key: None,
-    ) -> None:
+    def __init__(self, services: JobServices) -> None:
         self.services = services
-        self._on_taken = on_taken
-        self._on_over = on_over
+        #: Called with the key of each task that is taken without an offer, and of each job that is over.
+        self.on_taken: Callable[[TaskKey], None] = _ignore
+        self.on_over: Callable[[TaskKey], None] = _ignore
         self._contexts: dict[int, JobContext] = {}
         self._workers: dict[int, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
@@ -119,7 +118,7 @@ class JobManager:
 
     async def start_own(self, start: StartRequest, validator: str) -> RecordedStart:
         """Record and start a task that no validator has sent."""
-        self._on_taken(TaskKey(validator, start.task_id))
+        self.on_taken(TaskKey(validator, start.task_id))
         started = await self.services.store.write(record_start, validator, start, self.services.clock())
         await self.started(started.job_id)
         return started
@@ -212,7 +211,7 @@ class JobManager:
         if job_id in self._workers or job_id in self._being_replaced:
             return
         if row.state.is_over and row.lock_token == context.row.lock_token:
-            self._on_over(context.key)
+            self.on_over(context.key)
         else:
             self._start_worker(row)
 

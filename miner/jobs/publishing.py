@@ -19,9 +19,8 @@ from miner.jobs.context import JobContext
 from miner.jobs.history import (
     ModelCandidate,
     PublishedModel,
-    best_candidate,
+    best_model_of,
     folder_identity,
-    model_candidates,
     put_refused_aside,
     snapshot_best,
 )
@@ -63,8 +62,7 @@ async def publish_best(job: JobContext) -> bool:
 
 
 async def best_model(job: JobContext) -> ModelCandidate | None:
-    rows = await job.attempts()
-    return await asyncio.to_thread(lambda: best_candidate(model_candidates(rows)))
+    return await asyncio.to_thread(best_model_of, await job.attempts())
 
 
 async def _publish_with_retries(job: JobContext, best: ModelCandidate) -> None:

@@ -13,7 +13,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -222,34 +222,33 @@ class PublishTarget:
         return None if self.hub == HUGGINGFACE else self.hub.partition(":")[2]
 
 
+def _log_note(job_id: int, text: str) -> None:
+    log.info("job %d: %s", job_id, text)
+
+
+def _ignore(_event: PublishEvent) -> None:
+    return None
+
+
+@dataclass(eq=False, repr=False)
 class HubPublisher:
     """Implements `SubmissionPublisher`."""
 
-    def __init__(
-        self,
-        to: PublishTarget,
-        *,
-        tries: int = TRIES,
-        silence: float = SILENCE_SECONDS,
-        first_pause: float = FIRST_PAUSE,
-        worker: Sequence[str] | None = None,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        clock: Callable[[], float] = time.time,
-        on_note: Callable[[int, str], None] | None = None,
-    ) -> None:
-        """`on_note` gets (job id, text) for the operator: mended files, a late upload, a busy hub."""
-        self._to = to
-        self._tries = tries
-        self._silence = silence
-        self._first_pause = first_pause
-        self._worker = worker
-        self._pause = pause
-        self._clock = clock
-        self._on_note = on_note or (lambda job_id, text: log.info("job %d: %s", job_id, text))
-        secret = to.token.get_secret_value() if to.token else ""
-        self._redact = Redactor([secret])
+    to: PublishTarget
+    _: KW_ONLY
+    tries: int = TRIES
+    silence: float = SILENCE_SECONDS
+    first_pause: float = FIRST_PAUSE
+    worker: Sequence[str] | None = None
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    clock: Callable[[], float] = time.time
+    #: Gets (job id, text) for the operator: mended files, a late upload, a busy hub.
+    on_note: Callable[[int, str], None] = _log_note
+
+    def __post_init__(self) -> None:
+        self._redact = Redactor([self.to.token.get_secret_value() if self.to.token else ""])
         #: Requested once: the hub limits these requests strictly.
-        self._owner = to.user
+        self._owner = self.to.user
 
     async def publish(
         self, request: PublishRequest, on_progress: ProgressCallback, *, keep_card: bool = False
@@ -265,9 +264,9 @@ class HubPublisher:
             base=None if request.model_path == Path() else str(request.model_path),
             keep_card=keep_card,
             earlier=request.earlier.repo if request.earlier else None,
-            memory=str(self._to.folder / f"{request.job_id}.json"),
+            memory=str(self.to.folder / f"{request.job_id}.json"),
         )
-        speed = UploadSpeed(request.finish_by, self._clock, lambda text: self._on_note(request.job_id, text))
+        speed = UploadSpeed(request.finish_by, self.clock, lambda text: self.on_note(request.job_id, text))
 
         def on_event(event: PublishEvent) -> None:
             if isinstance(event, PublishProgress):
@@ -275,11 +274,11 @@ class HubPublisher:
                 if event.what == "upload":
                     speed.add(event.done, event.total)
             elif isinstance(event, PublishNote):
-                self._on_note(request.job_id, self._redact(event.text))
+                self.on_note(request.job_id, self._redact(event.text))
 
         repo = await self._until_done(order, on_event, request.finish_by)
         sizes = f"{repo.files} files, {repo.size:,} bytes, {repo.sent:,} of them sent in the last try"
-        self._on_note(request.job_id, f"published {repo.repo}: {sizes}")
+        self.on_note(request.job_id, f"published {repo.repo}: {sizes}")
         return MinerSubmission(repo=repo.repo, model_hash=repo.model_hash)
 
     async def move(
@@ -288,31 +287,29 @@ class HubPublisher:
         if earlier.repo.rpartition("/")[2] == repo_name:
             return earlier
         order = self._order(PublishTask.MOVE, earlier=earlier.repo, repo_name=repo_name)
-        moved = await self._until_done(order, lambda event: None, finish_by)
+        moved = await self._until_done(order, _ignore, finish_by)
         return MinerSubmission(repo=moved.repo, model_hash=earlier.model_hash)
 
     async def account(self) -> HubAccount:
         """Return whose token this is and whether it may write. `StepFailed` when the hub does not say."""
-        answer = await self._try_once(
-            self._order(PublishTask.ACCOUNT), lambda event: None, ACCOUNT_SECONDS, plain=False
-        )
+        answer = await self._try_once(self._order(PublishTask.ACCOUNT), _ignore, ACCOUNT_SECONDS, plain=False)
         if isinstance(answer, HubAccount):
             return answer
         assert isinstance(answer, PublishFailed)
         raise self._failed(answer)
 
     def forget(self, job_id: int) -> None:
-        (self._to.folder / f"{job_id}.json").unlink(missing_ok=True)
+        (self.to.folder / f"{job_id}.json").unlink(missing_ok=True)
 
     def _order(self, task: PublishTask, **more: object) -> PublishOrder:
-        token = self._to.token.get_secret_value() if self._to.token and not self._to.local else None
-        common = {"endpoint": self._to.endpoint, "local": self._to.local, "user": self._owner, "token": token}
+        token = self.to.token.get_secret_value() if self.to.token and not self.to.local else None
+        common = {"endpoint": self.to.endpoint, "local": self.to.local, "user": self._owner, "token": token}
         return PublishOrder.model_validate({"task": task, **common, **more})
 
     async def _until_done(
         self, order: PublishOrder, on_event: Callable[[PublishEvent], None], finish_by: float | None
     ) -> PublishedRepo:
-        limit = None if finish_by is None else max(finish_by - self._clock(), 0.0)
+        limit = None if finish_by is None else max(finish_by - self.clock(), 0.0)
         try:
             async with asyncio.timeout(limit):
                 return await self._publish_with_retries(order, on_event, finish_by)
@@ -323,26 +320,24 @@ class HubPublisher:
     async def _publish_with_retries(
         self, order: PublishOrder, on_event: Callable[[PublishEvent], None], finish_by: float | None
     ) -> PublishedRepo:
-        pause, failures = self._first_pause, 0
+        pause, failures = self.first_pause, 0
         while True:
-            answer = await self._try_once(
-                order, on_event, self._silence, plain=failures >= DEDUPLICATED_TRIES
-            )
+            answer = await self._try_once(order, on_event, self.silence, plain=failures >= DEDUPLICATED_TRIES)
             if isinstance(answer, PublishedRepo):
                 self._owner = self._owner or answer.repo.partition("/")[0]
                 return answer
             assert isinstance(answer, PublishFailed)
             failures += 1
-            if answer.trouble not in RETRIED_TROUBLES or failures >= self._tries:
+            if answer.trouble not in RETRIED_TROUBLES or failures >= self.tries:
                 raise self._failed(answer)
             requested = min(answer.retry_after or 0.0, MAX_REQUESTED_PAUSE)
             wait = max(pause * random.uniform(0.5, 1.5), requested)  # noqa: S311 - jitter
             if finish_by is not None:
-                wait = min(wait, max(finish_by - self._clock(), 0.0) / 2)
+                wait = min(wait, max(finish_by - self.clock(), 0.0) / 2)
             log.warning(
                 "publishing %s: %s; again in %.1f s", order.repo_name, self._redact(answer.text), wait
             )
-            await self._pause(wait)
+            await self.pause(wait)
             pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _try_once(
@@ -354,10 +349,10 @@ class HubPublisher:
                 PROTOCOL,
                 order,
                 on_event,
-                environment=publish_environment(self._to.folder / "client", deduplicate=not plain),
+                environment=publish_environment(self.to.folder / "client", deduplicate=not plain),
                 silence=silence,
                 redact=self._redact,
-                command=self._worker,
+                command=self.worker,
             )
         except ChildSilent:
             text = f"the publishing process was silent for {silence:g} s"

@@ -484,7 +484,8 @@ class JobsHarness:
         await self.store.writer.submit(lambda _: None)  # what a process wrote is written before the next one
         self.fleet = fleet_of()
         self.services = replace(self.services, fleet=self.fleet, events=JobEventBus(), ports={}, job_ids={})
-        self.jobs = JobManager(self.services, on_over=self.over.append)
+        self.jobs = JobManager(self.services)
+        self.jobs.on_over = self.over.append
         await self.jobs.start()
 
 
@@ -527,7 +528,8 @@ async def open_harness(
         worth=worth,
         alert=lambda kind, text, about=MINER: alerts.append((kind, about.with_text(text))),
     )
-    jobs = JobManager(services, on_over=over.append)
+    jobs = JobManager(services)
+    jobs.on_over = over.append
     await jobs.start()
     harness = JobsHarness(folder, store, engine, inputs, hub, fleet, services, jobs, alerts, over)
     try:
