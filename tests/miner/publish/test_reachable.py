@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from miner.api.status import HubStatus
 from miner.publish.reachable import NO_ADDRESS, HubReachability
 
 pytestmark = pytest.mark.process
@@ -15,7 +16,7 @@ async def test_a_hub_that_goes_and_comes_is_noticed(monkeypatch: pytest.MonkeyPa
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         hub = HubReachability(f"http://127.0.0.1:{port}", lambda: 7.0)
-        assert hub.status() == {"endpoint": hub.endpoint, "checked_at": None, "problem": None}
+        assert hub.status() == HubStatus(endpoint=hub.endpoint, checked_at=None, problem=None)
         await hub.check()
         assert (hub.problem, hub.checked_at) == (None, 7.0)
     await hub.check()
