@@ -1,5 +1,5 @@
-"""What the demo trains on: a model and rows so small that a laptop trains them in seconds, and a web site
-on loopback that serves them as the hub does. Nothing is downloaded; stdlib only.
+"""Inputs of the demo: a model and rows so small that a laptop trains them in seconds, and a web site on
+loopback that serves them as the hub does. Nothing is downloaded; stdlib only.
 """
 
 from __future__ import annotations

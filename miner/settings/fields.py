@@ -150,7 +150,7 @@ class OperatorPortSection(Section):
     operator_port: values.Port = setting(7998, "Port to listen on for the operator (0: any free one).")
     operator_token: values.Token | None = setting(
         None,
-        "Bearer token of the operator port. Unset: made at the first start, in DATA_DIR/operator-token. "
+        "Bearer token of the operator port. Default: made at the first start, in DATA_DIR/operator-token. "
         "Required when OPERATOR_HOST is not loopback.",
     )
 
@@ -316,7 +316,7 @@ class BackendSection(Section):
     )
     trainer_python: values.AbsolutePath | None = setting(
         None,
-        "Python for local processes. Unset: that of `make training`, else the daemon's own if it has torch.",
+        "Python for local processes. Default: that of `make training`, else the daemon's if it has torch.",
     )
     trainer_sandbox: SandboxKind = setting(
         SandboxKind.AUTO,

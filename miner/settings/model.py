@@ -52,7 +52,7 @@ MIN_KEY_LENGTH = 16
 
 @dataclass(frozen=True)
 class TrainingRepo:
-    """What `GET /training_repo/{task_type}` answers for one tournament type."""
+    """Answer of `GET /training_repo/{task_type}` for one tournament type."""
 
     url: str
     commit: str

@@ -1,10 +1,13 @@
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 import httpx
 from bittensor_core import Keypair
+from hypothesis import given
+from hypothesis import strategies as st
 
 from core.domain.tasks import TaskType
 from core.domain.wire import TournamentType
@@ -14,8 +17,15 @@ from miner.dev.validator import (
     OFFER_LIMIT_S,
     OTHER_LIMIT_S,
     ForgedSigner,
+    MinerReply,
     ValidatorClient,
+    ValidatorConclusion,
     ValidatorOutcome,
+    read_health,
+    read_offer,
+    read_start,
+    read_submission,
+    read_training_repo,
 )
 from miner.support.addresses import public_key
 from tests.doubles.each import each
@@ -167,3 +177,114 @@ async def test_an_exchange_shows_a_long_or_binary_reply_cut_and_escaped() -> Non
         shown = (await client.offer(TASK)).as_json()
     assert shown["reply"] == r"\xff" * 2000
     assert shown["outcome"] == "not accepted"
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+READERS = (read_offer, read_start, read_submission, read_training_repo, read_health)
+
+
+def answered(value: Any, status: int = 200) -> MinerReply:
+    return MinerReply(status, json.dumps(value).encode())
+
+
+YES = {"message": "ok", "accepted": True}
+REPO = {"github_repo": "https://x/y", "commit_hash": COMMIT}
+BODIES = (b"", b"ok", b"<html>", b"{", b"\xff\xfe\x00", b"[" * 100_000)
+NO_OFFERS = (
+    *(None, answered(YES, 201), answered(YES, 307), answered({"detail": "no"}, 403)),
+    *(MinerReply(200, body) for body in BODIES),
+    *map(answered, ([YES], True, {}, {"message": "ok"}, {"message": "no", "accepted": False})),
+    *(answered({"message": "ok", "accepted": value}) for value in (None, 2, "perhaps")),
+    *(answered({"message": value, "accepted": True}) for value in (None, ["ok"])),
+)
+NO_SUBMISSIONS = (
+    *(None, answered({}, 404), MinerReply(200, b"me/m"), answered({"repo": "me/m", "model_hash": 7})),
+    *map(answered, (None, "None", {"repo": None}, {"repo": 7})),
+)
+NO_REPOS = (
+    *(None, answered(REPO, 404), MinerReply(200, b"no")),
+    *map(answered, ([], {"github_repo": "u"}, {**REPO, "github_repo": None})),
+    *(answered({**REPO, "commit_hash": commit}) for commit in ("main", COMMIT[:12])),
+)
+NOT_ALIVE = (
+    *(None, answered({"status": "ok"}, 503), MinerReply(200, b"ok")),
+    *map(answered, ({"status": "starting"}, "ok")),
+)
+
+
+def read_model_1(reply: MinerReply | None) -> ValidatorConclusion:
+    return read_submission(reply, "model-1")
+
+
+@each(
+    ("read", "outcome", "replies"),
+    [
+        (read_offer, ValidatorOutcome.NOT_ACCEPTED, NO_OFFERS),
+        (read_start, ValidatorOutcome.START_IGNORED, (None, answered({}, 400), MinerReply(500, b"oops"))),
+        (read_start, ValidatorOutcome.STARTS_RESENT, [MinerReply(200, body) for body in BODIES]),
+        (read_start, ValidatorOutcome.START_NOTED, [*map(answered, ({}, YES, [], None, 1))]),
+        (read_model_1, ValidatorOutcome.SUBMISSION, [answered("me/model-1")]),  # as older miners said it
+        (read_model_1, ValidatorOutcome.NO_SUBMISSION, NO_SUBMISSIONS),
+        (
+            read_model_1,
+            ValidatorOutcome.SUBMISSION_REJECTED,
+            [*map(answered, ({"repo": "model-1"}, {"error": "none"}, 42, ["me/x"], {"repo": "me/model-2"}))],
+        ),
+        (read_training_repo, ValidatorOutcome.NOT_ENTERED, NO_REPOS),
+        (read_training_repo, ValidatorOutcome.ENTERED, [answered(REPO)]),
+        (read_training_repo, ValidatorOutcome.ENTERED, [answered({**REPO, "github_token": None})]),
+        (read_health, ValidatorOutcome.NOT_ALIVE, NOT_ALIVE),
+        (read_health, ValidatorOutcome.ALIVE, [answered({"status": "ok", "version": "1"})]),
+    ],
+)
+def test_a_reply_is_read_as_the_reference_reads_it(
+    read: Callable[[MinerReply | None], ValidatorConclusion],
+    outcome: ValidatorOutcome,
+    replies: Sequence[MinerReply | None],
+) -> None:
+    assert {read(reply).outcome for reply in replies} == {outcome}
+
+
+@each("yes", [True, 1, "true", "yes", "on", "1"])
+def test_a_yes_in_any_spelling_of_pydantics_is_a_yes_and_no_boolean_is_pointed_out(yes: object) -> None:
+    read = read_offer(answered({"message": "ok", "accepted": yes}))
+    assert read.outcome is ValidatorOutcome.ACCEPTED
+    assert (read.reason == "ok") is (yes is True)
+
+
+def test_an_offer_accepted_without_a_message_still_counts() -> None:
+    read = read_offer(answered({"accepted": True}))
+    assert (read.outcome, read.reason) == (ValidatorOutcome.ACCEPTED, "No message given")
+
+
+def test_a_submission_counts_with_the_expected_name_and_with_or_without_a_hash() -> None:
+    bare = read_model_1(answered({"repo": "me/model-1"}))
+    hashed = read_model_1(answered({"repo": "me/model-1", "model_hash": "ab"}))
+    assert bare.outcome is hashed.outcome is ValidatorOutcome.SUBMISSION
+    assert "no hash" in bare.reason
+    assert "will be verified" in hashed.reason
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+named = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(
+        ("message", "accepted", "repo", "model_hash", "github_repo", "commit_hash", "status"), json_values
+    ),
+)
+
+
+@given(
+    st.sampled_from(READERS),
+    st.sampled_from((200, 204, 307, 404, 500)),
+    st.binary(max_size=30) | (json_values | named).map(lambda value: json.dumps(value).encode()),
+)
+def test_no_reply_whatsoever_breaks_a_reader(reader: Any, status: int, body: bytes) -> None:
+    read = reader(MinerReply(status, body))
+    assert isinstance(read.outcome, ValidatorOutcome)
+    assert len(read.reason) < 2000
+    assert str(read).startswith(str(read.outcome))

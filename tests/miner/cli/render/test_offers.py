@@ -3,13 +3,27 @@ from __future__ import annotations
 from io import StringIO
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from core.domain.decisions import Decision
-from miner.cli.render.offers import decision_pages, offer_heading
+from miner.cli.output import show_time
+from miner.cli.render.offers import decision_pages, occupancy_bars, offer_heading
 from miner.offers.views import decision_details
 from tests.doubles.each import each
-from tests.miner.offers.builders import decided, fleet, hold, offer, picture_offer, policy
+from tests.miner.offers.builders import NOON, decided, fleet, hold, offer, picture_offer, policy
+
+
+@pytest.mark.parametrize(
+    ("shares", "shown"),
+    [((), ""), ((0, 0.001), "  "), ((0.01, 0.5, 0.99, 1.0), "▁▅██"), ((1.2,), "█")],
+)
+def test_a_bar_is_as_high_as_its_share(shares: tuple[float, ...], shown: str) -> None:
+    assert occupancy_bars(shares) == shown
+
+
+def test_moments_are_utc() -> None:
+    assert show_time(NOON, seconds=False, year=True) == "2025-10-01 12:00"
 
 
 def page(asked: Any, found: Decision) -> str:
