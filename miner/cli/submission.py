@@ -157,9 +157,7 @@ def publish(
 
     settings = load_settings()
     outgoing = _publish_request(folder, _checked_repo_name(repo), model, base, task_type, minutes)
-    publisher = HubPublisher(
-        PublishTarget.from_settings(settings), on_note=lambda _, text: echo(text, err=True)
-    )
+    publisher = HubPublisher(PublishTarget.from_settings(settings), on_note=_print_note)
     try:
         made = asyncio.run(_publish_with_progress(publisher, outgoing))
     finally:
@@ -168,6 +166,10 @@ def publish(
         echo_json({"repo": made.repo, "model_hash": made.model_hash}, line=True)
     else:
         echo(f"{made.repo}\nmodel_hash {made.model_hash}")
+
+
+def _print_note(_job_id: int, text: str) -> None:
+    echo(text, err=True)
 
 
 def _checked_repo_name(repo: str) -> str:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -279,7 +280,9 @@ class ValidatorClient:
 
     async def submission(self, task_id: str, expected_repo_name: str | None = None) -> Exchange:
         path = f"/get_latest_model_submission/{quote(task_id, safe='')}"
-        return await self.get("submission", path, lambda reply: read_submission(reply, expected_repo_name))
+        return await self.get(
+            "submission", path, partial(read_submission, expected_repo_name=expected_repo_name)
+        )
 
     async def training_repo(self, kind: TournamentType) -> Exchange:
         return await self.get("training repo", f"/training_repo/{kind.value}", read_training_repo)

@@ -5,6 +5,7 @@ The environment wins over `.env`, which wins over the default; an empty variable
 
 # No `annotations` from __future__: pydantic would evaluate every string of them twice, at each start.
 from enum import StrEnum
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -33,9 +34,13 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
 LogLevel = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR"],
-    BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
+    BeforeValidator(_upper),
 ]
 
 
@@ -67,7 +72,7 @@ class FilesSection(Section):
         "The daemon's files; with a cluster on a file system that all nodes share. One daemon per directory.",
     )
     store_dir: values.AbsolutePath = Field(
-        default_factory=lambda data: data["data_dir"],
+        default_factory=itemgetter("data_dir"),
         description="Directory of the database, on a disk of this machine: SQLite is not safe on NFS.",
         json_schema_extra={"shown_default": "DATA_DIR"},
     )
@@ -258,15 +263,17 @@ class HistorySection(Section):
     )
 
 
+def _default_hub(data: dict[str, Any]) -> str:
+    if data["chain"] is ChainKind.BITTENSOR:
+        return values.HUGGINGFACE
+    return f"local:{data['data_dir'] / 'hub'}"
+
+
 class HubSection(Section):
     title = "Hub"
 
     hub: values.Hub = Field(
-        default_factory=lambda data: (
-            values.HUGGINGFACE
-            if data["chain"] is ChainKind.BITTENSOR
-            else f"local:{data['data_dir'] / 'hub'}"
-        ),
+        default_factory=_default_hub,
         description="Where to publish: `huggingface`, or `local:DIR`, a directory (no network).",
         json_schema_extra={"shown_default": "huggingface; local:DATA_DIR/hub with CHAIN=file"},
     )

@@ -220,8 +220,9 @@ def keys_in(address: str) -> Iterator[str]:
     """Yield what is secret in a chain node's address: its password, and providers' keys in the path."""
     parts = urlsplit(address)
     keys = [parts.password or "", *re.split(r"[/?&=]", f"{parts.path}?{parts.query}")]
-    for key in filter(lambda key: key == parts.password or len(key) >= MIN_KEY_LENGTH, keys):
-        yield from {key, unquote(key)}
+    for key in keys:
+        if key == parts.password or len(key) >= MIN_KEY_LENGTH:
+            yield from {key, unquote(key)}
 
 
 def _secrets_of_target(url: str) -> Iterator[str]:

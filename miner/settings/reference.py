@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def env_text(value: Any) -> str:
 
 
 def _sections() -> Iterator[tuple[str, list[SettingDoc]]]:
-    for title, entries in groupby(setting_docs(), key=lambda entry: entry.section):
+    for title, entries in groupby(setting_docs(), key=attrgetter("section")):
         yield title, list(entries)
 
 

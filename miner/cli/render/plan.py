@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def _memory_table(plan: TrainingPlan) -> Table:
     """Return memory by term, as bars against the budget."""
     memory = plan.memory
     table = plain_table("term", "GB", "", "how", right=("GB",), header_style="dim")
-    for term in sorted(memory.terms, key=lambda one: -one.bytes):
+    for term in sorted(memory.terms, key=attrgetter("bytes"), reverse=True):
         table.add_row(f"  {term.name}", _gb(term.bytes), _bar(term.bytes, memory.budget_bytes), term.why)
     table.add_row("  total", _gb(memory.total_bytes), _bar(memory.total_bytes, memory.budget_bytes), "")
     table.add_row("  budget", _gb(memory.budget_bytes), "", f"of {_gb(memory.capacity_bytes)} GB on the GPU")
