@@ -121,7 +121,7 @@ def _is_wrapped(name: str) -> bool:
 
 #: More than the largest model that is trained here, in full precision.
 MAX_BYTES = 400 * 10**9
-#: Of all files together: many parts may have a large header each, and all are held in memory.
+#: Limit for all files together: many parts may have a large header each, and all are held in memory.
 MAX_HEADERS = 4 * MAX_HEADER
 
 DigestFile = Callable[[Path, OnBytesRead | None], FileDigest]

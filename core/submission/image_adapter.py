@@ -22,7 +22,7 @@ from core.submission.faults import Fault, FaultKind, printable
 from core.submission.folder import open_plain
 from core.submission.safetensors import SafetensorsHeader, StoredTensor
 
-#: What the evaluation's loader looks for behind a module's name.
+#: Suffixes that the evaluation's loader looks for behind a module's name.
 _PART = re.compile(
     r"(?P<module>.+?)(?:\.|(?=_lora\.))(?P<part>"
     r"_?lora\.(?:up|down)\.weight|lora_(?:up|down|mid)\.weight|lora_[AB](?:\.default)?(?:\.weight)?"

@@ -56,7 +56,7 @@ COMPARED = (
 )
 _CONTEXT = "max_position_embeddings"
 _VOCABULARY = "vocab_size"
-#: Where a multimodal model has the configuration of its language model.
+#: Keys under which a multimodal model has the configuration of its language model.
 _INNER = ("text_config", "llm_config", "language_config")
 #: Only true of the base's own file, and useless to a loader.
 _NOT_RESTORED = frozenset({"transformers_version", "_name_or_path", "auto_map", "quantization_config"})

@@ -31,7 +31,7 @@ class PreparedSubmission:
     items: dict[str, SubmissionItem]
     #: The files with new content, each with the reason.
     mended: tuple[Fault, ...]
-    #: What is not published, each with the reason.
+    #: Files that are not published, each with the reason.
     left_out: tuple[Fault, ...]
 
 

@@ -70,7 +70,7 @@ class SafetensorsHeader:
     #: By name, in the order of the file.
     tensors: dict[str, StoredTensor]
     metadata: dict[str, str]
-    #: Where the tensors' bytes begin.
+    #: Offset of the tensors' bytes.
     data_at: int
     size: int
 

@@ -23,7 +23,7 @@ class SubmissionKind(StrEnum):
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-#: Where evaluators of offers look for an image model (docs/protocol.md).
+#: Path at which evaluators of offers look for an image model (docs/protocol.md).
 IMAGE_WEIGHTS = "checkpoint/last.safetensors"
 CARD = "README.md"
 
@@ -62,7 +62,7 @@ class FileSelection:
     kind: SubmissionKind
     #: Published name → path in the folder.
     files: dict[str, str]
-    #: What is not published, each with the reason.
+    #: Files that are not published, each with the reason.
     left_out: tuple[Fault, ...]
 
 

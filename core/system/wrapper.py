@@ -33,7 +33,7 @@ LOG_FIRST, LOG_BEFORE = "log.first", "log.before"
 RESERVED_BYTES = 512
 #: From the backstop's SIGTERM to its SIGKILL.
 GRACE_S = 30.0
-#: How long killed processes may take to vanish before the end is recorded without them.
+#: Seconds for killed processes to vanish before the end is recorded without them.
 REAP_S = 10.0
 PR_SET_CHILD_SUBREAPER = 36
 #: The kernel's counters of what it killed for memory, as a container sees its own: cgroup v2, then v1.
@@ -43,7 +43,7 @@ READ_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
 #: Exit codes of a command that cannot be run, as shells have them.
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
-#: What may take the place of `python` in front of the sandbox's own processes.
+#: The program that may take the place of `python` in front of the sandbox's own processes.
 SANDBOX = "bwrap"
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGCHLD, signal.SIGHUP)
 

@@ -133,7 +133,7 @@ class UnverifiedCaller(NamedTuple):
 
     key: bytes
     node: Node
-    #: As the caller spelled it, which is what it signed.
+    #: The spelling of the caller, which is what it signed.
     miner_hotkey: str
     nonce: str
     stamp_ns: int
@@ -147,7 +147,7 @@ class Caller(NamedTuple):
 
     hotkey: str
     node: Node
-    #: When the caller's clock made the request.
+    #: Time of the request by the caller's clock.
     at: float
     #: The transaction of this request; awaited before any reply.
     ticket: NonceTicket

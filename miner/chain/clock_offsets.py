@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 #: Requests that count of each validator: with three, one that was under way for long changes nothing.
 REQUESTS_EACH = 3
-#: What is older says nothing about now.
+#: Ignore offsets older than this.
 MAX_AGE_SECONDS = 3600.0
 MIN_VALIDATORS = 2
 #: Only validators on the metagraph get this far.
@@ -24,7 +24,7 @@ MAX_VALIDATORS = 256
 
 
 class ClockOffset(NamedTuple):
-    #: How far this clock is ahead; below 0: behind.
+    #: Seconds that this clock is ahead; negative if it is behind.
     seconds: float
     validators: int
 

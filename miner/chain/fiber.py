@@ -21,7 +21,7 @@ NONCE = "nonce"
 SIGNATURE = "signature"
 AUTH_HEADERS = (VALIDATOR_HOTKEY, MINER_HOTKEY, NONCE, SIGNATURE)
 
-#: How far a nonce's clock may be from ours, either way.
+#: Most that a nonce's clock may differ from ours, either way.
 NONCE_WINDOW_NS = 120 * 1_000_000_000
 MAX_NONCE_NS = 10**20
 MAX_NONCE_LENGTH = 128

@@ -165,7 +165,7 @@ class NodesFileError(ConfigError):
     code = "bad_nodes_file"
 
 
-#: How much of an offending value an error shows.
+#: Characters of an offending value that an error shows.
 MAX_VALUE_CHARS_SHOWN = 60
 
 

@@ -93,7 +93,7 @@ def is_of_source(graph: Metagraph, source: ChainSource) -> bool:
     return graph.source == source.name
 
 
-#: How often hotkeys and stakes are read, and the age at which they count as stale, with an alert.
+#: Interval for reading hotkeys and stakes, and the age at which they count as stale, with an alert.
 REFRESH_SECONDS, STALE_SECONDS = 300.0, 3600.0
 #: The first wait after a failed refresh; doubles up to the ordinary interval.
 RETRY_SECONDS = 5.0

@@ -68,7 +68,7 @@ WORKER_START_SECONDS = 60.0
 _MAX_ANSWER = 1 << 24
 #: A submitted call waits for the next block or two, of 12 seconds each.
 SUBMIT_SECONDS = 60.0
-#: When to check whether a call landed whose submission was cut off: at once, and after a block or two.
+#: Waits before checking if an interrupted call landed: none, then a block or two.
 READ_BACK_SECONDS = (0.0, 13.0, 13.0)
 #: Outcomes after which the call may still be in a block: none named, or the pool lost sight of it.
 UNDECIDED_ERRORS = frozenset({None, "Dropped", "Usurped", "Retracted", "FinalityTimeout"})

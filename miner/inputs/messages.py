@@ -98,7 +98,7 @@ class DatasetDone(Record):
     bytes: int
     sha256: str
     facts: DatasetFacts
-    #: Whether lengths can be measured with a tokenizer (`MeasureOrder`).
+    #: True if lengths can be measured with a tokenizer (`MeasureOrder`).
     sampled: bool = False
 
 
@@ -110,7 +110,7 @@ class ModelDone(Record):
 
 class LengthsMeasured(Record):
     event: Literal["measured"] = "measured"
-    #: None when the tokenizer is of a kind that cannot be read alone.
+    #: None if the tokenizer is of a kind that cannot be read alone.
     facts: DatasetFacts | None
 
 

@@ -71,7 +71,7 @@ class ModelLeases:
         return model if isinstance(model, str) else None
 
 
-#: How often a taken lock is tried again.
+#: Interval for trying a taken lock again.
 LOCK_RETRY_SECONDS = 0.2
 
 
@@ -121,7 +121,7 @@ class CachedModel:
     used_at: float
     #: Relative path → size, of all its files.
     files: dict[str, int]
-    #: How it was fetched.
+    #: Details of the fetch.
     about: dict[str, Any]
 
 

@@ -173,7 +173,7 @@ def _reporting_progress(folder: Path, total: int, on_progress: ModelProgress) ->
     on_progress(total, total)
 
 
-#: Of twenty gigabytes a loss of 64 MB is half a second.
+#: Losing 64 MB of twenty gigabytes costs half a second.
 SYNC_EVERY = 64 * 1024**2
 _COMMIT = re.compile(r"[A-Za-z0-9]{1,64}")
 
@@ -189,11 +189,11 @@ class HubClient:
     def __init__(self, endpoint: str, token: str | None, timeout: float = 30.0) -> None:
         """`timeout` is for one connect or one read."""
         self.endpoint = endpoint.rstrip("/")
-        #: When set, every `fetch` under way ends soon and keeps its partial file.
+        #: Once set, every `fetch` under way ends soon and keeps its partial file.
         self.stop = threading.Event()
         self._timeout = timeout
         self._token: str | bool = token or False
-        #: Whether the hub rejects our token; then requests go without one.
+        #: True if the hub rejects our token; requests then go without it.
         self.token_refused = False
 
     def listing(self, model: str) -> ModelListing:

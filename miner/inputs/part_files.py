@@ -25,7 +25,7 @@ from typing import Any, Self
 from core.domain.job_states import EndReason, StepFailed
 from core.system.files import write_atomically
 
-#: How many bytes a `kill -9` may lose.
+#: Bytes that a `kill -9` may lose.
 SYNC_EVERY = 16 * 1024**2
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

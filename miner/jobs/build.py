@@ -32,9 +32,9 @@ from miner.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: How often to look for an engine while there is none.
+#: Interval for looking for an engine while there is none.
 ENGINE_RETRY_SECONDS = 30.0
-#: How long a restart waits for the fleet to see its GPUs before it takes up what runs on them.
+#: Seconds that a restart waits for the fleet to see its GPUs before it adopts the runs on them.
 GPU_WAIT_SECONDS = 30.0
 
 

@@ -61,11 +61,11 @@ class JobServices:
     #: Returns the profile as its files are now.
     profile: Callable[[], LoadedProfile]
     cleaner: FinishedJobCleaner
-    #: What each image of an engine can train, found by trial; by the same words.
+    #: Trials of what each image of an engine can train, by the same names.
     trials: Mapping[str, EngineTrials]
     alert: SendAlert
     worth: WorthOfTask = lambda *_: IDLE_HOST
-    #: What the GPUs did in the last hour; empty where nothing measures them.
+    #: Samples of the GPUs of the last hour; empty if nothing measures them.
     samples: SampleHistory = field(default_factory=SampleHistory)
     timings: JobTimings = field(default_factory=JobTimings)
     events: JobEventBus = field(default_factory=JobEventBus)
@@ -105,13 +105,13 @@ class JobContext:
         self.row = row
         self.folder: JobFolder = job_folder(services.data_dir, row.id)
         self.live = LiveJob(row.id, row.task_id, row.state)
-        #: Of the attempt that runs.
+        #: Figures of the running attempt.
         self.figures: RunFigures | None = None
         self.fetched: FetchedInputs | None = None
         self.grant: GpuGrant | None = None
         #: The attempt that runs now, and can be asked to change.
         self.training: RunningTraining | None = None
-        #: Why a GPU of this job cannot be used any more.
+        #: The reason why a GPU of this job cannot be used any more.
         self.gpu_lost: str | None = None
         #: Set when something has changed that a waiting worker should look at.
         self.woken = asyncio.Event()

@@ -13,7 +13,7 @@ from miner.observe.alerts import AlertKind
 
 log = logging.getLogger(__name__)
 
-#: Until an engine was found.
+#: The ability until an engine was found.
 ENGINE_NOT_FOUND_YET = EngineAbility(problem="the engine is being looked for")
 _NO_SANDBOX = "the engine {} has none here; see god-miner doctor"
 

@@ -221,7 +221,7 @@ class AttemptReplay:
     environment: Mapping[str, str]
     #: Paths that the command needs: inputs, which are removed a while after a job is over.
     needs: tuple[str, ...]
-    #: Whether reward functions from outside would run.
+    #: True if reward functions from outside would run.
     hostile: bool
 
     @classmethod

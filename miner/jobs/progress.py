@@ -105,7 +105,7 @@ class RunProgress:
     control: ControlEvent | None = None
     #: Sequences of a pass that the engine itself found to fit.
     found_micro: int | None = None
-    #: How many submissions were put in place: a change means a newer one.
+    #: Count of submissions put in place: a change means a newer one.
     submissions: int = 0
     notes: deque[NoteEvent] = field(default_factory=lambda: deque(maxlen=100))
     #: By our own clock: the last event, and the last optimizer step.

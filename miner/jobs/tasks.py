@@ -55,7 +55,7 @@ class TaskFile(BaseModel):
     hours_to_complete: Annotated[float, Field(gt=0, le=MAX_HOURS, allow_inf_nan=False)]
     task_id: TaskId = Field(default_factory=lambda: f"mine-{uuid.uuid4().hex[:12]}")
     expected_repo_name: RepoName | None = None
-    #: Where the dataset is. Declared before `dataset`, whose validation needs it.
+    #: Location of the dataset. Declared before `dataset`, whose validation needs it.
     file_format: FileFormat = FileFormat.S3
     #: A URL, a file of this machine, or with file_format "hf" a dataset of the hub.
     dataset: Annotated[str, Field(min_length=1)] | None = None

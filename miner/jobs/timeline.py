@@ -9,7 +9,7 @@ from typing import Self
 from core.runs.remedies import MAX_ATTEMPTS
 from miner.settings import Settings
 
-#: What each part may take of the job's whole time at most, so that a job of seconds still trains.
+#: Largest share of the job's whole time for each part, so that a job of seconds still trains.
 MAX_MARGIN_SHARE, MAX_RESERVE_SHARE, MAX_PUBLISH_SHARE, MAX_GRACE_SHARE = 0.25, 0.25, 0.25, 0.125
 #: A trainer whose own clock is right has ended by then without being asked.
 SLACK_S = 10.0
@@ -30,19 +30,19 @@ class JobTimings:
     pause_cap_s: float = 120.0
     #: The submission is complete this long before the deadline.
     margin_s: float = 180.0
-    #: What a training gets for its last save after it was asked to end.
+    #: Time for a training's last save after it was asked to end.
     grace_s: float = 90.0
     #: No step for this many times the median step, and for at least this long, is a standstill.
     stall_factor: float = 20.0
     stall_min_s: float = 600.0
-    #: Until the first step, and for anything that is not a step: evaluation, saving.
+    #: Limit until the first step, and for anything that is not a step: evaluation, saving.
     start_limit_s: float = 3600.0
     #: Between dumping the stacks of a hung training and ending it.
     dump_s: float = 5.0
-    #: What a new attempt must have at least, when there is a model to publish already.
+    #: Least time for a new attempt if there is a model to publish already.
     attempt_needs_s: float = 300.0
     max_attempts: int = MAX_ATTEMPTS
-    #: Whether a first model is published while the training goes on.
+    #: Publish a first model while the training goes on.
     publish_early: bool = True
     #: Uploads while training take at most this share of the time.
     early_share: float = 0.25

@@ -47,7 +47,7 @@ MAX_NOTES = 200
 MIN_STEP_S = 1e-4
 #: Ignore GPU samples older than this.
 _SAMPLE_COUNTS_S = 60.0
-#: How long an engine may take to kill a run before the job goes on without its answer.
+#: Seconds for an engine to kill a run before the job goes on without its answer.
 _LAST_WAIT_S = 20.0
 
 
@@ -66,7 +66,7 @@ class AttemptSupervisor:
         self.warned_of_reserve = False
         self.retimed_at_step = 0
         self.measured_step_s: float | None = None
-        #: When its progress was last read by this process.
+        #: Time at which this process last read its progress.
         self._read_at = 0.0
         self._polled_at = 0.0
         self._killed_lingering_at: float | None = None

@@ -118,11 +118,11 @@ class RetrySituation:
     reason: EndReason
     #: The failures of all attempts since the job's last start, the last one included.
     history: tuple[AttemptFailure, ...]
-    #: Whether some attempt has left a model.
+    #: True if some attempt has left a model.
     has_model: bool
-    #: Until a training would be asked to end.
+    #: Time until a training would be asked to end.
     left_s: float
-    #: What a new attempt needs before its first evaluation, roughly.
+    #: Rough time that a new attempt needs before its first evaluation.
     needs_s: float
 
 

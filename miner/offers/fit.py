@@ -40,7 +40,7 @@ class RuleVerdict(NamedTuple):
 
 
 class _RefusedPlan(NamedTuple):
-    #: What would have to change.
+    #: The change that would help.
     way: str
     #: The message to a validator; empty: as the rule `plan` says.
     public: str = ""
@@ -87,7 +87,7 @@ class FitResult(NamedTuple):
     plan: PlanSummary | None = None
     placement: Placement | None = None
     wait_s: float = 0.0
-    #: Whose GPUs it gets rather than others.
+    #: The lane whose GPUs it prefers.
     lane: NamedLane | None = None
 
     @property

@@ -38,12 +38,12 @@ class ParsedOffer:
     task_type: TaskType
     hours: float
     image_type: ImageModelType | None
-    #: What it is called in a policy, the most exact word first.
+    #: Its names in a policy, the most exact first.
     kinds: tuple[str, ...]
     name_facts: NameFacts
     #: The parameter count as the offer states it.
     stated_params: int | None
-    #: Of an image offer. A text offer's count is the same for all and counts nothing.
+    #: Set for an image offer only: a text offer's count is the same for all and means nothing.
     rows: int | None
     #: The entry of `rules.models_denied` that the model's name matches.
     denied: str | None = None

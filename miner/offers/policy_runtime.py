@@ -72,7 +72,7 @@ class _ConfigInForce(Generic[C]):
         self._alert = alert
         self._live: LiveConfig[C]
         self.chosen = ChosenName("", "")
-        #: Why what an edit chose since is not in force.
+        #: The reason why a later choice is not in force.
         self._not_found: ConfigError | None = None
 
     @property

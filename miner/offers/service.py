@@ -45,9 +45,9 @@ from miner.support.clock import SteadyClock
 
 log = logging.getLogger(__name__)
 
-#: Of a start whose offer was not accepted: behind all whose was.
+#: Priority of a start without an accepted offer: behind all others.
 LOWEST_PRIORITY = -1e6
-#: How long a repeated offer gets the same refusal.
+#: Seconds for which a repeated offer gets the same refusal.
 REFUSAL_SECONDS = 600.0
 #: Refusals of a plan that no fact still to be learned about the task will change.
 _INFEASIBLE = frozenset({Refusal.NO_TIME, Refusal.NO_MEMORY, Refusal.ABSURD_SIZE, Refusal.NO_ENGINE})

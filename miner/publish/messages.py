@@ -29,7 +29,7 @@ class PublishOrder(Record):
     token: str | None = Field(default=None, repr=False)
     user: str | None = None
     repo_name: str = ""
-    #: Of `publish`.
+    #: Fields of `publish`.
     folder: str = ""
     task_type: TaskType | None = None
     model: str | None = None
@@ -87,7 +87,7 @@ class PublishedRepo(Record):
 class HubAccount(Record):
     event: Literal["account"] = "account"
     user: str
-    #: Where submissions would go.
+    #: The account that submissions would go to.
     owner: str
     may_write: bool
     detail: str

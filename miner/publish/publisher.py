@@ -56,7 +56,7 @@ class PublishRequest:
     #: The last part of the repository's name, as the validator expects it.
     repo_name: str
     image_type: ImageModelType | None = None
-    #: What this job has published before, perhaps under another name: moved, then replaced in one commit.
+    #: The job's earlier submission, perhaps under another name: moved, then replaced in one commit.
     earlier: MinerSubmission | None = None
     #: Seconds since the epoch: an upload still going on then is ended, after a warning.
     finish_by: float | None = None
@@ -169,7 +169,7 @@ SILENCE_SECONDS = 420.0
 DEDUPLICATED_TRIES = 2
 #: Identifying the token takes a second; this ends a client that hangs.
 ACCOUNT_SECONDS = 60.0
-#: What may work a moment later.
+#: Troubles that may pass in a moment.
 RETRIED_TROUBLES = frozenset(
     {
         PublishTrouble.CONFLICT,

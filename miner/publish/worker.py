@@ -135,7 +135,7 @@ def _error_text(error: BaseException) -> str:
 
 #: Behind whatever answers validators.
 NICENESS = 5
-#: What the client logs while it waits, which would look like a standstill otherwise.
+#: Log messages of the client while it waits, which would look like a standstill otherwise.
 _FORWARDED_LOGGERS = ("huggingface_hub.utils._http",)
 
 

@@ -27,7 +27,7 @@ from miner.offers.past_offers import HistoricalOffer, OfferFilter, StoredOffer, 
 from miner.offers.policies.load import LoadedPolicy
 from miner.offers.policies.schema import Policy, ValueTerms
 
-#: How long an offer whose start never came holds its place: the default of OFFER_HOLD_SECONDS.
+#: Seconds that an offer whose start never came holds its place: the default of OFFER_HOLD_SECONDS.
 LAPSES_AFTER = 900.0
 
 
@@ -114,7 +114,7 @@ class ReplaySummary:
     accepted: int
     #: First rule that failed → how many offers.
     refused: dict[str, int]
-    #: Of the fleet, between the first and the last offer.
+    #: GPU-hours of the fleet between the first and the last offer.
     fleet_hours: float
     #: GPU-hours that accepted offers held in that time.
     held_hours: float

@@ -35,7 +35,7 @@ IMAGE_HOURS, IMAGE_PAIRS = (1, 2), (10, 50)
 #: Models from 12B on, and how often one of them is drawn.
 BIG_FROM, BIG_SHARE = 12e9, 0.05
 MIN_GRPO_PARAMS = 1e9
-#: What every text offer says of its dataset since 2025-05.
+#: Size that every text offer states for its dataset since 2025-05.
 STATED_ROWS = 100_000
 #: Offers without a parameter count: the validator's lookup failed.
 SHARE_WITHOUT_PARAMS = 0.05

@@ -57,7 +57,7 @@ POLICY_KIND = ConfigKind(
     [(), *((part,) for part in POLICY_PARTS), ("score", "weights")],
     null_unsets=True,
 )
-#: What belongs to one file and is not inherited.
+#: Keys that belong to one file and are not inherited.
 _NOT_INHERITED = ("description", "extends", "hardware", "profile", "notes")
 _REPLACED_WHOLE: tuple[KeyPath, ...] = (("score", "size"), ("success", "size"))
 

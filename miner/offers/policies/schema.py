@@ -152,7 +152,7 @@ class SuccessTerms(Record):
     )
 
 
-#: What a shortened training loses, where a policy does not say.
+#: Exponent of the loss of a shortened training, if a policy does not say.
 TRAINING_EXPONENT = 0.3
 
 

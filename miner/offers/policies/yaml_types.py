@@ -34,7 +34,7 @@ def _kind(value: Any) -> Any:
     raise ValueError(f"a kind of task is one of {', '.join(TASK_KINDS)}, not {value!r}")
 
 
-#: As a key or an item: the operator's name or the validators', read as the operator's.
+#: A task as a key or an item: the operator's name or the validators', read as the operator's.
 TaskKindName = Annotated[
     str, BeforeValidator(_kind), WithJsonSchema({"type": "string", "enum": list(TASK_KINDS)})
 ]
