@@ -75,8 +75,7 @@ def check(
     environment, for a minute at most. Where bubblewrap does not work, this checkout's own code is run
     without a sandbox, and another's only with --trust."""
     from miner.tournament.check.checks import is_admitted, run_checks
-    from miner.tournament.check.entry import USUAL_KINDS, open_entry
-    from miner.tournament.check.limit import run_within_limit
+    from miner.tournament.check.entry import USUAL_KINDS, open_entry, run_within_limit
 
     settings, problem = _settings()
     findings: list[RuleFinding] = []

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from miner.tournament.rehearsal.stand_ins import stand_in_pictures
+from miner.tournament.rehearsal.inputs import stand_in_pictures
 from miner.tournament.rules import IMAGE_DOCKERFILE, TASKS
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd, why_not

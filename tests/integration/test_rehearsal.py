@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from miner.tournament.rehearsal.stand_ins import stand_in_pictures
+from miner.tournament.rehearsal.inputs import stand_in_pictures
 from miner.tournament.rules import TASKS
 from tests.doubles import ai_toolkit, base_image
 from tests.doubles.dockerd import Dockerd

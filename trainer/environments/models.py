@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import http.client
 import json
 import os
@@ -14,11 +15,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from core.domain.errors import GodMinerError
-from trainer.environments.in_time import in_time
 from trainer.environments.memory import Cut, cut_tokens, cut_words
 from trainer.environments.tool_calls import (
     ParserName,
@@ -31,6 +31,38 @@ from trainer.environments.tool_calls import (
     without_thoughts,
 )
 from trainer.errors import BadModel
+
+# — time limits
+
+T = TypeVar("T")
+
+
+def in_time(call: Callable[[], T], seconds: float) -> T:
+    """Call in a thread of its own; raise `TimeoutError` if that takes too long.
+
+    Python code, such as a template, is then ended by an exception. Native code cannot be: its thread goes on,
+    but does not keep the process alive."""
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            answer.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - a tokenizer's panic, or our SystemExit
+            answer.set_exception(BadModel(f"{type(error).__name__}: {error}"[:500]))
+
+    thread = threading.Thread(target=work, name="in-time", daemon=True)
+    thread.start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        if not answer.done():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+            )
+        raise
+
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from core.domain.errors import GodMinerError
 from core.domain.tasks import INTERCODE, PVP_GAMES
-from trainer.environments import tables
+from trainer.environments import results
 from trainer.environments.games import Player, board_game
 from trainer.environments.intercode.machine import remove_open_folders
 from trainer.environments.intercode.rehearsal import TASKS, PlayedTask, ShellRehearsal, rehearse
@@ -38,14 +38,14 @@ from trainer.environments.match import (
     play_match,
 )
 from trainer.environments.models import TURN_SECONDS, ChatModel, EndpointModel, LocalModel
-from trainer.environments.tool_calls import ParserName
-from trainer.environments.transcript import (
+from trainer.environments.results import (
     match_folder,
     safe_to_print,
     shell_folder,
     write_task,
     write_transcript,
 )
+from trainer.environments.tool_calls import ParserName
 
 if TYPE_CHECKING:
     import pyspiel
@@ -263,17 +263,17 @@ class Played:
 
 def report_lines(played: Played) -> list[str]:
     """Return the tables that people read at the end."""
-    lines = tables.match_table(played.matches) if played.matches else []
+    lines = results.match_table(played.matches) if played.matches else []
     if played.shells:
-        lines += [*([""] if lines else []), *tables.shell_table(played.shells)]
+        lines += [*([""] if lines else []), *results.shell_table(played.shells)]
     return lines
 
 
 def report(played: Played) -> dict[str, Any]:
     """Return the results as JSON-ready data."""
-    facts: dict[str, Any] = {"matches": [tables.as_json(result) for result in played.matches]}
+    facts: dict[str, Any] = {"matches": [results.as_json(result) for result in played.matches]}
     if played.shells:
-        facts["shell_tasks"] = [tables.shell_as_json(one) for one in played.shells]
+        facts["shell_tasks"] = [results.shell_as_json(one) for one in played.shells]
     return facts
 
 

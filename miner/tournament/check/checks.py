@@ -6,19 +6,187 @@ hand: what depends on a closed detector, on others' machines or on the rest of t
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from core.domain.units import show_bytes
+from core.domain.wire import TournamentType
+from miner.settings import Settings
+from miner.settings.model import TrainingRepo
 from miner.tournament.check.arguments import check_arguments
 from miner.tournament.check.copies import check_copies, check_distinct
 from miner.tournament.check.dockerfiles import check_dockerfiles
-from miner.tournament.check.entering import check_datasets, check_limits, check_times
-from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding, is_whole_commit
+from miner.tournament.check.entry import (
+    CheckedEntry,
+    FindingState,
+    RuleFinding,
+    is_whole_commit,
+    same_repository,
+    site_answers,
+)
 from miner.tournament.check.licence import check_licence
 from miner.tournament.check.sources import check_obfuscation, check_weights
 from miner.tournament.checkout import few, is_local, uncommitted_files
-from miner.tournament.rules import CLONE_LIMIT_S, LARGE_REPOSITORY_BYTES
+from miner.tournament.polite_client import SiteError
+from miner.tournament.public_api import open_public_api
+from miner.tournament.rules import (
+    AS_OF,
+    CLONE_LIMIT_S,
+    DATASETS,
+    FEES_TAO,
+    LARGE_REPOSITORY_BYTES,
+    MOST_DATASETS,
+    REGISTERED_FOR,
+    next_start,
+)
+
+# — rules of entering: datasets, limits of the account, times
+
+
+def check_datasets(entry: CheckedEntry) -> RuleFinding:
+    rule = "requested data sets"
+    if entry.settings is None:
+        to_do = "correct the settings, then check again"
+        theirs = re.search(r"TRAINING_REPO_\w+_DATASETS", entry.settings_problem)
+        state = FindingState.FAILED if theirs else FindingState.UNKNOWN
+        return RuleFinding(10, rule, state, entry.settings_problem, to_do=to_do)
+    problems, asked = [], 0
+    for kind, repo in entered(entry):
+        asked += len(repo.datasets)
+        setting = f"TRAINING_REPO_{kind.name}_DATASETS"
+        unknown = [name for name in repo.datasets if name not in DATASETS]
+        if repo.datasets and kind is TournamentType.IMAGE:
+            problems.append(f"{setting}: entries for image tournaments get none")
+        elif unknown:
+            problems.append(f"{setting}: not on the list, so validators leave it out: {', '.join(unknown)}")
+    if problems:
+        to_do = f"name at most {MOST_DATASETS} of these: {', '.join(DATASETS)}"
+        return RuleFinding(10, rule, FindingState.FAILED, problems[0], tuple(problems[1:]), to_do)
+    text = f"{asked} asked for, all on the list of {AS_OF}" if asked else "none asked for"
+    return RuleFinding(10, rule, FindingState.PASSED, text)
+
+
+def check_limits(entry: CheckedEntry) -> RuleFinding:
+    """Who may enter: one entry per address, account and coldkey. Other entries are unknown here."""
+    rule = "limits and fees"
+    money = read_money(entry)
+    notes = [*money.notes, "a validator that waits for a full field begins again, and may take the fee again"]
+    accounts = sorted({account_of(repo.url) for _, repo in entered(entry)} - {""})
+    if entry.settings is None:
+        notes.append(entry.settings_problem)
+    elif not accounts:
+        names = ", ".join(f"TRAINING_REPO_{kind.name}_URL" for kind in entry.kinds)
+        notes.append(f"nothing is entered yet: {names} and _COMMIT are not set")
+    for kind, repo in entered(entry):
+        if repo.commit.lower() != entry.clone.commit:
+            notes.append(f"TRAINING_REPO_{kind.name}_COMMIT is {repo.commit[:12]}, not what was checked")
+        if entry.remote and not same_repository(repo.url, entry.remote.url):
+            notes.append(f"TRAINING_REPO_{kind.name}_URL is {repo.url}, not what was checked")
+    if money.balance is not None and money.balance < money.due:
+        text = f"the coldkey has {money.balance:g} TAO at the validators, and the fees are {money.due:g} TAO"
+        to_do = "transfer the rest to the validators' collection address before the start"
+        return RuleFinding(11, rule, FindingState.FAILED, text, tuple(notes), to_do)
+    account = f"your account {', '.join(accounts)}" if accounts else "your account at the code host"
+    text = f"one entry per address of a daemon, per coldkey and per account: {account}"
+    to_do = "make sure that no other entry shares these"
+    if money.balance is None:
+        to_do += f", and that your coldkey has {money.due:g} TAO at the validators"
+    return RuleFinding(11, rule, FindingState.UNKNOWN, text, tuple(notes), to_do)
+
+
+@dataclass(frozen=True)
+class EntryMoney:
+    """What entering costs, and what the coldkey has at the validators."""
+
+    due: float
+    #: None where it is not known.
+    balance: float | None
+    notes: tuple[str, ...]
+
+
+def read_money(entry: CheckedEntry) -> EntryMoney:
+    """By the public API; where it does not answer, by the stored fees."""
+    fees, origin, balance, notes = dict(FEES_TAO), f"as of {AS_OF}", None, []
+    settings = entry.settings
+    if settings is not None and not entry.offline and site_answers(settings.public_api_url):
+        with open_public_api(settings) as api:
+            try:
+                found, source = api.fees()
+                fees |= found
+                origin = "by the public API" if source.stale is None else f"stored, {source.stale}"
+                coldkey = coldkey_address(settings)
+                if coldkey is None:
+                    notes.append("the wallet's coldkeypub.txt is not here: the balance is not known")
+                else:
+                    paid, source = api.balance(coldkey)
+                    balance = paid if source.stale is None else None
+                    notes.append(f"balance {paid:g} TAO" + (f" ({source.stale})" if source.stale else ""))
+            except SiteError as error:
+                notes.append(f"the public API: {error}")
+    shown = [f"fee {kind}: {fees[kind]:g} TAO, {origin}, never refunded" for kind in entry.kinds]
+    return EntryMoney(sum(fees[kind] for kind in entry.kinds), balance, (*shown, *notes))
+
+
+def coldkey_address(settings: Settings) -> str | None:
+    """The coldkey's public address, from the wallet's own file."""
+    file = settings.wallet_path.expanduser() / settings.wallet_name / "coldkeypub.txt"
+    try:
+        found = json.loads(file.read_bytes()).get("ss58Address")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def check_times(entry: CheckedEntry) -> RuleFinding:
+    notes, late = [], []
+    for kind in entry.kinds:
+        start = next_start(kind, entry.now)
+        last = start - REGISTERED_FOR
+        if entry.now > last:
+            late.append(str(kind))
+            following = next_start(kind, start + timedelta(hours=1))
+            notes.append(
+                f"{kind} may begin {start:%Y-%m-%d %H:%M} UTC: too late unless registered before "
+                f"{last:%H:%M}; then {following:%Y-%m-%d %H:%M} UTC"
+            )
+        else:
+            notes.append(
+                f"{kind} may begin {start:%Y-%m-%d %H:%M} UTC: be registered by {last:%Y-%m-%d %H:%M} UTC"
+            )
+    notes.append("validators clone the commit for every task: leave it and the repository alone until Friday")
+    text = (
+        f"less than an hour to the next start: {', '.join(late)}"
+        if late
+        else "registered an hour before, the daemon reachable, the commit unchanged until Friday"
+    )
+    return RuleFinding(
+        12,
+        "times",
+        FindingState.UNKNOWN,
+        text,
+        tuple(notes),
+        "see when your hotkey was registered: god-miner chain status",
+    )
+
+
+def entered(entry: CheckedEntry) -> list[tuple[TournamentType, TrainingRepo]]:
+    """What the settings enter, of the kinds that are checked."""
+    if entry.settings is None:
+        return []
+    found = ((kind, entry.settings.training_repo(kind)) for kind in entry.kinds)
+    return [(kind, repo) for kind, repo in found if repo is not None]
+
+
+def account_of(url: str) -> str:
+    """The account that validators count by; an address with less than two parts has none."""
+    parts = [part for part in urlsplit(url).path.strip("/").split("/") if part]
+    return parts[0].lower() if len(parts) >= 2 else ""
+
 
 #: Two of the steps of admission clone it: the detector and the comparison of the licence.
 CLONES = 2

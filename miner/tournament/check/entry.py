@@ -1,9 +1,11 @@
-"""What is checked, an entry in fresh clones of its own, and what a rule's check says of it."""
+"""An entry in fresh clones of its own, the finding of a rule's check, and the time limit of all checks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -13,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from core.domain.errors import GodMinerError
 from core.domain.wire import TournamentType
 from miner.backends.docker.images import BuildFailed, source_root
 from miner.settings import Settings
@@ -281,3 +284,69 @@ def _clone_remote(url: str, commit: str, place: Path, token: str | None) -> Remo
         return Remote(url, clone_repository(url, commit, place, token=token), answered=True)
     except CloneFailed as error:
         return Remote(url, None, _first_line(error), answered=True, too_slow=isinstance(error, CloneTooSlow))
+
+
+# — the time limit of a check
+
+#: Time limit. Our own checkout takes one minute on two busy cores.
+CHECK_LIMIT_S = 600.0
+#: Time to clean up. Then the signal comes again, in case the first exception was swallowed.
+_AGAIN_S = 30.0
+
+
+class CheckTooSlow(GodMinerError):
+    """A repository that could not be cloned within the limit."""
+
+    code = "check_too_slow"
+
+
+class TimeIsUp(BaseException):
+    """The limit is reached. It is a `BaseException`, so that no `except Exception` catches it on the way."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeIsUp` in the main thread after so many seconds, by a signal, which ends loops, regular
+    expressions and waits for other processes alike."""
+
+    def on_alarm(*_: object) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run_within_limit(
+    opened: Callable[[], CheckedEntry],
+    run_checks: Callable[[CheckedEntry], Iterator[RuleFinding]],
+    on_finding: Callable[[RuleFinding], None],
+) -> CheckedEntry:
+    """Open an entry and check it. The limit ends the check with a finding of its own."""
+    entry, number = None, 1
+    try:
+        with time_limit(CHECK_LIMIT_S):
+            entry = opened()
+            for finding in run_checks(entry):
+                on_finding(finding)
+                number = finding.number + 1
+    except TimeIsUp:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # it may have come while the limit was removed
+        if entry is None:
+            raise CheckTooSlow(
+                f"cloning was not done within {CHECK_LIMIT_S:g} s in all: look at the connection, or name "
+                "fewer entries by --other"
+            ) from None
+        on_finding(_unfinished(number))
+    assert entry is not None
+    return entry
+
+
+def _unfinished(number: int) -> RuleFinding:
+    text = f"the check was ended after {CHECK_LIMIT_S:g} s, at this rule: it and those after it are not known"
+    to_do = "take out files that are huge or generated; on a busy machine, check again"
+    return RuleFinding(number, "time limit", FindingState.FAILED, text, to_do=to_do)

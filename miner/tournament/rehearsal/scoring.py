@@ -1,8 +1,10 @@
 """Load and score what a rehearsal would upload, inside the image that trained it, without a network.
 
 Texts by `trainer.scoring.eval`: the validator's loss row by row, against the base and against another folder,
-such as the champion's, with the bounds of the boss round and the chance to win. Pictures: see
-`picture_scoring`; environment tasks: `game_scoring`.
+such as the champion's, with the bounds of the boss round and the chance to win. In an environment task the
+submission plays the model that it began with, and another submission if one is named; each plays the same
+shell tasks. The base of pictures is loaded by the engine with the configuration that our trainer rendered,
+kept from the training's container: an image of somebody else's trainer has none, and no scorer of ours.
 """
 
 from __future__ import annotations
@@ -10,22 +12,26 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from core.data.pictures import PICTURE_SUFFIXES
 from core.domain.errors import GodMinerError
 from core.domain.evaluation import Era
-from core.domain.tasks import TaskType
+from core.domain.tasks import INTERCODE, PVP_GAMES, TaskType
 from core.submission.check import BaseModelRef
 from core.submission.faults import BadSubmission, FaultKind
 from core.submission.prepare import check_submission
 from miner.backends.docker.client import DockerClient
-from miner.tournament.rehearsal.container import run_helper
-from miner.tournament.rules import LEAST_GAIN, TournamentTask
+from miner.tournament.rehearsal.container import TrainerContainer, run_helper
+from miner.tournament.rehearsal.upload import choose_image_file
+from miner.tournament.rules import CACHE, LEAST_GAIN, TournamentTask
 
 #: Where everything lies in the container; `run_helper` mounts the folder here.
 INSIDE = Path("/rehearsal")
@@ -225,3 +231,230 @@ def run_scorer(
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value), encoding="utf-8")
+
+
+# — environment tasks: the model plays by `trainer.environments.play`
+
+#: Games of a match, and shell tasks; with as many forfeits a match ends.
+GAMES = 20
+#: Without a GPU, where an answer takes seconds, or to see whether there is a score at all.
+FEW_GAMES = 2
+#: No pair of games of a match begins later, nor a shell task of a model.
+MATCH_S = 300.0
+
+
+def score_games(
+    client: DockerClient,
+    image: str,
+    task: TournamentTask,
+    *,
+    folder: Path,
+    base: Path,
+    repository: Path,
+    brief: bool = False,
+    against: Path | None = None,
+    gpus: Sequence[str] = (),
+) -> FolderScore | None:
+    """Score by the mean over the task's environments: the share of points against the base, or the reward of
+    shell tasks. None where none of the environments is played here. `folder` is a scratch directory; `brief`:
+    whether it has a score at all."""
+    began = time.monotonic()
+    names = [name for name in task.dataset["environment_names"] if name in (*PVP_GAMES, INTERCODE)]
+    if not names:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    seen = {base: BASE, repository: OURS}
+    others = [BASE]
+    if against is not None:
+        seen[against] = AGAINST
+        others.append(AGAINST)
+    games = GAMES if gpus and not brief else FEW_GAMES
+    arguments = ["--json", "--base", BASE, "--games", str(games), "--seconds", str(MATCH_S)]
+    for option, values in (("--against", others), ("--game", names)):
+        arguments += [word for value in values for word in (option, value)]
+    command = shlex.join(["python", "-m", "trainer.environments.play", OURS, *arguments])
+    report = run_scorer(client, image, f"{command} > {INSIDE / REPORT}", folder, seen, gpus)
+    with readable_report():
+        matches, shells = report["matches"], report.get("shell_tasks", [])
+        against_base = _points(matches, shells, BASE)
+        against_other = _points(matches, shells, AGAINST)
+        notes = tuple(_notes(matches, shells))
+        failure = str(report.get("failure", ""))
+        if failure:
+            notes = (f"not everything was played: {failure}", *notes)
+    if not against_base:
+        why = failure or "no game or shell task was played to its end"
+        raise CannotScore(f"there is no score against the base: {why}")
+    ours, theirs = _means(against_base)
+    other = _means(against_other)[1] if against_other else None
+    return FolderScore(
+        metric=f"points of games and shell tasks, {', '.join(against_base)}",
+        base=theirs,
+        ours=ours,
+        lower_is_better=False,
+        against=other,
+        wins=_outranks(against_other) if set(against_other) == set(names) else None,
+        seconds=round(time.monotonic() - began, 1),
+        notes=notes,
+    )
+
+
+def _points(
+    matches: Sequence[Mapping[str, Any]], shells: Sequence[Mapping[str, Any]], against: str
+) -> dict[str, tuple[float, float]]:
+    """By environment: ours, and the other's."""
+    other = Path(against).name
+    found = {}
+    for match in matches:
+        if match["names"][1] == other and match["score"] is not None:
+            found[str(match["game"])] = (float(match["score"]), 1 - float(match["score"]))
+    rewards = {
+        str(one["name"]): {task["question"]: float(task["reward"]) for task in one["tasks"]} for one in shells
+    }
+    mine, theirs = rewards.get(Path(OURS).name, {}), rewards.get(other, {})
+    # Time may have been over for one of them before the other had played as many.
+    if both := [question for question in mine if question in theirs]:
+        found[INTERCODE] = (fmean(mine[one] for one in both), fmean(theirs[one] for one in both))
+    return found
+
+
+def _means(points: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+    ours, other = zip(*points.values(), strict=True)
+    return sum(ours) / len(points), sum(other) / len(points)
+
+
+def _outranks(points: Mapping[str, tuple[float, float]]) -> bool:
+    """Whether ours is first, and no worse at shell tasks: of two entries each environment's better one has
+    its whole point."""
+    ours, other = points.get(INTERCODE, (0.0, 0.0))
+    return ours >= other and sum((mine > theirs) - (mine < theirs) for mine, theirs in points.values()) > 0
+
+
+def _notes(matches: Sequence[Mapping[str, Any]], shells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was played; forfeits are what a training has to get rid of first."""
+    lines = []
+    for match in matches:
+        counts = f"{match['wins']} won, {match['draws']} drawn, {match['losses']} lost"
+        kinds = ", ".join(f"{count} {kind}" for kind, count in match["forfeits"][0].items())
+        forfeited = f"; forfeited {kinds}" if kinds else ""
+        lines.append(f"{match['game']} against {match['names'][1]}: {counts}{forfeited}")
+    for one in shells:
+        reward = "none" if one["reward"] is None else f"{float(one['reward']):.2f}"
+        submitted = f"{one['submitted']} of {len(one['tasks'])} tasks submitted, {one['ended']}"
+        lines.append(f"{INTERCODE}, {one['name']}: reward {reward}, {submitted}")
+    return lines
+
+
+# — pictures, by `trainer.scoring.pictures`
+
+#: Validators take all pictures and up to ten seeds; a difference of a percent shows with fewer.
+SEEDS, MOST_PICTURES = 2, 4
+#: For loading and rendering.
+LIMIT_S = 3000.0
+#: The engine of a configuration, and where our Dockerfiles have it.
+_ENGINES = {
+    "config.toml": ("kohya", "/app/sd-scripts"),
+    "config.yaml": ("ai-toolkit", "/app/ai-toolkit"),
+}
+_JOB = "job.json"
+
+
+def keep_configuration(container: TrainerContainer, work: str, folder: Path) -> Path | None:
+    """Copy what the engine was last started with out of the trainer's work directory, running or not."""
+    kept, launch = None, 1
+    while found := _copied(container, f"{work}/launch-{launch}", folder):
+        kept, launch = found, launch + 1
+    return kept
+
+
+def _copied(container: TrainerContainer, launch: str, folder: Path) -> Path | None:
+    for name in _ENGINES:
+        if container.copy_out(f"{launch}/{name}", folder / name):
+            return folder / name
+    return None
+
+
+def pictures_in(folder: Path) -> list[tuple[Path, str]]:
+    """Pictures with their captions."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix in PICTURE_SUFFIXES:
+            caption = path.with_suffix(".txt")
+            found.append((path, caption.read_text("utf-8") if caption.exists() else ""))
+    return found
+
+
+def score_pictures(
+    client: DockerClient,
+    image: str,
+    task: TournamentTask,
+    *,
+    folder: Path,
+    cache: Path,
+    configuration: Path,
+    pictures: Sequence[tuple[Path, str]],
+    repository: Path,
+    seeds: int = SEEDS,
+    against: Path | None = None,
+    gpus: Sequence[str] = (),
+) -> FolderScore:
+    """Score by the validator's reconstruction loss, as far as the engine computes it. `folder` is a scratch
+    directory; `pictures` were not trained on, and come with their captions."""
+    began = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(configuration, folder / configuration.name)
+    seen: dict[Path, str] = {cache: CACHE, repository: OURS}
+    if against is not None:
+        seen[against] = AGAINST
+    files = ["", _image_file(repository, OURS)]
+    files += [_image_file(against, AGAINST)] if against else []
+    copies = []
+    for number, (picture, caption) in enumerate(pictures):
+        name = f"picture-{number}{picture.suffix}"
+        shutil.copyfile(picture, folder / name)
+        copies.append({"image": str(INSIDE / name), "caption": caption})
+    engine, directory = _ENGINES[configuration.name]
+    job = {
+        "engine": engine,
+        "engine_dir": directory,
+        "config": str(INSIDE / configuration.name),
+        "family": str(task.image_type),
+        "files": files,
+        "pictures": copies,
+        "seeds": seeds,
+        "deadline": time.time() + LIMIT_S,
+        "report": str(INSIDE / REPORT),
+        "device": "cuda" if gpus else "cpu",
+    }
+    write_json(folder / _JOB, job)
+    # Tokenizers are found there by their names, as in the training.
+    variables = f"HF_HUB_CACHE={CACHE}/hf_cache"
+    python = '"${GOD_MINER_ENGINE_PYTHON:-python}"'
+    command = f"{variables} {python} -m trainer.scoring.pictures {INSIDE / _JOB}"
+    report = run_scorer(client, image, command, folder, seen, gpus)
+    with readable_report():
+        losses = {one["path"]: float(one["loss"]) for one in report["files"]}
+        missing = [path or "the base" for path in files if path not in losses]
+        reason = str(report["reason"])
+    if missing:
+        raise CannotScore(f"{', '.join(missing)} cannot be scored: {reason}")
+    other = losses[files[2]] if against else None
+    return FolderScore(
+        metric="reconstruction loss",
+        base=losses[""],
+        ours=losses[files[1]],
+        against=other,
+        wins=None if other is None else gains(other - losses[files[1]], other),
+        seconds=round(time.monotonic() - began, 1),
+        notes=(f"on {len(copies)} pictures, with at most {seeds} seeds for each",),
+    )
+
+
+def _image_file(repository: Path, inside: str) -> str:
+    """The file that the evaluator would load; `repository` may also be a folder with just that file."""
+    paths = [path.relative_to(repository).as_posix() for path in repository.rglob("*") if path.is_file()]
+    choice = choose_image_file(paths)
+    chosen = choice.newer or choice.older or ("last.safetensors" if "last.safetensors" in paths else None)
+    if chosen is None:
+        raise CannotScore(f"{repository} has no weights that an evaluator of pictures would load")
+    return f"{inside}/{chosen}"

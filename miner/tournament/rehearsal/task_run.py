@@ -23,19 +23,28 @@ from miner.tournament.rehearsal.container import (
     open_folder,
     take_over,
 )
-from miner.tournament.rehearsal.game_scoring import score_games
 from miner.tournament.rehearsal.inputs import STATISTICS, make_model_and_statistics, training_data
-from miner.tournament.rehearsal.log_review import review_log, secret_values
 from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions, Save, Say
-from miner.tournament.rehearsal.picture_scoring import (
+from miner.tournament.rehearsal.report import (
+    KilledTraining,
+    TaskRehearsal,
+    log_problems,
+    review_log,
+    secret_values,
+)
+from miner.tournament.rehearsal.scoring import (
     MOST_PICTURES,
     SEEDS,
+    CannotScore,
+    FolderScore,
+    NoScorer,
     keep_configuration,
+    load_problems,
     pictures_in,
+    score_games,
     score_pictures,
+    score_text,
 )
-from miner.tournament.rehearsal.report import KilledTraining, TaskRehearsal, log_problems
-from miner.tournament.rehearsal.scoring import CannotScore, FolderScore, NoScorer, load_problems, score_text
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
 from miner.tournament.rules import (
     CACHE,

@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 
 from miner.cli.tournament import app
 from miner.tournament.check import checks
-from miner.tournament.check.entry import CheckedEntry, RuleFinding
-from miner.tournament.check.limit import CHECK_LIMIT_S, CheckTooSlow
+from miner.tournament.check.entry import CHECK_LIMIT_S, CheckedEntry, CheckTooSlow, RuleFinding
 from miner.tournament.checkout import clone_repository
 from tests.miner.tournament.entries import SMALL
 from tests.miner.tournament.repositories import commit_deep_file, commit_files, make_repository

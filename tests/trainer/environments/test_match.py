@@ -22,8 +22,8 @@ from trainer.environments.match import (
 )
 from trainer.environments.memory import Area
 from trainer.environments.models import AnswerTimeout, ChatAnswer, ContextOverflow, ScriptedModel
+from trainer.environments.results import match_folder, transcript, write_transcript
 from trainer.environments.tool_calls import ToolCall, game_action
-from trainer.environments.transcript import match_folder, transcript, write_transcript
 
 pytest.importorskip("pyspiel")
 Reply = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], ChatAnswer]

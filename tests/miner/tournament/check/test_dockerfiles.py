@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from miner.backends.docker.images import source_root
-from miner.tournament.check.context import context_files
 from miner.tournament.check.dockerfiles import (
     MOST_BYTES,
     check_dockerfiles,
+    context_files,
     first_dockerfile,
     json_list,
     read_dockerfile,

@@ -12,7 +12,7 @@ import pytest
 from core.data.pictures import inspect_picture_zip
 from core.domain.tasks import dataset_kind
 from miner.tournament.rehearsal.cache_layout import BadInput, CacheLayout, lay_out_cache
-from miner.tournament.rehearsal.stand_ins import DUMMY_RECORDS, PICTURES, stand_in_pictures, stand_in_rows
+from miner.tournament.rehearsal.inputs import DUMMY_RECORDS, PICTURES, stand_in_pictures, stand_in_rows
 from miner.tournament.rules import TASKS, anonymous_model
 
 

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from miner.tournament.rehearsal.cache_layout import BadInput
-from miner.tournament.rehearsal.inputs import split_pictures, split_rows, training_data
+from miner.tournament.rehearsal.inputs import (
+    PICTURES,
+    split_pictures,
+    split_rows,
+    stand_in_pictures,
+    training_data,
+)
 from miner.tournament.rehearsal.options import RehearsalInputs
-from miner.tournament.rehearsal.picture_scoring import pictures_in
-from miner.tournament.rehearsal.stand_ins import PICTURES, stand_in_pictures
+from miner.tournament.rehearsal.scoring import pictures_in
 from miner.tournament.rules import TASKS
 
 

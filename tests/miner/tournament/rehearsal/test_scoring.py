@@ -15,11 +15,11 @@ from core.domain.evaluation import Era
 from core.runs.run_files import EvalTask
 from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal import scoring
-from miner.tournament.rehearsal.picture_scoring import score_pictures
 from miner.tournament.rehearsal.scoring import (
     CannotScore,
     NoScorer,
     load_problems,
+    score_pictures,
     score_text,
 )
 from miner.tournament.rules import TASKS

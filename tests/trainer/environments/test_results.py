@@ -9,7 +9,7 @@ import pytest
 from core.domain.tasks import PVP_GAMES
 from trainer.environments.intercode.rehearsal import PlayedTask, ShellRehearsal
 from trainer.environments.match import Forfeit, MatchResult
-from trainer.environments.tables import as_json, interval, match_table, shell_table
+from trainer.environments.results import as_json, interval, match_table, shell_table
 
 
 def match(one: str, other: str, wins: int, draws: int, losses: int, game: str = "othello") -> MatchResult:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from miner.backends.sandbox import Sandbox
-from miner.tournament.check.confinement import find_sandbox, run_confined
+from miner.tournament.check.arguments import find_sandbox, run_confined
 from tests.doubles.required import missing
 
 pytestmark = pytest.mark.process

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from miner.tournament.rehearsal.game_scoring import score_games
-from miner.tournament.rehearsal.scoring import CannotScore, FolderScore
+from miner.tournament.rehearsal.scoring import CannotScore, FolderScore, score_games
 from miner.tournament.rules import TASKS
 from tests.miner.tournament.rehearsal.test_scoring import CLIENT, Image
 

@@ -14,7 +14,7 @@ import pytest
 from core.domain.errors import ConfigError
 from core.domain.wire import TournamentType
 from miner.settings.load import load_settings
-from miner.tournament.check.entering import account_of, check_datasets, check_limits, check_times
+from miner.tournament.check.checks import account_of, check_datasets, check_limits, check_times
 from miner.tournament.check.entry import CheckedEntry, FindingState
 from miner.tournament.rules import DATASETS
 from tests.doubles.public_api import COLDKEY, PublicApiSite

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from miner.tournament.rehearsal.log_review import LogFindingKind, review_log, secret_values
+from miner.tournament.rehearsal.report import LogFindingKind, review_log, secret_values
 
 TOKEN = "hf_" + "a1" * 17
 

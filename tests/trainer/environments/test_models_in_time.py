@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer.environments.in_time import in_time
+from trainer.environments.models import in_time
 from trainer.errors import BadModel
 
 
