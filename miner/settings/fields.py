@@ -5,7 +5,6 @@ The environment wins over `.env`, which wins over the default; an empty variable
 
 # No `annotations` from __future__: pydantic would evaluate every string of them twice, at each start.
 from enum import StrEnum
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -64,6 +63,11 @@ def _in_data_dir(name: str, meaning: str) -> Any:
     )
 
 
+def _data_dir(data: dict[str, Any]) -> Path:
+    directory: Path = data["data_dir"]
+    return directory
+
+
 class FilesSection(Section):
     title = "Files"
 
@@ -72,7 +76,7 @@ class FilesSection(Section):
         "The daemon's files; with a cluster on a file system that all nodes share. One daemon per directory.",
     )
     store_dir: values.AbsolutePath = Field(
-        default_factory=itemgetter("data_dir"),
+        default_factory=_data_dir,
         description="Directory of the database, on a disk of this machine: SQLite is not safe on NFS.",
         json_schema_extra={"shown_default": "DATA_DIR"},
     )
