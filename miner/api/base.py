@@ -14,7 +14,7 @@ class Answer(Record):
     """A frozen record, made by `model_validate` from any object with the same attributes. A reader ignores
     keys of a newer daemon; a number that is not finite becomes null."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=True, from_attributes=True)
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=True, from_attributes=True, defer_build=True)
 
     @classmethod
     def of_each(cls, rows: Iterable[object]) -> list[Self]:

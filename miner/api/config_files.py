@@ -8,7 +8,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from core.domain.records import Record
-from core.profile.explain import ProfileFindingLevel
 from miner.api.base import Answer
 from miner.api.offers import BacktestComparison
 
@@ -108,7 +107,7 @@ class TextToSave(Record):
 class TextProblem(Answer):
     """A problem of a text. Lines and columns count from 1; None: it is not in this file."""
 
-    level: ProfileFindingLevel
+    level: Literal["error", "warning"]
     line: int | None
     column: int | None
     key: str

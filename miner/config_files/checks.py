@@ -38,7 +38,7 @@ def check_text(order: CheckOrder) -> TextCheck:
         problems = [
             _located(ProfileFindingLevel.ERROR, one.where, _words(one), order) for one in error.problems
         ]
-    is_valid = not any(one.level is ProfileFindingLevel.ERROR for one in problems)
+    is_valid = not any(problem.level == "error" for problem in problems)
     changes: effects.Effects | None = None
     if order.effects and is_valid and loaded is not None:
         changes = effects.changes_of(order, loaded, directories)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from operator import attrgetter
 
+from pydantic import JsonValue
+
+from miner.api.offers import BacktestReport, BacktestRequest, ChangedAnswer
 from miner.dashboard.daemons import SLOW_TIMEOUT_SECONDS, DaemonTrouble
-from miner.dashboard.job_texts import task_name
+from miner.dashboard.job_texts import answer_text, task_name
 from miner.dashboard.layout import PageView
 from miner.dashboard.parts import (
     Column,
     FigureTile,
     Table,
     Text,
-    Tone,
     box,
     clock,
     number,
@@ -46,29 +48,29 @@ class BacktestView:
             self._differs = Text("", "muted", "p")
             self._changes = box()
         with self._changes:
-            self._table = Table(
+            self._table: Table[ChangedAnswer] = Table(
                 "Offers answered differently",
                 [
-                    Column("When", lambda one: clock(one["at"]), classes="nowrap"),
-                    Column("Then", _answer, classes="states"),
-                    Column("Model", lambda one: short_model(one["model"])),
-                    Column("Task", lambda one: task_name(one["task_type"]), classes="wide-only"),
-                    Column("Hours", lambda one: number(one["hours"]), number=True),
-                    Column("Because", lambda one: one["why"], classes="why wide-only"),
+                    Column("When", "at", clock, classes="nowrap"),
+                    Column("Then", answer_text, classes="states"),
+                    Column("Model", "model", short_model),
+                    Column("Task", "task_type", task_name, classes="wide-only"),
+                    Column("Hours", "hours", number, number=True),
+                    Column("Because", "why", classes="why wide-only"),
                 ],
-                key=lambda one: (one["task_id"], one["at"]),
+                key=attrgetter("task_id", "at"),
             )
 
-    async def run(self, days: float, overrides: Mapping[str, Any]) -> None:
+    async def run(self, days: float, overrides: Mapping[str, JsonValue]) -> None:
         """Ask the daemon and show its answer, unless another question was asked meanwhile."""
         self._asked += 1
         asked = self._asked
         self._state.show("Replaying the offers. This takes a second, some more for many.")
         set_visible(self._trouble, False)
         try:
-            payload = {"days": days, "overrides": dict(overrides)}
-            found = await self._view.link.request(
-                "POST", "/backtest", payload, timeout_s=SLOW_TIMEOUT_SECONDS
+            wanted = BacktestRequest(days=days, overrides=dict(overrides))
+            report = await self._view.link.request(
+                "POST", "/backtest", BacktestReport, wanted, timeout_s=SLOW_TIMEOUT_SECONDS
             )
         except DaemonTrouble as error:
             if asked == self._asked:
@@ -77,26 +79,26 @@ class BacktestView:
                 set_visible(self._trouble, True)
             return
         if asked == self._asked and not self._view.client.is_deleted:
-            self._show(found)
+            self._show(report)
 
-    def _show(self, found: Mapping[str, Any]) -> None:
-        before, after = found["before"], found["after"]
-        newest = "the newest " if found["is_limited"] else ""
+    def _show(self, found: BacktestReport) -> None:
+        before, after = found.before, found.after
+        newest = "the newest " if found.is_limited else ""
         self._state.show(
-            f"On {found['gpus']}, by policy {found['policy']} and profile {found['profile']}, {newest}"
-            f"{found['offers']} offers of {found['days']:g} days: now → then."
+            f"On {found.gpus}, by policy {found.policy} and profile {found.profile}, {newest}"
+            f"{found.offers} offers of {found.days:g} days: now → then."
         )
-        set_visible(self._result, found["offers"] > 0)
+        set_visible(self._result, found.offers > 0)
         for name, figure in self._figures.items():
             show = percent if name == "occupancy" else _count
-            there, here = before[name], after[name]
+            there, here = getattr(before, name), getattr(after, name)
             figure.show(f"{show(there)} → {show(here)}", note=_change(there, here))
-        more = f"; the newest {LISTED_CHANGES} are below" if found["changed"] > LISTED_CHANGES else ""
+        more = f"; the newest {LISTED_CHANGES} are below" if found.changed > LISTED_CHANGES else ""
         self._differs.show(
-            f"{found['changed']} answered differently{more}." if found["changed"] else "No answer differs."
+            f"{found.changed} answered differently{more}." if found.changed else "No answer differs."
         )
-        self._table.show(found["changes"][:LISTED_CHANGES])
-        set_visible(self._changes, found["changed"] > 0)
+        self._table.show(found.changes[:LISTED_CHANGES])
+        set_visible(self._changes, found.changed > 0)
 
 
 def _trouble_text(error: DaemonTrouble) -> str:
@@ -113,7 +115,3 @@ def _change(before: float, after: float) -> str:
     if before == after:
         return "the same"
     return f"{(after - before) / before:+.0%}" if before else "from nothing"
-
-
-def _answer(one: Mapping[str, Any]) -> tuple[str, Tone]:
-    return ("accepted", "good") if one["accepted"] else ("refused", "muted")

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import httpx
+from pydantic import BaseModel, ValidationError
 
 from core.domain.errors import GodMinerError
 from miner.daemon_client import TOKEN_FILE, NoDaemon, operator_url, stored_operator_token
@@ -26,7 +27,7 @@ SLOW_TIMEOUT_SECONDS = 120.0
 #: How often a daemon that does not answer is asked again.
 RETRY_SECONDS = 2.0
 
-OnData = Callable[[dict[str, Any]], None]
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
 OnTrouble = Callable[["DaemonTrouble | None"], None]
 OnLink = Callable[["DaemonLink"], None]
 
@@ -41,21 +42,21 @@ class DaemonTrouble(GodMinerError):
         self.status = status
 
 
-class Feed:
-    """What one address of a daemon answers, kept up to date for all pages that show it."""
+class Feed(Generic[AnswerT]):
+    """The answer of one address of a daemon, kept up to date for all pages that show it."""
 
-    def __init__(self, link: DaemonLink, path: str, every: float) -> None:
-        self._link, self.path, self._every = link, path, every
-        self.data: dict[str, Any] | None = None
+    def __init__(self, link: DaemonLink, path: str, answer: type[AnswerT], every: float) -> None:
+        self._link, self.path, self._answer, self._every = link, path, answer, every
+        self.data: AnswerT | None = None
         self.trouble: DaemonTrouble | None = None
-        self._readers: dict[object, tuple[OnData, OnTrouble]] = {}
+        self._readers: dict[object, tuple[Callable[[AnswerT], None], OnTrouble]] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
     def readers(self) -> int:
         return len(self._readers)
 
-    def add(self, show: OnData, show_trouble: OnTrouble) -> Callable[[], None]:
+    def add(self, show: Callable[[AnswerT], None], show_trouble: OnTrouble) -> Callable[[], None]:
         """Pass on what is read from now on; the function that is returned ends it."""
         key = object()
         self._readers[key] = (show, show_trouble)
@@ -80,7 +81,7 @@ class Feed:
     async def look(self) -> None:
         """Read once, now."""
         try:
-            self.data, self.trouble = await self._link.get(self.path), None
+            self.data, self.trouble = await self._link.get(self.path, self._answer), None
         except DaemonTrouble as error:
             self.trouble = error
         for show, show_trouble in list(self._readers.values()):
@@ -113,15 +114,22 @@ class DaemonLink:
         self._find_url, self._find_token = find_url, find_token
         self.lost_at: float | None = None
         self.trouble = ""
-        self._feeds: dict[str, Feed] = {}
+        self._feeds: dict[str, Feed[Any]] = {}
         self._listeners: dict[object, OnLink] = {}
         self._client: httpx.AsyncClient | None = None
 
-    def watch(self, path: str, every: float, show: OnData, show_trouble: OnTrouble) -> Callable[[], None]:
-        """Call `show` with what GET `path` answers, now if it is known, and after every look."""
-        feed = self._feeds.get(path)
+    def watch(
+        self,
+        path: str,
+        answer: type[AnswerT],
+        every: float,
+        show: Callable[[AnswerT], None],
+        show_trouble: OnTrouble,
+    ) -> Callable[[], None]:
+        """Call `show` with the answer to GET `path`, now if it is known, and after every look."""
+        feed: Feed[AnswerT] | None = self._feeds.get(path)
         if feed is None:
-            feed = self._feeds[path] = Feed(self, path, every)
+            feed = self._feeds[path] = Feed(self, path, answer, every)
         if feed.data is not None:
             show(feed.data)
         if feed.trouble is not None:
@@ -139,29 +147,31 @@ class DaemonLink:
         if (feed := self._feeds.get(path)) is not None:
             await feed.look()
 
-    def forget(self, feed: Feed) -> None:
+    def forget(self, feed: Feed[Any]) -> None:
         if self._feeds.get(feed.path) is feed:
             del self._feeds[feed.path]
 
-    async def get(self, path: str) -> dict[str, Any]:
-        return await self.request("GET", path)
+    async def get(self, path: str, answer: type[AnswerT]) -> AnswerT:
+        return await self.request("GET", path, answer)
 
     async def request(
         self,
         method: str,
         path: str,
-        payload: Any = None,
+        answer: type[AnswerT],
+        payload: BaseModel | None = None,
         *,
         token: str | None = None,
         timeout_s: float = _TIMEOUT_SECONDS,
-    ) -> dict[str, Any]:
+    ) -> AnswerT:
         """Ask the daemon, with this process' token or another. `DaemonTrouble`."""
         try:
             url = self._find_url()
             used = self._find_token() if token is None else token
             headers = {"authorization": f"Bearer {used}"} if used else {}
+            content = None if payload is None else payload.model_dump(mode="json")
             reply = await self._http().request(
-                method, url + path, json=payload, headers=headers, timeout=timeout_s
+                method, url + path, json=content, headers=headers, timeout=timeout_s
             )
         except (NoDaemon, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             text = str(error) or type(error).__name__
@@ -172,7 +182,7 @@ class DaemonLink:
             self._set_lost(text)
             raise DaemonTrouble(text, reply.status_code)
         self._set_back()
-        return _content(reply)
+        return _content(reply, answer)
 
     async def close(self) -> None:
         for feed in list(self._feeds.values()):
@@ -205,15 +215,18 @@ class DaemonLink:
                 log.exception("a page cannot show the state of %s", self.name)
 
 
-def _content(reply: httpx.Response) -> dict[str, Any]:
+def _content(reply: httpx.Response, answer: type[AnswerT]) -> AnswerT:
+    if reply.is_success:
+        try:
+            return answer.model_validate_json(reply.content)
+        except ValidationError:
+            text = "its answer cannot be read; is it of this version?"
+            raise DaemonTrouble(text, reply.status_code) from None
     try:
-        content = reply.json()
-    except ValueError:
-        content = None
-    if reply.is_success and isinstance(content, dict):
-        return content
-    message = content.get("message") if isinstance(content, dict) else None
-    raise DaemonTrouble(str(message or f"it answered {reply.status_code}"), reply.status_code)
+        message = reply.json()["message"]
+    except (ValueError, KeyError, TypeError):
+        message = f"it answered {reply.status_code}"
+    raise DaemonTrouble(str(message), reply.status_code)
 
 
 def build_links(settings: Settings) -> list[DaemonLink]:

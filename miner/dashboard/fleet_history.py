@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from nicegui import ui
 
+from miner.api.fleet import FleetStatus
+from miner.api.samples import GpuHistory, GpuRollup
 from miner.dashboard.charts import COLOURS, Format, LineChart, Series
 from miner.dashboard.layout import PageView
 from miner.dashboard.node_rows import gpu_name
 from miner.dashboard.parts import box
 
-Record = Mapping[str, Any]
 #: Points of a line: more than a screen shows apart.
 _MAX_POINTS = 240
 _METRICS: dict[str, tuple[str, Format]] = {
@@ -37,7 +37,7 @@ class FleetHistory:
         self._view = view
         self._stop: Callable[[], None] | None = None
         self._names: dict[str, str] = {}
-        self._data: dict[str, Any] = {}
+        self._data: dict[str, list[GpuRollup]] = {}
         with box("row"):
             self._metric = _select(
                 {name: title for name, (title, _) in _METRICS.items()}, "utilization", "Value"
@@ -47,24 +47,26 @@ class FleetHistory:
         self._span.on_value_change(lambda _: self._watch())
         self._place = box()
         self._notes = box()
-        view.live("/fleet?short=true", self._learn_names)
+        view.live("/fleet?short=true", FleetStatus, self._learn_names)
         self._build_chart()
         self._watch()
 
-    def _learn_names(self, fleet: dict[str, Any]) -> None:
-        self._names = {gpu["id"]: f"GPU {gpu_name(gpu)}" for gpu in fleet["gpus"]}
+    def _learn_names(self, fleet: FleetStatus) -> None:
+        self._names = {gpu.id: f"GPU {gpu_name(gpu)}" for gpu in fleet.gpus}
 
     def _watch(self) -> None:
         if self._stop is not None:
             self._stop()
         self._notes.clear()
 
-        def show(answer: dict[str, Any]) -> None:
-            self._data = answer
+        def show(answer: GpuHistory) -> None:
+            self._data = answer.gpus
             self._draw()
 
         with self._notes:
-            self._stop = self._view.live(f"/samples/history?hours={self._span.value}", show, every=60.0)
+            self._stop = self._view.live(
+                f"/samples/history?hours={self._span.value}", GpuHistory, show, every=60.0
+            )
 
     def _build_chart(self) -> None:
         title, form = _METRICS[self._metric.value]
@@ -84,15 +86,15 @@ class FleetHistory:
     def _draw(self) -> None:
         series = [
             _series(self._names.get(gpu, gpu), rows, self._metric.value, index)
-            for index, (gpu, rows) in enumerate(self._data.get("gpus", {}).items())
+            for index, (gpu, rows) in enumerate(self._data.items())
         ]
         self._chart.show([one for one in series if any(value is not None for value in one.y)])
 
 
-def _series(name: str, rows: Sequence[Record], metric: str, colour: int) -> Series:
+def _series(name: str, rows: Sequence[GpuRollup], metric: str, colour: int) -> Series:
     step = -(-len(rows) // _MAX_POINTS) or 1
     groups = [rows[at : at + step] for at in range(0, len(rows), step)]
-    points = [(group[0]["at"] * 1000, _mean([row[metric] for row in group])) for group in groups]
+    points = [(group[0].at * 1000, _mean([getattr(row, metric) for row in group])) for group in groups]
     return Series(
         name,
         [at for at, _ in points],

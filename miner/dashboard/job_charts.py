@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from miner.api.jobs import AttemptSeries, JobSeries
 from miner.dashboard.charts import LineChart, Series
 from miner.dashboard.parts import box, panel
-
-Record = Mapping[str, Any]
 
 
 class JobCharts:
@@ -38,11 +36,11 @@ class JobCharts:
             with panel("Learning rate", "w3"):
                 self._rate = LineChart("Learning rate", shows="rate", height=140, from_zero=True)
 
-    def show(self, answer: Record) -> None:
+    def show(self, answer: JobSeries) -> None:
         # The newest attempt has the accent, whatever their number.
-        attempts = list(reversed(answer["attempts"]))
+        attempts = list(reversed(answer.attempts))
         self._loss.show(_curves(attempts, "loss"))
-        self._held_out.show(_held_out(attempts, answer["metric"]))
+        self._held_out.show(_held_out(attempts, answer.metric))
         speed = _curves(attempts, "tokens_s") or _curves(attempts, "samples_s")
         self._speed.show(speed)
         newest = attempts[:1]
@@ -51,34 +49,36 @@ class JobCharts:
         self._rate.show(_curves(attempts, "lr"))
 
 
-def _name(attempt: Record, name: str) -> str:
-    return name or f"attempt {attempt['number']}"
+def _name(attempt: AttemptSeries, name: str) -> str:
+    return name or f"attempt {attempt.number}"
 
 
-def _curves(attempts: Sequence[Record], key: str, name: str = "", colour: int | None = None) -> list[Series]:
+def _curves(
+    attempts: Sequence[AttemptSeries], key: str, name: str = "", colour: int | None = None
+) -> list[Series]:
     found = []
     for place, attempt in enumerate(attempts):
-        steps = attempt["steps"]
-        values = steps.get(key) or []
+        steps = attempt.steps
+        values: Sequence[float | None] = getattr(steps, key)
         if any(value is not None for value in values):
             shown = place if colour is None else colour
-            found.append(Series(_name(attempt, name), steps["step"], values, colour=shown))
+            found.append(Series(_name(attempt, name), steps.step, values, colour=shown))
     return found
 
 
-def _held_out(attempts: Sequence[Record], metric: str | None) -> list[Series]:
+def _held_out(attempts: Sequence[AttemptSeries], metric: str | None) -> list[Series]:
     """Scores of each attempt; the level is that of the untouched model."""
     found = []
     for place, attempt in enumerate(attempts):
-        evals = attempt["evals"]
+        evals = attempt.evals
         if not evals:
             continue
-        base = evals[0]["score"] if evals[0]["step"] == 0 else None
+        base = evals[0].score if evals[0].step == 0 else None
         found.append(
             Series(
                 f"{metric or 'score'}, {_name(attempt, '')}",
-                [one["step"] for one in evals],
-                [one["score"] for one in evals],
+                [one.step for one in evals],
+                [one.score for one in evals],
                 colour=place,
                 points=True,
                 level=base if place == 0 else None,
@@ -87,9 +87,9 @@ def _held_out(attempts: Sequence[Record], metric: str | None) -> list[Series]:
     return found
 
 
-def _memory(attempts: Sequence[Record]) -> list[Series]:
+def _memory(attempts: Sequence[AttemptSeries]) -> list[Series]:
     drawn = _curves(attempts, "memory_bytes", "measured")
-    estimate = ((attempts[0].get("figures") or {}).get("memory_estimate_bytes")) if attempts else None
+    estimate = attempts[0].figures.memory_estimate_bytes if attempts else None
     if drawn and estimate:
         ends = [drawn[0].x[0], drawn[0].x[-1]]
         drawn.append(Series("the plan's estimate", ends, [estimate, estimate], colour=1, dashed=True))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nicegui import ui
 
+from miner.api.jobs import LogChunk
 from miner.dashboard.daemons import DaemonTrouble
 from miner.dashboard.layout import PageView
 from miner.dashboard.parts import Text, box, panel, set_visible
@@ -39,13 +38,13 @@ class JobLog:
 
     def start(self) -> None:
         with self._panel:
-            self._view.live(f"{self._path}/log?tail={TAIL_LINES}", self._show, every=2.0)
+            self._view.live(f"{self._path}/log?tail={TAIL_LINES}", LogChunk, self._show, every=2.0)
 
-    def _show(self, answer: dict[str, Any]) -> None:
-        self._text.show(answer["text"] or "(nothing is written yet)")
+    def _show(self, answer: LogChunk) -> None:
+        self._text.show(answer.text or "(nothing is written yet)")
         if "hidden" in self._found.classes:
-            ended = ", which has ended" if answer["ended"] else ""
-            self._about.show(f"the last {TAIL_LINES} lines of attempt {answer['attempt']}{ended}")
+            ended = ", which has ended" if answer.ended else ""
+            self._about.show(f"the last {TAIL_LINES} lines of attempt {answer.attempt}{ended}")
 
     def _show_tail(self) -> None:
         self._search.value = ""
@@ -77,8 +76,8 @@ class JobLog:
         found: list[str] = []
         count, number, rest, start = 0, 0, "", ""
         for _ in range(MAX_PIECES):
-            piece = await self._view.get(f"{self._path}/log?from={start}&limit={PIECE_BYTES}")
-            lines = (rest + piece["text"]).split("\n")
+            piece = await self._view.get(f"{self._path}/log?from={start}&limit={PIECE_BYTES}", LogChunk)
+            lines = (rest + piece.text).split("\n")
             rest = lines.pop()
             for line in lines:
                 number += 1
@@ -86,10 +85,10 @@ class JobLog:
                     count += 1
                     found.append(f"{number:>6}  {line}")
             del found[:-MAX_FOUND]
-            if piece["next"] == start or not piece["text"]:
+            if piece.next == start or not piece.text:
                 if wanted in rest.lower() and rest:
                     count += 1
                     found.append(f"{number + 1:>6}  {rest}")
                 return found, count, True
-            start = piece["next"]
+            start = piece.next
         return found, count, False

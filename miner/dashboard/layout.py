@@ -5,19 +5,19 @@ A page is a module in `miner/dashboard/pages`, which is found there without bein
     @page("/offers", "Offers", place=30)           # a place in the navigation; None: not in it
     def offers_page(view: PageView, q: str = "") -> None:   # further arguments are of the path or the query
         with panel("Offers"):
-            rows = Table("Offers", [Column("Model", lambda offer: offer["model"])], lambda o: o["id"])
+            rows = Table("Offers", [Column("Model", "model")], key=attrgetter("id"))
             nothing = empty("No offer has come yet: `god-miner doctor` says whether validators reach you.")
 
-        def show(answer: dict[str, Any]) -> None:
-            set_visible(nothing, rows.show(answer["offers"]) == 0)
+        def show(answer: OfferList) -> None:
+            set_visible(nothing, rows.show(answer.offers) == 0)
 
-        view.live(f"/offers?limit=50&q={quote(q)}", show)
+        view.live(f"/offers?limit=50&q={quote(q)}", OfferList, show)
 
 - Build everything once, change it in `show`: the parts of `parts.py` send only what changed. `view.live`
   polls once for all open pages, says by itself what is wrong (an error of the daemon, a route it does not
-  have), and goes on after the daemon was away. `await view.get(path)` asks once, in handlers, and raises
-  `DaemonTrouble`.
-- What changes something goes through `await view.act("POST", path, payload, question=…, button=…)`: it asks
+  have), and goes on after the daemon was away. `await view.get(path, OfferList)` asks once, in handlers,
+  and raises `DaemonTrouble`. Answers are the records of `miner/api`.
+- What changes something goes through `await view.act("POST", path, Record, payload, Question(…))`: it asks
   for a confirmation and, once per browser session, for the operator's token. None: given up.
 - Links: `view.href("/jobs/3")`, so that the chosen daemon stays chosen.
 - Charts: `charts.py`. Styles: `static/page.css`; colours by its variables only, never by value. No Tailwind.
@@ -28,15 +28,18 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Generic
 from urllib.parse import quote, urlencode
 
 from nicegui import Client, ui
 from nicegui.element import Element
+from pydantic import BaseModel
 
-from miner.dashboard.daemons import DaemonLink, DaemonTrouble, OnData, OnLink, link_named
+from miner.api.base import Answer
+from miner.dashboard.daemons import AnswerT, DaemonLink, DaemonTrouble, OnLink, link_named
 from miner.dashboard.guard import SESSION_KEY, BrowserSession
 from miner.dashboard.parts import Text, ago, box, clock, set_stale, set_visible
 
@@ -73,6 +76,16 @@ def install(links: Sequence[DaemonLink], *, needs_login: bool) -> None:
     ui.add_head_html('<link rel="stylesheet" href="/static/page.css">', shared=True)
 
 
+@dataclass(frozen=True)
+class Question:
+    """A confirmation that is asked before something is changed."""
+
+    title: str
+    button: str
+    text: str = ""
+    danger: bool = False
+
+
 class PageView:
     """One open page: its daemon, its browser session, and how it reads and acts."""
 
@@ -91,13 +104,19 @@ class PageView:
         return f"{path}?{urlencode(known, quote_via=quote)}" if known else path
 
     def live(
-        self, path: str, show: OnData, *, every: float = 2.0, link: DaemonLink | None = None
+        self,
+        path: str,
+        answer: type[AnswerT],
+        show: Callable[[AnswerT], None],
+        *,
+        every: float = 2.0,
+        link: DaemonLink | None = None,
     ) -> Callable[[], None]:
-        """Show what GET `path` answers, now and from then on, as long as the page is open or until the
+        """Show the answer to GET `path`, now and from then on, as long as the page is open or until the
         function that is returned is called. Troubles are shown here, where this is called."""
         note = Text("", "hidden", "p").props('role="status"')
 
-        def show_data(data: dict[str, Any]) -> None:
+        def show_data(data: AnswerT) -> None:
             if not self.client.is_deleted:
                 with self.client:
                     show(data)
@@ -112,7 +131,7 @@ class PageView:
                 note.classes(add="empty" if is_missing else "trouble", remove="empty trouble")
                 set_visible(note, is_told)
 
-        stop = (link or self.link).watch(path, every, show_data, show_trouble)
+        stop = (link or self.link).watch(path, answer, every, show_data, show_trouble)
         self.client.on_delete(stop)
         return stop
 
@@ -127,9 +146,9 @@ class PageView:
         show_link(followed)
         self.client.on_delete(followed.listen(show_link))
 
-    async def get(self, path: str) -> dict[str, Any]:
+    async def get(self, path: str, answer: type[AnswerT]) -> AnswerT:
         """Ask once. `DaemonTrouble`."""
-        return await self.link.get(path)
+        return await self.link.get(path, answer)
 
     def explain(self, trouble: DaemonTrouble, path: str) -> None:
         """Say why a page that asks once cannot be shown. Where the daemon is away, which the banner says,
@@ -138,39 +157,37 @@ class PageView:
             Text(f"The daemon says: {trouble}", "trouble", "p").props('role="alert"')
             return
         Text("This page is opened again as soon as the daemon answers.", "empty", "p")
-        self.live(path, lambda _: ui.navigate.reload())
+        self.live(path, Answer, lambda _: ui.navigate.reload())
 
     async def act(
         self,
         method: str,
         path: str,
-        payload: Any = None,
-        *,
-        question: str,
-        text: str = "",
-        button: str,
-        danger: bool = False,
-    ) -> dict[str, Any] | None:
+        answer: type[AnswerT],
+        question: Question,
+        payload: BaseModel | None = None,
+    ) -> AnswerT | None:
         """Change something on the daemon, with the token that the operator types and after a confirmation.
         Return its answer, or None if it was given up; a refusal is shown in the dialog."""
         if self.session is None or self.session.is_over:
             ui.notify("Reload the page: it has no browser session, or an old one.", type="warning")
             return None
-        return await _Question(self, method, path, payload).ask(question, text, button, danger=danger)
+        dialog = _QuestionDialog(self, partial(self.link.request, method, path, answer, payload))
+        return await dialog.ask(question)
 
 
-class _Question:
-    """The dialog of one action."""
+class _QuestionDialog(Generic[AnswerT]):
+    """The dialog of one action. `send` sends it with a token."""
 
-    def __init__(self, view: PageView, method: str, path: str, payload: Any) -> None:
-        self._view, self._method, self._path, self._payload = view, method, path, payload
+    def __init__(self, view: PageView, send: Callable[..., Awaitable[AnswerT]]) -> None:
+        self._view, self._request = view, send
 
-    async def ask(self, question: str, text: str, button: str, *, danger: bool) -> dict[str, Any] | None:
+    async def ask(self, question: Question) -> AnswerT | None:
         view = self._view
         with view.client, ui.dialog() as dialog, ui.card().classes("ask"):
-            Text(question, tag="h2").classes("strong").style("color:var(--ink);font-size:15px")
-            if text:
-                Text(text, "muted", "p")
+            Text(question.title, tag="h2").classes("strong").style("color:var(--ink);font-size:15px")
+            if question.text:
+                Text(question.text, "muted", "p")
             self._token = (
                 ui.input("Operator token", password=True)
                 .props('outlined dense autocomplete="off" autofocus')
@@ -187,12 +204,12 @@ class _Question:
                 ui.button("Leave it", color=None, on_click=lambda: dialog.submit(None)).props(
                     "flat no-caps"
                 ).classes("plain")
-                ui.button(button, color=None, on_click=lambda: self._send(dialog)).props(
+                ui.button(question.button, color=None, on_click=lambda: self._send(dialog)).props(
                     "flat no-caps"
-                ).classes("plain danger" if danger else "plain primary")
+                ).classes("plain danger" if question.danger else "plain primary")
         self._show_token_field()
         dialog.on("hide", dialog.delete)
-        answer: dict[str, Any] | None = await dialog
+        answer: AnswerT | None = await dialog
         return answer
 
     def _show_token_field(self) -> None:
@@ -209,7 +226,7 @@ class _Question:
             self._tell("Type the operator's token.")
             return
         try:
-            answer = await link.request(self._method, self._path, self._payload, token=token)
+            answer = await self._request(token=token)
         except DaemonTrouble as error:
             if error.status == 401:
                 session.tokens.pop(link.name, None)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
 
 from nicegui import ui
@@ -160,22 +161,22 @@ class KeyedRows(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of a `Table`. `text` may give (text, tone); `href` makes a link of it."""
+class Column(Generic[T]):
+    """A column of a `Table`: a field and how it is written, or a function that may give (text, tone). `href`
+    makes a link of it."""
 
     title: str
-    text: Callable[[Mapping[str, Any]], str | tuple[str, Tone]]
-    href: Callable[[Mapping[str, Any]], str | None] | None = None
+    field: str | Callable[[T], str | tuple[str, Tone]]
+    show: Callable[[Any], str] = str
+    href: Callable[[T], str | None] | None = None
     number: bool = False
     classes: str = ""
 
 
-class Table:
+class Table(Generic[T]):
     """A table of records, each found again by `key`."""
 
-    def __init__(
-        self, caption: str, columns: Sequence[Column], key: Callable[[Mapping[str, Any]], Hashable]
-    ) -> None:
+    def __init__(self, caption: str, columns: Sequence[Column[T]], key: Callable[[T], Hashable]) -> None:
         self._columns, self._key = columns, key
         with box("scroll-x"), box("data", "table") as self._table:
             self._table.props["aria-label"] = caption
@@ -183,22 +184,22 @@ class Table:
                 for column in columns:
                     Text(column.title, self._classes(column), "th").props('scope="col"')
             body = box(tag="tbody")
-        self._rows: KeyedRows[Mapping[str, Any]] = KeyedRows(body, self._make_row)
+        self._rows: KeyedRows[T] = KeyedRows(body, self._make_row)
 
-    def show(self, records: Iterable[Mapping[str, Any]]) -> int:
+    def show(self, records: Iterable[T]) -> int:
         return self._rows.show((self._key(record), record) for record in records)
 
-    def _make_row(self, record: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
+    def _make_row(self, record: T) -> Callable[[T], None]:
         with box(tag="tr"):
             cells = [self._make_cell(column, record) for column in self._columns]
 
-        def show_row(changed: Mapping[str, Any]) -> None:
+        def show_row(changed: T) -> None:
             for show in cells:
                 show(changed)
 
         return show_row
 
-    def _make_cell(self, column: Column, record: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
+    def _make_cell(self, column: Column[T], record: T) -> Callable[[T], None]:
         href = column.href(record) if column.href else None
         with box(self._classes(column), "td"):
             if href is not None:
@@ -208,16 +209,18 @@ class Table:
             return lambda changed: text.show(*_cell(column, changed))
 
     @staticmethod
-    def _classes(column: Column) -> str:
+    def _classes(column: Column[T]) -> str:
         return f"{column.classes} num" if column.number else column.classes
 
 
-def _cell(column: Column, record: Mapping[str, Any]) -> tuple[str, Tone]:
-    shown = column.text(record)
+def _cell(column: Column[T], record: T) -> tuple[str, Tone]:
+    if isinstance(column.field, str):
+        return column.show(attrgetter(column.field)(record)), ""
+    shown = column.field(record)
     return (shown, "") if isinstance(shown, str) else shown
 
 
-def _href(column: Column, record: Mapping[str, Any]) -> str:
+def _href(column: Column[T], record: T) -> str:
     return (column.href(record) if column.href else None) or ""
 
 

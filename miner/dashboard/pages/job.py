@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from nicegui import ui
 
+from core.domain.job_states import EndReason, JobState
+from miner.api.jobs import (
+    JobDetails,
+    JobFile,
+    JobFiles,
+    JobResult,
+    JobSeries,
+    JobStep,
+    JobSummary,
+    LiveJob,
+    PlanDetails,
+)
 from miner.dashboard.daemons import DaemonTrouble
 from miner.dashboard.job_charts import JobCharts
 from miner.dashboard.job_log import JobLog
-from miner.dashboard.job_plan import JobPlan
-from miner.dashboard.job_texts import deadline_text, gain_text, shown_target, state_text, task_name
-from miner.dashboard.layout import PageView, page, page_head
+from miner.dashboard.job_plan import PlanPanel
+from miner.dashboard.job_texts import (
+    NOT_LIVE,
+    deadline_text,
+    gain_text,
+    held_out,
+    shown_target,
+    state_text,
+    task_name,
+)
+from miner.dashboard.layout import PageView, Question, page, page_head
 from miner.dashboard.parts import (
     NOT_AVAILABLE,
     UNKNOWN,
@@ -39,15 +60,12 @@ from miner.dashboard.parts import (
     size,
 )
 
-Record = Mapping[str, Any]
-OPEN_STATES = ("queued", "preparing", "training", "publishing")
-
 
 @page("/jobs/{job}", "Job")
 async def job_page(view: PageView, job: str) -> None:
     path = f"/jobs/{quote(job, safe='')}"
     try:
-        await view.get(path)
+        await view.get(path, JobDetails)
     except DaemonTrouble as error:
         page_head("Job")
         view.explain(error, path)
@@ -64,21 +82,21 @@ async def job_page(view: PageView, job: str) -> None:
             facts = _JobFacts()
             validator = _ValidatorView()
             files = _Files()
-    plan = JobPlan()
+    plan = PlanPanel()
 
-    def show(answer: dict[str, Any]) -> None:
+    def show(answer: JobDetails) -> None:
         head.show(answer)
         figures.show(answer)
         timeline.show(_steps(answer))
         facts.show(answer)
         validator.show(answer)
 
-    view.live(path, show)
-    view.live(f"{path}/series", charts.show, every=3.0)
+    view.live(path, JobDetails, show)
+    view.live(f"{path}/series", JobSeries, charts.show, every=3.0)
     log.start()
     with plan.panel:
-        view.live(f"{path}/plan", plan.show, every=20.0)
-    view.live(f"{path}/files", lambda answer: files.show(answer["artefacts"]), every=15.0)
+        view.live(f"{path}/plan", PlanDetails, plan.show, every=20.0)
+    view.live(f"{path}/files", JobFiles, files.show, every=15.0)
 
 
 class _Head:
@@ -87,7 +105,7 @@ class _Head:
     def __init__(self, view: PageView, path: str) -> None:
         self._view, self._path = view, path
         self._title, end = page_head("Job")
-        self._number: Any = None
+        self._number = 0
         with end:
             self._cancel = self._button("Cancel job", self._ask_cancel, "danger")
             self._retry = self._button("Retry job", self._ask_retry, "")
@@ -100,57 +118,43 @@ class _Head:
         button = ui.button(text, color=None, on_click=on_click).props("flat no-caps")
         return button.classes(f"plain {kind} hidden")
 
-    def show(self, job: Record) -> None:
-        self._number = job["id"]
-        self._title.show(f"#{job['id']} {short_model(job['model'])}")
+    def show(self, job: JobDetails) -> None:
+        self._number = job.id
+        self._title.show(f"#{job.id} {short_model(job.model)}")
         self._state.show(*state_text(job))
-        left = deadline_text(job)[0] if job["state"] in OPEN_STATES else f"ended {ago(job['ended_at'])}"
-        self._about.show(f"{task_name(job['task_type'])} · {duration(job['hours'] * 3600)} granted · {left}")
+        left = deadline_text(job)[0] if not job.state.is_over else f"ended {ago(job.ended_at)}"
+        self._about.show(f"{task_name(job.task_type)} · {duration(job.hours * 3600)} granted · {left}")
         trouble = _trouble(job)
         self._trouble.show(trouble)
         set_visible(self._trouble, bool(trouble))
-        set_visible(self._cancel, job["state"] in OPEN_STATES)
-        set_visible(self._retry, job["state"] in ("failed", "cancelled"))
+        set_visible(self._cancel, not job.state.is_over)
+        set_visible(self._retry, job.state in (JobState.FAILED, JobState.CANCELLED))
 
     async def _ask_cancel(self) -> None:
-        await self._ask(
-            "cancel",
-            "Cancel job {}?",
-            "Its training is ended. What is published stays; without a submission, validators penalise it.",
-            "Cancel job",
-        )
+        text = "Its training is ended. What is published stays; without a submission, validators penalise it."
+        question = Question(f"Cancel job {self._number}?", "Cancel job", text=text, danger=True)
+        await self._ask("cancel", question)
 
     async def _ask_retry(self) -> None:
-        await self._ask(
-            "retry",
-            "Retry job {}?",
-            "It begins again, as long as there is time to its deadline.",
-            "Retry job",
-        )
+        text = "It begins again, as long as there is time to its deadline."
+        await self._ask("retry", Question(f"Retry job {self._number}?", "Retry job", text=text))
 
-    async def _ask(self, action: str, question: str, text: str, button: str) -> None:
-        answer = await self._view.act(
-            "POST",
-            f"{self._path}/{action}",
-            question=question.format(self._number),
-            text=text,
-            button=button,
-            danger=action == "cancel",
-        )
+    async def _ask(self, action: str, question: Question) -> None:
+        answer = await self._view.act("POST", f"{self._path}/{action}", JobSummary, question)
         if answer is not None:
-            ui.notify(f"Job {self._number}: {answer['state']}")
+            ui.notify(f"Job {self._number}: {answer.state}")
             await self._view.link.look_again(self._path)
 
 
-def _trouble(job: Record) -> str:
-    live = job["live"] or {}
-    if job["state"] in OPEN_STATES:
-        again = f"; tried again at {clock(live['retry_at'])}" if live.get("retry_at") else ""
-        return f"{live['trouble']}{again}" if live.get("trouble") else ""
-    if job["state"] != "failed":
+def _trouble(job: JobDetails) -> str:
+    live = job.live or NOT_LIVE
+    if not job.state.is_over:
+        again = f"; tried again at {clock(live.retry_at)}" if live.retry_at else ""
+        return f"{live.trouble}{again}" if live.trouble else ""
+    if job.state is not JobState.FAILED:
         return ""
-    meaning = (job.get("meaning") or {}).get("operator") or ""
-    return ": ".join(part for part in (job["end_reason"], job["detail"], meaning) if part)
+    meaning = job.meaning.operator if job.meaning else ""
+    return ": ".join(part for part in (job.end_reason, job.detail, meaning) if part)
 
 
 class _JobFigures:
@@ -162,60 +166,68 @@ class _JobFigures:
             self._held_out, self._speed = FigureTile("Held out"), FigureTile("Speed")
             self._mfu, self._memory = FigureTile("MFU"), FigureTile("Memory, fullest GPU")
 
-    def show(self, job: Record) -> None:
-        live, result = job["live"] or {}, job["result"] or {}
-        self._show_progress(job, live, result)
-        self._loss.show(number(live.get("loss")), note=_epoch(live))
-        base = live.get("base_score") if live.get("base_score") is not None else result.get("base")
-        best = live.get("best_score") if live.get("best_score") is not None else result.get("best")
-        lower = result.get("metric") != "reward"
-        note = gain_text(base, best, lower_is_better=lower) or (f"base {number(base)}" if base else "")
+    def show(self, job: JobDetails) -> None:
+        live, result = job.live or NOT_LIVE, job.result
+        self._show_progress(job, live)
+        self._loss.show(number(live.loss), note=_epoch(live))
+        base, best = held_out(job)
+        is_reward = result is not None and result.metric == "reward"
+        note = gain_text(base, best, lower_is_better=not is_reward) or (
+            f"base {number(base)}" if base else ""
+        )
         target = shown_target(job)
         self._held_out.show(number(best), note=" · ".join(part for part in (note, target) if part))
-        tokens_s = live.get("tokens_s") or result.get("tokens_s")
-        samples_s = live.get("samples_s")
-        self._speed.show(
-            number(tokens_s or samples_s, 3),
-            "tokens/s" if tokens_s or not samples_s else "samples/s",
-            f"waits for data {percent(live['wait'], 1)}" if live.get("wait") is not None else "",
-        )
-        efficiency = live.get("efficiency")
-        tone: Tone = "warn" if efficiency is not None and efficiency < 0.8 else ""
-        note = f"{percent(efficiency)} of what the plan expects" if efficiency is not None else ""
-        trains = live.get("step") is not None
-        if trains and live.get("mfu") is None:
-            note = NOT_AVAILABLE
-        self._mfu.show(percent(live.get("mfu"), 1).removesuffix(" %"), "%", note, tone)
-        memory = live.get("memory_bytes") or result.get("memory_bytes")
-        estimate = live.get("memory_estimate_bytes")
-        note = f"the plan expects {size(estimate)}" if estimate else ""
-        if trains and memory is None:
+        self._show_speed(live, result)
+        memory = live.memory_bytes or (result.memory_bytes if result else None)
+        note = f"the plan expects {size(live.memory_estimate_bytes)}" if live.memory_estimate_bytes else ""
+        if live.step is not None and memory is None:
             note = NOT_AVAILABLE
         self._memory.show(size(memory), note=note)
 
-    def _show_progress(self, job: Record, live: Record, result: Record) -> None:
-        step, steps = live.get("step"), live.get("steps")
+    def _show_speed(self, live: LiveJob, result: JobResult | None) -> None:
+        tokens_s = live.tokens_s or (result.tokens_s if result else None)
+        self._speed.show(
+            number(tokens_s or live.samples_s, 3),
+            "tokens/s" if tokens_s or not live.samples_s else "samples/s",
+            f"waits for data {percent(live.wait, 1)}" if live.wait is not None else "",
+        )
+        tone: Tone = "warn" if live.efficiency is not None and live.efficiency < 0.8 else ""
+        note = f"{percent(live.efficiency)} of what the plan expects" if live.efficiency is not None else ""
+        if live.step is not None and live.mfu is None:
+            note = NOT_AVAILABLE
+        self._mfu.show(percent(live.mfu, 1).removesuffix(" %"), "%", note, tone)
+
+    def _show_progress(self, job: JobDetails, live: LiveJob) -> None:
+        step, steps = live.step, live.steps
         if step is not None:
             share = percent(step / steps).removesuffix(" %") if steps else str(step)
-            ends = live.get("ends_at")
             note = f"step {step:,} of {steps:,}" if steps else ""
-            if ends:
-                note += f", over at {clock(ends)}"
+            if live.ends_at:
+                note += f", over at {clock(live.ends_at)}"
             self._progress.show(share, "%" if steps else "steps", note)
-        elif job["state"] in OPEN_STATES:
+        elif not job.state.is_over:
             self._progress.show(UNKNOWN, note=state_text(job)[0])
         else:
-            steps = result.get("steps")
+            steps = job.result.steps if job.result else None
             self._progress.show(
-                f"{steps:,}" if steps else UNKNOWN, "steps", _counted(len(job["attempts"]), "attempt")
+                f"{steps:,}" if steps else UNKNOWN, "steps", _counted(len(job.attempts), "attempt")
             )
 
 
-def _epoch(live: Record) -> str:
-    rate = live.get("learning_rate")
-    parts = [f"epoch {live['epoch']:.2f}" if live.get("epoch") is not None else ""]
-    parts.append(f"rate {rate:.3g}" if rate is not None else "")
+def _epoch(live: LiveJob) -> str:
+    parts = [
+        f"epoch {live.epoch:.2f}" if live.epoch is not None else "",
+        f"rate {live.learning_rate:.3g}" if live.learning_rate is not None else "",
+    ]
     return ", ".join(part for part in parts if part)
+
+
+class _Bar(NamedTuple):
+    """A step and its place in the timeline, as shares of the width."""
+
+    step: JobStep
+    left: float
+    width: float
 
 
 class _Timeline:
@@ -223,30 +235,22 @@ class _Timeline:
 
     def __init__(self) -> None:
         with panel("Timeline"):
-            self._rows: KeyedRows[Record] = KeyedRows(box("rows timeline"), self._make)
+            self._rows: KeyedRows[_Bar] = KeyedRows(box("rows timeline"), self._make)
             self._nothing = empty("Nothing has been done yet.")
 
-    def show(self, steps: list[Record]) -> None:
+    def show(self, steps: Sequence[JobStep]) -> None:
         if not steps:
             set_visible(self._nothing, True)
             return
-        begins = min(step["began_at"] for step in steps)
-        ends = max(_ended(step) for step in steps)
-        whole = max(1.0, ends - begins)
-        items = [
-            (
-                number_,
-                {
-                    **step,
-                    "left": (step["began_at"] - begins) / whole,
-                    "width": (_ended(step) - step["began_at"]) / whole,
-                },
-            )
-            for number_, step in enumerate(steps)
-        ]
-        set_visible(self._nothing, self._rows.show(items) == 0)
+        begins = min(step.began_at for step in steps)
+        whole = max(1.0, max(map(_ended, steps)) - begins)
+        bars = (
+            _Bar(step, (step.began_at - begins) / whole, (_ended(step) - step.began_at) / whole)
+            for step in steps
+        )
+        set_visible(self._nothing, self._rows.show(enumerate(bars)) == 0)
 
-    def _make(self, _step: Record) -> Any:
+    def _make(self, _bar: _Bar) -> Callable[[_Bar], None]:
         with box("step-row"):
             name, state = Text("", "cut"), Text("", "state small")
             with box("gantt"):
@@ -254,14 +258,14 @@ class _Timeline:
             took, detail = Text("", "small nowrap num"), Text("", "small muted detail")
         drawn = ""
 
-        def show(step: Record) -> None:
+        def show(shown: _Bar) -> None:
             nonlocal drawn
-            attempt = f" {step['attempt']}" if step["attempt"] else ""
-            name.show(f"{step['name']}{attempt}")
+            step = shown.step
+            name.show(f"{step.name} {step.attempt}" if step.attempt else step.name)
             state.show(*_outcome(step))
-            took.show(duration(_ended(step) - step["began_at"]))
-            detail.show(step["detail"] or f"from {clock(step['began_at'])}")
-            style = f"left:{step['left'] * 100:.2f}%;width:max(3px,{step['width'] * 100:.2f}%)"
+            took.show(duration(_ended(step) - step.began_at))
+            detail.show(step.detail or f"from {clock(step.began_at)}")
+            style = f"left:{shown.left * 100:.2f}%;width:max(3px,{shown.width * 100:.2f}%)"
             if style != drawn:
                 drawn = style
                 bar.style(style)
@@ -269,34 +273,34 @@ class _Timeline:
         return show
 
 
-def _steps(job: Record) -> list[Record]:
-    """What the worker did, and the trainings that went on meanwhile."""
+def _steps(job: JobDetails) -> list[JobStep]:
+    """The steps of the worker, and the trainings that went on meanwhile."""
     trainings = [
-        {
-            "attempt": attempt["number"],
-            "name": "training",
-            "began_at": attempt["started_at"],
-            "ended_at": attempt["ended_at"],
-            "outcome": "ok" if attempt["end_reason"] in ("trained", None) else attempt["end_reason"],
-            "detail": attempt["detail"],
-        }
-        for attempt in job["attempts"]
+        JobStep(
+            attempt=attempt.number,
+            name="training",
+            began_at=attempt.started_at,
+            ended_at=attempt.ended_at,
+            outcome="ok" if attempt.end_reason in (EndReason.TRAINED, None) else attempt.end_reason,
+            detail=attempt.detail,
+        )
+        for attempt in job.attempts
     ]
-    return sorted([*job["steps"], *trainings], key=lambda step: float(step["began_at"]))
+    return sorted([*job.steps, *trainings], key=attrgetter("began_at"))
 
 
 def _counted(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
-def _ended(step: Record) -> float:
-    return float(step["ended_at"] or time.time())
+def _ended(step: JobStep) -> float:
+    return step.ended_at or time.time()
 
 
-def _outcome(step: Record) -> tuple[str, Tone]:
-    if step["ended_at"] is None:
+def _outcome(step: JobStep) -> tuple[str, Tone]:
+    if step.ended_at is None:
         return "now", "live"
-    outcome = step["outcome"] or "ended"
+    outcome = step.outcome or "ended"
     return outcome, "good" if outcome == "ok" else "warn"
 
 
@@ -305,20 +309,20 @@ class _JobFacts:
         with panel("Job"):
             self._facts = Facts()
 
-    def show(self, job: Record) -> None:
-        attempts = job["attempts"]
+    def show(self, job: JobDetails) -> None:
+        attempts = job.attempts
         newest = attempts[-1] if attempts else None
         self._facts.show(
             {
-                "Model": job["model"],
-                "Task": job["task_id"],
-                "Validator": job["validator"],
-                "Started": clock(job["started_at"]),
-                "Deadline": clock(job["deadline_at"]),
+                "Model": job.model,
+                "Task": job.task_id,
+                "Validator": job.validator,
+                "Started": clock(job.started_at),
+                "Deadline": clock(job.deadline_at),
                 "Attempts": str(len(attempts)) if attempts else "none yet",
-                "GPUs": ", ".join(newest["gpus"]) if newest else None,
-                "Ended by": job["end_reason"],
-                "Folder": job["folder"],
+                "GPUs": ", ".join(newest.gpus) if newest else None,
+                "Ended by": job.end_reason,
+                "Folder": job.folder,
             }
         )
 
@@ -330,16 +334,15 @@ class _ValidatorView:
         with panel("What the validator sees"):
             self._facts = Facts()
 
-    def show(self, job: Record) -> None:
-        submission = job["submission"]
-        meaning = (job.get("meaning") or {}).get("validator")
+    def show(self, job: JobDetails) -> None:
+        submission = job.submission
         self._facts.show(
             {
-                "Submission": submission["repo"] if submission else "none yet: asked for it, we answer 404",
-                "Hash": submission["model_hash"] if submission else None,
-                "Published": clock(job["submitted_at"]) if submission else None,
-                "Wanted name": job["expected_repo_name"],
-                "Meaning": meaning,
+                "Submission": submission.repo if submission else "none yet: asked for it, we answer 404",
+                "Hash": submission.model_hash if submission else None,
+                "Published": clock(job.submitted_at) if submission else None,
+                "Wanted name": job.expected_repo_name,
+                "Meaning": job.meaning.validator if job.meaning else None,
             }
         )
 
@@ -347,18 +350,18 @@ class _ValidatorView:
 class _Files:
     def __init__(self) -> None:
         with panel("Files"), box("tall").props('tabindex="0" aria-label="Files of the job"'):
-            self._table = Table(
+            self._table: Table[JobFile] = Table(
                 "Files",
                 [
-                    Column("Name", lambda one: one["name"], classes="mono why"),
-                    Column("Size", lambda one: size(one["bytes"]), number=True),
-                    Column("Changed", lambda one: clock(one["at"]), number=True, classes="wide-only"),
+                    Column("Name", "name", classes="mono why"),
+                    Column("Size", "bytes", size, number=True),
+                    Column("Changed", "at", clock, number=True, classes="wide-only"),
                 ],
-                key=lambda one: one["name"],
+                key=attrgetter("name"),
             )
             self._nothing = empty(
                 "No files: the job has not been launched, or they were removed (see KEEP_FINISHED_HOURS)."
             )
 
-    def show(self, files: list[Record]) -> None:
-        set_visible(self._nothing, self._table.show(files) == 0)
+    def show(self, files: JobFiles) -> None:
+        set_visible(self._nothing, self._table.show(files.artefacts) == 0)

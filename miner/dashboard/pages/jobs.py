@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from operator import attrgetter
 from urllib.parse import urlencode
 
 from nicegui import ui
 
+from core.domain.job_states import JobState
+from miner.api.jobs import JobList, JobSummary
 from miner.dashboard.job_texts import deadline_text, job_title, scores, state_text, task_name
 from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import Column, Link, Table, box, clock, duration, empty, panel, set_visible
 
 PAGE_SIZE = 50
-_STATES = ("queued", "preparing", "training", "publishing", "done", "failed", "cancelled")
+_STATES = [state.value for state in JobState]
 
 
 @page("/jobs", "Jobs", place=20)
@@ -21,20 +23,25 @@ def jobs_page(view: PageView, q: str = "", state: str = "", before: int = 0) -> 
     state = state if state in _STATES else ""
     with panel("All jobs" if not before else f"Jobs before #{before}"):
         _filters(view, q, state)
-        table = Table("Jobs", _columns(view), key=lambda job: job["id"])
+        table: Table[JobSummary] = Table("Jobs", _columns(view), key=attrgetter("id"))
         nothing = empty("No job is like this. A validator's start of an accepted task begins one.")
         with box("row"):
             if before:
                 Link("Newest", view.href("/jobs", q=q, state=state))
             earlier = Link("Earlier", "")
 
-    def show(answer: dict[str, Any]) -> None:
-        set_visible(nothing, table.show(answer["jobs"]) == 0)
-        set_visible(earlier, answer["next"] is not None)
-        earlier.show("Earlier", view.href("/jobs", q=q, state=state, before=answer["next"]))
+    def show(answer: JobList) -> None:
+        set_visible(nothing, table.show(answer.jobs) == 0)
+        set_visible(earlier, answer.next is not None)
+        earlier.show("Earlier", view.href("/jobs", q=q, state=state, before=answer.next))
 
     asked = {"limit": PAGE_SIZE, "q": q, "state": state, "before": before or None}
-    view.live(f"/jobs?{urlencode({name: value for name, value in asked.items() if value})}", show, every=3.0)
+    view.live(
+        f"/jobs?{urlencode({name: value for name, value in asked.items() if value})}",
+        JobList,
+        show,
+        every=3.0,
+    )
 
 
 def _filters(view: PageView, q: str, state: str) -> None:
@@ -50,26 +57,35 @@ def _filters(view: PageView, q: str, state: str) -> None:
         ui.button("Search", color=None, on_click=search).props("flat no-caps").classes("plain")
 
 
-def _columns(view: PageView) -> list[Column]:
+def _columns(view: PageView) -> list[Column[JobSummary]]:
+    def job_page(job: JobSummary) -> str:
+        return view.href(f"/jobs/{job.id}")
+
     return [
-        Column("Job", job_title, href=lambda job: view.href(f"/jobs/{job['id']}")),
+        Column("Job", job_title, href=job_page),
         Column("State", state_text, classes="states"),
-        Column("Task", lambda job: task_name(job["task_type"]), classes="wide-only"),
-        Column("Held out", lambda job: scores(job).removeprefix("held out ")),
-        Column("Started", lambda job: clock(job["started_at"]), classes="nowrap wide-only"),
+        Column("Task", "task_type", task_name, classes="wide-only"),
+        Column("Held out", _held_out),
+        Column("Started", "started_at", clock, classes="nowrap wide-only"),
         Column("Took", _took, number=True),
-        Column("Of", lambda job: duration(job["hours"] * 3600), number=True, classes="wide-only"),
+        Column("Of", _granted, number=True, classes="wide-only"),
         Column("Ended by", _end, classes="why"),
     ]
 
 
-def _took(job: Any) -> str:
-    if job["ended_at"] is None:
-        return ""
-    return duration(job["ended_at"] - job["started_at"])
+def _held_out(job: JobSummary) -> str:
+    return scores(job).removeprefix("held out ")
 
 
-def _end(job: Any) -> str:
-    if job["ended_at"] is None:
+def _took(job: JobSummary) -> str:
+    return "" if job.ended_at is None else duration(job.ended_at - job.started_at)
+
+
+def _granted(job: JobSummary) -> str:
+    return duration(job.hours * 3600)
+
+
+def _end(job: JobSummary) -> str:
+    if job.ended_at is None:
         return deadline_text(job)[0]
-    return ": ".join(part for part in (job["end_reason"] or "", job["detail"]) if part)
+    return ": ".join(part for part in (job.end_reason or "", job.detail) if part)

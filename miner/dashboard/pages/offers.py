@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from nicegui import ui
+from pydantic import JsonValue
 
+from miner.api.config_files import ConfigFileList, ConfigFileText
+from miner.api.offers import (
+    DecisionDetails,
+    DecisionFactor,
+    DecisionReason,
+    OfferDetails,
+    OfferList,
+    OfferOutcome,
+    OfferSummary,
+)
 from miner.dashboard.backtest_view import BacktestView
 from miner.dashboard.daemons import DaemonTrouble
-from miner.dashboard.job_texts import task_name
+from miner.dashboard.job_texts import answer_text, task_name
 from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import (
     UNKNOWN,
@@ -31,7 +43,6 @@ from miner.dashboard.parts import (
     short_model,
 )
 
-Record = Mapping[str, Any]
 _PER_PAGE = 15
 _ANSWERS = {"": "All answers", "true": "Accepted", "false": "Refused"}
 _TYPES = {
@@ -40,12 +51,12 @@ _TYPES = {
         kind: task_name(kind) for kind in ("InstructTextTask", "ChatTask", "DpoTask", "GrpoTask", "ImageTask")
     },
 }
-_OUTCOMES: dict[str, Tone] = {
-    "published": "good",
-    "failed": "bad",
-    "open": "live",
-    "lapsed": "warn",
-    "refused": "muted",
+_OUTCOMES: dict[OfferOutcome, Tone] = {
+    OfferOutcome.PUBLISHED: "good",
+    OfferOutcome.FAILED: "bad",
+    OfferOutcome.OPEN: "live",
+    OfferOutcome.LAPSED: "warn",
+    OfferOutcome.REFUSED: "muted",
 }
 
 
@@ -104,14 +115,14 @@ class _OfferList:
             table = self._make_table()
             nothing = empty("")
 
-            def show(answer: dict[str, Any]) -> None:
-                self._next = answer["next"]
-                count = table.show(answer["offers"])
+            def show(answer: OfferList) -> None:
+                self._next = answer.next
+                count = table.show(answer.offers)
                 nothing.show("" if count else self._empty_text())
                 set_visible(nothing, count == 0)
                 set_visible(self._older, self._next is not None)
 
-            self._stop = self._view.live(self._path(), show, every=5.0)
+            self._stop = self._view.live(self._path(), OfferList, show, every=5.0)
         set_visible(self._newer, bool(self._before))
         self._where.show(f"before offer {self._before[-1]}" if self._before else "")
 
@@ -127,32 +138,30 @@ class _OfferList:
 
     def _empty_text(self) -> str:
         if self._answer.value or self._type.value or self._text.value:
-            return "No offer is like that; change the filters."
+            return "No matching offers; change the filters."
         return (
             "No validator has offered a task yet. `god-miner chain status` says whether they find you, "
             "`god-miner doctor` whether they can reach you."
         )
 
-    def _make_table(self) -> Table:
-        view = self._view
+    def _make_table(self) -> Table[OfferSummary]:
+        def offer_page(offer: OfferSummary) -> str:
+            return self._view.href(f"/offers/{offer.id}")
+
         return Table(
             "Offers",
             [
-                Column(
-                    "Offer",
-                    lambda one: f"#{one['id']}",
-                    href=lambda one: view.href(f"/offers/{one['id']}"),
-                ),
-                Column("Came", lambda one: clock(one["received_at"]), classes="nowrap wide-only"),
-                Column("Answer", _answer, classes="states"),
-                Column("Model", lambda one: short_model(one["model"]), classes="model"),
-                Column("Task", lambda one: task_name(one["task_type"]), classes="wide-only"),
-                Column("Hours", lambda one: number(one["hours"]), number=True),
-                Column("Score", _score, number=True, classes="wide-only"),
+                Column("Offer", "id", "#{}".format, href=offer_page),
+                Column("Came", "received_at", clock, classes="nowrap wide-only"),
+                Column("Answer", answer_text, classes="states"),
+                Column("Model", "model", short_model, classes="model"),
+                Column("Task", "task_type", task_name, classes="wide-only"),
+                Column("Hours", "hours", number, number=True),
+                Column("Score", "score", _score, number=True, classes="wide-only"),
                 Column("Became", _outcome, classes="wide-only"),
                 Column("Why", _why, classes="why wide-only"),
             ],
-            key=lambda one: one["id"],
+            key=attrgetter("id"),
         )
 
 
@@ -165,23 +174,23 @@ class _Lever(NamedTuple):
     high: float
     step: float
     start: float
-    #: From the slider's value and what the policy sets now to what is overridden.
-    overrides: Callable[[float, Mapping[str, Any]], dict[str, Any]]
+    #: The key that it overrides.
+    key: str
+    #: Keys of the policy that count as well where it names them: the lowest one counts.
+    also: str = ""
 
-
-def _longer_tasks(value: float, policy: Mapping[str, Any]) -> dict[str, Any]:
-    """The limit of all types, and those of each type that the policy names: the lowest counts."""
-    own = [path for path in policy if path.startswith("rules.hours.")]
-    return dict.fromkeys(["rules.max_hours", *own], value)
+    def overrides(self, value: float, keys: Iterable[str]) -> dict[str, JsonValue]:
+        """Return what is overridden in a policy with these keys."""
+        own = [path for path in keys if self.also and path.startswith(self.also)]
+        shown: JsonValue = int(value) if self.unit == "jobs" else value
+        return dict.fromkeys([self.key, *own], shown)
 
 
 _LEVERS = {
-    "hours": _Lever("Longest task", "hours", 1, 24, 1, 12, _longer_tasks),
-    "score": _Lever("Score needed", "", 0, 1, 0.05, 0.5, lambda value, _: {"score.threshold": value}),
-    "jobs": _Lever("Jobs at once", "jobs", 0, 24, 1, 4, lambda value, _: {"rules.max_jobs": int(value)}),
-    "value": _Lever(
-        "Points per GPU-hour needed", "", 0, 3, 0.1, 0.3, lambda value, _: {"rules.min_value": value}
-    ),
+    "hours": _Lever("Longest task", "hours", 1, 24, 1, 12, "rules.max_hours", "rules.hours."),
+    "score": _Lever("Score needed", "", 0, 1, 0.05, 0.5, "score.threshold"),
+    "jobs": _Lever("Jobs at once", "jobs", 0, 24, 1, 4, "rules.max_jobs"),
+    "value": _Lever("Points per GPU-hour needed", "", 0, 3, 0.1, 0.3, "rules.min_value"),
 }
 
 
@@ -219,14 +228,14 @@ class _WhatIf:
         self._value.show(f"{self._slider.value:g} {self._lever.unit}".strip())
 
     async def _run(self) -> None:
-        policy: dict[str, Any] = {}
+        keys: list[str] = []
         try:
-            name = (await self._view.get("/config"))["in_force"]["policy"]
-            shown = await self._view.get(f"/config/policies/{name}")
-            policy = {one["path"]: one["value"] for one in shown["effective"]}
+            name = (await self._view.get("/config", ConfigFileList)).in_force.policy
+            shown = await self._view.get(f"/config/policies/{name}", ConfigFileText)
+            keys = [value.path for value in shown.effective]
         except DaemonTrouble:
             pass  # the backtest itself says what is wrong
-        overrides = self._lever.overrides(self._slider.value, policy)
+        overrides = self._lever.overrides(self._slider.value, keys)
         await self._result.run(float(self._days.value), overrides)
 
 
@@ -234,69 +243,79 @@ class _WhatIf:
 async def offer_page(view: PageView, offer: str) -> None:
     heading, _ = page_head(f"Offer {offer}")
     try:
-        found = await view.get(f"/offers/{quote(offer, safe='')}")
+        found = await view.get(f"/offers/{quote(offer, safe='')}", OfferDetails)
     except DaemonTrouble as error:
         view.explain(error, "/offers?limit=1")
         Link("All offers", view.href("/offers"))
         return
-    explained = found["explanation"]
-    what = "Start without an accepted offer" if found["is_start"] else f"Offer {found['id']}"
-    heading.show(f"{what}: {short_model(found['model'])}")
+    explained = found.explanation
+    what = "Start without an accepted offer" if found.is_start else f"Offer {found.id}"
+    heading.show(f"{what}: {short_model(found.model)}")
     with box("row").style("margin-top:-10px"):
-        Text().classes("state strong").show(*_answer(found))
-        Text(f"by policy {explained['policy']}", "muted")
-        Text(f"answer to the validator: {explained['message']}", "muted")
+        Text().classes("state strong").show(*answer_text(found))
+        Text(f"by policy {explained.policy}", "muted")
+        Text(f"answer to the validator: {explained.message}", "muted")
     with box("grid"):
         with box("stack w7").style("gap:16px"):
-            _rules(explained["reasons"])
+            _rules(explained.reasons)
             _factors(explained)
-            if not explained["accepted"]:
-                _needed(view, explained["reasons"], found["overrides"])
+            if not explained.accepted:
+                _needed(view, explained.reasons, found.overrides)
         with box("stack w5").style("gap:16px"):
             _offer_facts(found)
             _plan_facts(explained)
 
 
-def _rules(reasons: Sequence[Record]) -> None:
+def _rules(reasons: Sequence[DecisionReason]) -> None:
     with panel("Rules"):
-        table = Table(
+        table: Table[DecisionReason] = Table(
             "Rules",
             [
-                Column("Rule", lambda one: one["rule"], classes="nowrap"),
-                Column("", lambda one: ("ok", "good") if one["passed"] else ("no", "bad"), classes="states"),
-                Column("Why", lambda one: one["text"], classes="why"),
+                Column("Rule", "rule", classes="nowrap"),
+                Column("", _verdict, classes="states"),
+                Column("Why", "text", classes="why"),
             ],
-            key=lambda one: one["rule"],
+            key=attrgetter("rule"),
         )
         if table.show(reasons) == 0:
             Text("No rule was asked.", "empty", "p")
 
 
-def _factors(explained: Record) -> None:
-    if not explained["factors"]:
+def _verdict(reason: DecisionReason) -> tuple[str, Tone]:
+    return ("ok", "good") if reason.passed else ("no", "bad")
+
+
+class _NamedFactor(NamedTuple):
+    name: str
+    factor: DecisionFactor
+
+
+def _factors(explained: DecisionDetails) -> None:
+    if not explained.factors:
         return
-    needed = explained["threshold"]
+    needed = explained.threshold
     note = "no threshold" if needed is None else f"needed: more than {needed:g}"
-    score = number(explained["score"], 3)
+    score = number(explained.score, 3)
     with panel("Score", note=f"{score}; {note}"):
-        Table(
+        table: Table[_NamedFactor] = Table(
             "Score",
             [
-                Column("Factor", lambda one: one["name"]),
-                Column("Value", lambda one: f"{one['value']:.3f}", number=True),
-                Column("Weight", lambda one: f"{one['weight']:.2f}", number=True),
-                Column("Adds", lambda one: f"{one['contribution']:.3f}", number=True),
-                Column("From", lambda one: one["text"], classes="why wide-only"),
+                Column("Factor", "name"),
+                Column("Value", "factor.value", "{:.3f}".format, number=True),
+                Column("Weight", "factor.weight", "{:.2f}".format, number=True),
+                Column("Adds", "factor.contribution", "{:.3f}".format, number=True),
+                Column("From", "factor.text", classes="why wide-only"),
             ],
-            key=lambda one: one["name"],
-        ).show({"name": name, **factor} for name, factor in explained["factors"].items())
+            key=attrgetter("name"),
+        )
+        table.show(_NamedFactor(name, factor) for name, factor in explained.factors.items())
 
 
-def _needed(view: PageView, reasons: Sequence[Record], overrides: Mapping[str, str]) -> None:
-    failed = [one for one in reasons if not one["passed"]]
+def _needed(view: PageView, reasons: Sequence[DecisionReason], overrides: Mapping[str, str]) -> None:
+    failed = [one for one in reasons if not one.passed]
     with panel("What would have to change"):
         for one in failed:
-            Text(f"{one['rule']}: {one['way'] or 'otherwise'}", tag="p")
+            Text(f"{one.rule}: {one.way or 'otherwise'}", tag="p")
         if not overrides:
             return
         result = box("stack")
@@ -311,72 +330,66 @@ def _needed(view: PageView, reasons: Sequence[Record], overrides: Mapping[str, s
             _plain_button(f"Backtest 7 days with {said}", try_them).classes("primary")
 
 
-def _offer_facts(found: Record) -> None:
+def _offer_facts(found: OfferDetails) -> None:
     with panel("The offer"):
         Facts().show(
             {
-                "Model": found["model"],
-                "Task": task_name(found["task_type"]),
-                "Hours": number(found["hours"]),
-                "Parameters": None if found["params"] is None else number(found["params"]),
-                "Rows stated": None if found["ds_size"] is None else number(found["ds_size"]),
-                "Came": clock(found["received_at"]),
-                "Asked": f"{found['times_seen']} times" if found["times_seen"] > 1 else "once",
-                "Became": found["became"],
-                "Task id": found["task_id"],
-                "Validator": found["validator"],
+                "Model": found.model,
+                "Task": task_name(found.task_type),
+                "Hours": number(found.hours),
+                "Parameters": None if found.params is None else number(found.params),
+                "Rows stated": None if found.ds_size is None else number(found.ds_size),
+                "Came": clock(found.received_at),
+                "Asked": f"{found.times_seen} times" if found.times_seen > 1 else "once",
+                "Became": found.became,
+                "Task id": found.task_id,
+                "Validator": found.validator,
             }
         )
 
 
-def _plan_facts(explained: Record) -> None:
-    plan, place, value = explained["plan"], explained["placement"], explained["value"]
+def _plan_facts(explained: DecisionDetails) -> None:
+    plan, place, value = explained.plan, explained.placement, explained.value
     if plan is None and value is None:
         return
     facts: dict[str, str | None] = {}
     if plan is not None:
-        facts["GPUs"] = str(plan["gpus"])
-        facts["Takes"] = duration(plan["busy_s"])
-        facts["Waits for GPUs"] = duration(plan["wait_s"]) if plan["wait_s"] else None
-        facts["Epochs"] = number(plan["epochs"], 2)
-        facts["Of the wished training"] = percent(plan["share"])
+        facts["GPUs"] = str(plan.gpus)
+        facts["Takes"] = duration(plan.busy_s)
+        facts["Waits for GPUs"] = duration(plan.wait_s) if plan.wait_s else None
+        facts["Epochs"] = number(plan.epochs, 2)
+        facts["Of the wished training"] = percent(plan.share)
     if place is not None:
-        facts["Place"] = (
-            f"GPU {', '.join(place['gpus'])}, {clock(place['starts_at'])} to {clock(place['ends_at'])}"
-        )
-        facts["Why there"] = place["why"]
+        facts["Place"] = f"GPU {', '.join(place.gpus)}, {clock(place.starts_at)} to {clock(place.ends_at)}"
+        facts["Why there"] = place.why
     if value is not None:
-        facts["Worth"] = f"{value['points']:.2f} points, {value['per_gpu_hour']:.3f} per GPU-hour"
-        facts["Chances"] = f"success {percent(value['success'])}, win {percent(value['win'], 1)}"
+        facts["Worth"] = f"{value.points:.2f} points, {value.per_gpu_hour:.3f} per GPU-hour"
+        facts["Chances"] = f"success {percent(value.success)}, win {percent(value.win, 1)}"
     with panel("Plan and worth"):
         Facts().show(facts)
 
 
-def _value(text: str) -> Any:
-    """A number if it is one: `12`, else as it is, like `70b`."""
+def _value(text: str) -> JsonValue:
+    """Return a number if it is one, like `12`, else the text, like `70b`."""
     try:
         return float(text)
     except ValueError:
         return text
 
 
-def _answer(one: Record) -> tuple[str, Tone]:
-    return ("accepted", "good") if one["accepted"] else ("refused", "muted")
+def _score(score: float | None) -> str:
+    return UNKNOWN if score is None else f"{score:.2f}"
 
 
-def _score(one: Record) -> str:
-    return UNKNOWN if one["score"] is None else f"{one['score']:.2f}"
+def _why(offer: OfferSummary) -> str:
+    """Say why it was refused, or what was expected of it."""
+    if offer.accepted:
+        return "" if offer.points is None else f"{offer.points:.2f} points expected"
+    return offer.why or offer.message
 
 
-def _why(one: Record) -> str:
-    """Why it was refused, or what was expected of it."""
-    if one["accepted"]:
-        return "" if one["points"] is None else f"{one['points']:.2f} points expected"
-    return str(one["why"] or one["message"])
-
-
-def _outcome(one: Record) -> tuple[str, Tone]:
-    return one["became"] or UNKNOWN, _OUTCOMES.get(one["became"], "")
+def _outcome(offer: OfferSummary) -> tuple[str, Tone]:
+    return offer.became.value, _OUTCOMES[offer.became]
 
 
 def _select(options: dict[str, str], value: str, label: str, on_change: Callable[[], Any]) -> ui.select:

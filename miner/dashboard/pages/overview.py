@@ -5,16 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from operator import attrgetter
 
+from core.domain.job_states import JobState
+from miner.api.alerts import Alert
+from miner.api.fleet import FleetStatus
+from miner.api.jobs import JobSummary, LiveJob, RunningJob
+from miner.api.offers import OfferSummary
+from miner.api.reports import Kpi
+from miner.api.status import DaemonSummary, Overview
 from miner.dashboard.daemons import DaemonLink
 from miner.dashboard.gpu_rows import GpuRows
 from miner.dashboard.job_texts import (
-    alert_tone,
+    NOT_LIVE,
+    answer_text,
     deadline_text,
     gpu_names,
     job_title,
     scores,
+    severity_tone,
     state_text,
     subject_text,
     task_name,
@@ -45,7 +54,6 @@ from miner.dashboard.parts import (
     size,
 )
 
-Record = Mapping[str, Any]
 NO_ALERTS = "Nothing is wrong."
 
 
@@ -63,17 +71,17 @@ def overview_page(view: PageView) -> None:
             alerts, ended = _Alerts(view), _Ended(view)
     decisions = _Decisions(view)
 
-    def show(answer: dict[str, Any]) -> None:
-        state.show(answer["daemon"], answer["jobs"], answer["fleet"], len(answer["alerts"]))
-        indicators.show(answer["kpis"])
-        gpus.show(answer["fleet"], answer["jobs"])
-        nodes.show(answer["fleet"])
-        jobs.show(answer["jobs"], answer["fleet"])
-        alerts.show(answer["alerts"])
-        ended.show(answer["ended"])
-        decisions.show(answer["decisions"])
+    def show(answer: Overview) -> None:
+        state.show(answer.daemon, answer.jobs, answer.fleet, len(answer.alerts))
+        indicators.show(answer.kpis)
+        gpus.show(answer.fleet, answer.jobs)
+        nodes.show(answer.fleet)
+        jobs.show(answer.jobs, answer.fleet)
+        alerts.show(answer.alerts)
+        ended.show(answer.ended)
+        decisions.show(answer.decisions)
 
-    view.live("/overview", show)
+    view.live("/overview", Overview, show)
     view.follow(state.show_lost)
     view.follow(alerts.show_lost)
 
@@ -87,19 +95,21 @@ class _StateLine:
             self._facts = Text("", "muted")
         self._trouble = Text("", "notice hidden", "p").props('role="status"')
 
-    def show(self, daemon: Record, jobs: Sequence[Record], fleet: Record, alerts: int) -> None:
-        training = sum(job["state"] == "training" for job in jobs)
-        troubles = daemon["troubles"]
+    def show(
+        self, daemon: DaemonSummary, jobs: Sequence[JobSummary], fleet: FleetStatus, alerts: int
+    ) -> None:
+        training = sum(job.state is JobState.TRAINING for job in jobs)
+        troubles = daemon.troubles
         doing = f"{training} in training" if training else "nothing in training"
         wrong = f", {alerts} open alert{'s' if alerts > 1 else ''}" if alerts else ""
         self._state.show(f"Answering, {doing}{wrong}", "warn" if troubles or alerts else "good")
-        waiting = f"{daemon['held_offers']} offers held, {daemon['waiting_jobs']} jobs wait for GPUs"
+        waiting = f"{daemon.held_offers} offers held, {daemon.waiting_jobs} jobs wait for GPUs"
         facts = [
             gpus_at_work(fleet),
-            f"up {duration(daemon['uptime_seconds'])}",
+            f"up {duration(daemon.uptime_seconds)}",
             waiting,
-            f"policy {daemon['policy']}",
-            f"version {daemon['version']}",
+            f"policy {daemon.policy}",
+            f"version {daemon.version}",
         ]
         self._facts.show(" · ".join(facts))
         self._trouble.show("; ".join(troubles))
@@ -128,14 +138,12 @@ def _machine(view: PageView, link: DaemonLink) -> None:
         if one.lost_at is not None:
             state.show(f"unreachable since {clock(one.lost_at)}", "bad")
 
-    def show(answer: dict[str, Any]) -> None:
-        troubles = len(answer["daemon"]["troubles"])
+    def show(answer: Overview) -> None:
+        troubles = len(answer.daemon.troubles)
         state.show(f"{troubles} problems" if troubles else "answering", "warn" if troubles else "good")
-        facts.show(
-            f"{gpus_at_work(answer['fleet'])} · {len(answer['jobs'])} jobs · {len(answer['alerts'])} alerts"
-        )
+        facts.show(f"{gpus_at_work(answer.fleet)} · {len(answer.jobs)} jobs · {len(answer.alerts)} alerts")
 
-    view.live("/overview", show, link=link)
+    view.live("/overview", Overview, show, link=link)
     view.follow(show_lost, link)
 
 
@@ -143,18 +151,18 @@ class _Indicators:
     """The five indicators against their goals."""
 
     def __init__(self) -> None:
-        self._rows: KeyedRows[Record] = KeyedRows(box("figures"), self._make)
+        self._rows: KeyedRows[Kpi] = KeyedRows(box("figures"), self._make)
 
-    def show(self, kpis: Sequence[Record]) -> None:
-        self._rows.show((kpi["name"], kpi) for kpi in kpis)
+    def show(self, kpis: Sequence[Kpi]) -> None:
+        self._rows.show((kpi.name, kpi) for kpi in kpis)
 
-    def _make(self, kpi: Record) -> Callable[[Record], None]:
-        figure = FigureTile(kpi["title"])
+    def _make(self, kpi: Kpi) -> Callable[[Kpi], None]:
+        figure = FigureTile(kpi.title)
 
-        def show(one: Record) -> None:
-            value, unit = _indicator(one["value"], one["unit"], one["name"])
-            tone: Tone = "" if one["met"] is None else "good" if one["met"] else "warn"
-            figure.show(value, unit, f"{_goal(one)}{one['detail']}", tone)
+        def show(one: Kpi) -> None:
+            value, unit = _indicator(one.value, one.unit, one.name)
+            tone: Tone = "" if one.met is None else "good" if one.met else "warn"
+            figure.show(value, unit, f"{_goal(one)}{one.detail}", tone)
 
         return show
 
@@ -169,12 +177,12 @@ def _indicator(value: float | None, unit: str, name: str) -> tuple[str, str]:
     return (f"{value:.0f}" if name == "rank" else f"{value:.2f}"), unit
 
 
-def _goal(kpi: Record) -> str:
-    target = kpi["target"]
-    if target is None or kpi["name"] == "quality":
+def _goal(kpi: Kpi) -> str:
+    target = kpi.target
+    if target is None or kpi.name == "quality":
         return ""
-    value, unit = _indicator(target, kpi["unit"], kpi["name"])
-    sign = "<" if kpi["name"] == "completion_hours" else "≤" if kpi["name"] == "rank" else ">"
+    value, unit = _indicator(target, kpi.unit, kpi.name)
+    sign = "<" if kpi.name == "completion_hours" else "≤" if kpi.name == "rank" else ">"
     return f"goal {sign} {value}{' ' + unit if unit else ''}; "
 
 
@@ -185,21 +193,21 @@ class _Jobs:
         self._view = view
         self._gpus: Mapping[str, str] = {}
         with panel("Jobs"):
-            self._rows: KeyedRows[Record] = KeyedRows(box("rows"), self._make)
+            self._rows: KeyedRows[RunningJob] = KeyedRows(box("rows"), self._make)
             self._nothing = empty(
                 "No job is open. When a validator starts an accepted task, it is here within seconds; "
                 "`make demo` trains one without a validator."
             )
 
-    def show(self, jobs: Sequence[Record], fleet: Record) -> None:
+    def show(self, jobs: Sequence[RunningJob], fleet: FleetStatus) -> None:
         self._gpus = gpu_names(fleet)
-        set_visible(self._nothing, self._rows.show((job["id"], job) for job in jobs) == 0)
+        set_visible(self._nothing, self._rows.show((job.id, job) for job in jobs) == 0)
 
-    def _make(self, job: Record) -> Callable[[Record], None]:
+    def _make(self, job: RunningJob) -> Callable[[RunningJob], None]:
         with box("job-row"):
             with box("stack"):
                 with box("row").style("gap:2px 10px"):
-                    Link(job_title(job), self._view.href(f"/jobs/{job['id']}"), "strong cut")
+                    Link(job_title(job), self._view.href(f"/jobs/{job.id}"), "strong cut")
                     state = Text("", "state")
                 doing = Text("", "small muted cut")
             with box("stack"):
@@ -211,36 +219,36 @@ class _Jobs:
                 held_out = Text("", "small nowrap")
                 deadline = Text("", "small nowrap")
 
-        def show(one: Record) -> None:
-            live = one["live"] or {}
+        def show(one: RunningJob) -> None:
+            live = one.live or NOT_LIVE
             state.show(*state_text(one))
             doing.show(self._doing(one, live))
-            step, steps = live.get("step"), live.get("steps")
+            step, steps = live.step, live.steps
             share = step / steps if step is not None and steps else None
             progress.show(
                 share, f"step {step} of {steps}", missing=f"step {step}" if step else _transfer(live)
             )
-            spark.show(one["spark"])
-            loss.show(f"loss {number(live.get('loss'))}" if live.get("loss") is not None else "")
+            spark.show(one.spark)
+            loss.show(f"loss {number(live.loss)}" if live.loss is not None else "")
             held_out.show(scores(one))
             deadline.show(*deadline_text(one))
 
         return show
 
-    def _doing(self, job: Record, live: Record) -> str:
-        names = ", ".join(self._gpus.get(gpu, gpu) for gpu in live.get("gpus") or ())
+    def _doing(self, job: RunningJob, live: LiveJob) -> str:
+        names = ", ".join(self._gpus.get(gpu, gpu) for gpu in live.gpus)
         parts = [
-            live.get("trouble") or "",
+            live.trouble,
             f"GPU {names}" if names else "",
-            f"{number(live['tokens_s'])} tokens/s" if live.get("tokens_s") else "",
-            f"MFU {percent(live['mfu'])}" if live.get("mfu") else "",
-            f"attempt {live['attempt']}" if (live.get("attempt") or 0) > 1 else "",
+            f"{number(live.tokens_s)} tokens/s" if live.tokens_s else "",
+            f"MFU {percent(live.mfu)}" if live.mfu else "",
+            f"attempt {live.attempt}" if (live.attempt or 0) > 1 else "",
         ]
-        return " · ".join(part for part in parts if part) or job["task_id"]
+        return " · ".join(part for part in parts if part) or job.task_id
 
 
-def _transfer(live: Record) -> str:
-    done, total = live.get("bytes_done"), live.get("bytes_total")
+def _transfer(live: LiveJob) -> str:
+    done, total = live.bytes_done, live.bytes_total
     if done is None:
         return UNKNOWN
     return f"{size(done)} of {size(total)}" if total else size(done)
@@ -249,28 +257,28 @@ def _transfer(live: Record) -> str:
 class _Alerts:
     def __init__(self, view: PageView) -> None:
         with panel("Open alerts"):
-            self._rows: KeyedRows[Record] = KeyedRows(box("rows"), partial(self._make, view))
+            self._rows: KeyedRows[Alert] = KeyedRows(box("rows"), partial(self._make, view))
             self._nothing = empty(NO_ALERTS)
 
-    def show(self, alerts: Sequence[Record]) -> None:
+    def show(self, alerts: Sequence[Alert]) -> None:
         self._nothing.show(NO_ALERTS)
-        set_visible(self._nothing, self._rows.show((alert["id"], alert) for alert in alerts) == 0)
+        set_visible(self._nothing, self._rows.show((alert.id, alert) for alert in alerts) == 0)
 
     def show_lost(self, link: DaemonLink) -> None:
         if link.lost_at is not None:
             self._nothing.show("Current alerts are unknown.")
             set_visible(self._nothing, True)
 
-    def _make(self, view: PageView, alert: Record) -> Callable[[Record], None]:
+    def _make(self, view: PageView, alert: Alert) -> Callable[[Alert], None]:
         with box("stack"):
             with box("row").style("gap:2px 10px"):
-                Link(alert["rule"], view.href("/alerts"), "state").classes(alert_tone(alert))
+                Link(alert.rule, view.href("/alerts"), "state").classes(severity_tone(alert.severity))
                 since = Text("", "small muted")
             text = Text("", "small")
 
-        def show(one: Record) -> None:
-            since.show(f"{subject_text(one)}, for {ago(one['raised_at']).removesuffix(' ago')}")
-            text.show(one["text"])
+        def show(one: Alert) -> None:
+            since.show(f"{subject_text(one.subject)}, for {ago(one.raised_at).removesuffix(' ago')}")
+            text.show(one.text)
 
         return show
 
@@ -278,21 +286,21 @@ class _Alerts:
 class _Ended:
     def __init__(self, view: PageView) -> None:
         with panel("Last ended"):
-            self._rows: KeyedRows[Record] = KeyedRows(box("rows"), partial(self._make, view))
+            self._rows: KeyedRows[JobSummary] = KeyedRows(box("rows"), partial(self._make, view))
             self._nothing = empty("No job has ended yet.")
 
-    def show(self, jobs: Sequence[Record]) -> None:
-        set_visible(self._nothing, self._rows.show((job["id"], job) for job in jobs) == 0)
+    def show(self, jobs: Sequence[JobSummary]) -> None:
+        set_visible(self._nothing, self._rows.show((job.id, job) for job in jobs) == 0)
 
-    def _make(self, view: PageView, job: Record) -> Callable[[Record], None]:
+    def _make(self, view: PageView, job: JobSummary) -> Callable[[JobSummary], None]:
         with box("row").style("gap:2px 10px"):
             state = Text("", "state")
-            Link(job_title(job), view.href(f"/jobs/{job['id']}"), "cut")
+            Link(job_title(job), view.href(f"/jobs/{job.id}"), "cut")
             text = Text("", "small muted")
 
-        def show(one: Record) -> None:
+        def show(one: JobSummary) -> None:
             state.show(*state_text(one))
-            text.show(" · ".join(part for part in (scores(one), ago(one["ended_at"])) if part))
+            text.show(" · ".join(part for part in (scores(one), ago(one.ended_at)) if part))
 
         return show
 
@@ -302,26 +310,26 @@ class _Decisions:
 
     def __init__(self, view: PageView) -> None:
         with panel("Last decisions"):
-            self._table = Table(
+            self._table: Table[OfferSummary] = Table(
                 "Last decisions",
                 [
-                    Column("When", lambda one: clock(one["decided_at"]), classes="nowrap"),
-                    Column("Answer", _answer, classes="states"),
-                    Column("Model", lambda one: short_model(one["model"])),
-                    Column("Task", lambda one: task_name(one["task_type"]), classes="wide-only"),
-                    Column("Hours", lambda one: number(one["hours"]), number=True, classes="wide-only"),
-                    Column("Score", lambda one: number(one["score"], 2), number=True, classes="wide-only"),
-                    Column("Why", lambda one: one["why"] or one["message"], classes="why"),
+                    Column("When", "decided_at", clock, classes="nowrap"),
+                    Column("Answer", answer_text, classes="states"),
+                    Column("Model", "model", short_model),
+                    Column("Task", "task_type", task_name, classes="wide-only"),
+                    Column("Hours", "hours", number, number=True, classes="wide-only"),
+                    Column("Score", "score", partial(number, digits=2), number=True, classes="wide-only"),
+                    Column("Why", _why, classes="why"),
                 ],
-                key=lambda one: (one["id"], one["decided_at"]),
+                key=attrgetter("id", "decided_at"),
             )
             self._nothing = empty(
                 "No validator has offered a task yet. `god-miner chain status` says whether they find you."
             )
 
-    def show(self, decisions: Sequence[Record]) -> None:
+    def show(self, decisions: Sequence[OfferSummary]) -> None:
         set_visible(self._nothing, self._table.show(decisions) == 0)
 
 
-def _answer(one: Record) -> tuple[str, Tone]:
-    return ("accepted", "good") if one["accepted"] else ("refused", "muted")
+def _why(offer: OfferSummary) -> str:
+    return offer.why or offer.message

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any
 
+from miner.api.reports import GoalProgress, GpuUse, JobGain, Report, SummaryFigure
 from miner.dashboard.charts import LineChart, Series
 from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import (
@@ -25,10 +28,17 @@ from miner.dashboard.parts import (
     set_visible,
     short_model,
 )
+from miner.reports.text import ReportSection, report_sections
 
-Record = Mapping[str, Any]
 PERIODS = {"daily": "Day", "weekly": "Week", "monthly": "Month"}
-_GROUPS = {"type": "Success by task", "family": "Success by family", "size": "Success by size"}
+#: Sections that are drawn as they are in the text of a report, with their width.
+_SECTIONS = {
+    "Success by task": "w4",
+    "Success by family": "w4",
+    "Success by size": "w4",
+    "Alerts": "w6",
+    "What rules did": "w6",
+}
 
 
 @page("/report", "Report", place=70)
@@ -40,58 +50,77 @@ def report_page(view: PageView, period: str = "daily") -> None:
             link = Link(title, view.href("/report", period=name), "choice")
             if name == period:
                 link.props('aria-current="true"')
-    summary: KeyedRows[Record] = KeyedRows(box("figures"), _make_figure)
+    summary: KeyedRows[SummaryFigure] = KeyedRows(box("figures"), _make_figure)
     goals = _Goals()
     occupancy = _Occupancy()
     with box("grid"):
-        groups = {name: _success_table(title) for name, title in _GROUPS.items()}
         with panel("Rank", "w6"):
             rank = LineChart("Rank over time", time_axis=True, nothing="No rank in this time.")
         with panel("Quality by week", "w6"):
             quality = LineChart("Quality", time_axis=True, nothing="No job has a score yet.")
     gains, no_gains = _gains_table(view)
     with box("grid"):
-        with box("w6"):
-            alerts, no_alerts = _alerts_table()
-        with box("w6"):
-            actions, no_actions = _actions_table()
+        sections = {title: _SectionPanel(title, width) for title, width in _SECTIONS.items()}
 
-    def show(report: dict[str, Any]) -> None:
-        heading.show(report["title"])
-        summary.show((one["name"], one) for one in report["summary"])
-        goals.show(report["goals"])
-        occupancy.show(report["gpus"])
-        for name, (table, nothing) in groups.items():
-            set_visible(nothing, table.show(report["success"][name]) == 0)
-        history = report["rank"]["history"]
-        rank.show([_over_time("rank", history, "rank")] if history else [])
-        weeks = [week for week in report["quality"] if week["quality"] is not None]
-        quality.show([_over_time("quality", weeks, "quality", "begins_at")] if weeks else [])
-        set_visible(no_gains, gains.show(report["gains"]) == 0)
-        set_visible(no_alerts, alerts.show(report["alerts"]) == 0)
-        set_visible(no_actions, actions.show(report["actions"]) == 0)
+    def show(report: Report) -> None:
+        heading.show(report.title)
+        summary.show((figure.name, figure) for figure in report.summary)
+        goals.show(report.goals)
+        occupancy.show(report.gpus)
+        ranks = [(point.at, float(point.rank)) for point in report.rank.history]
+        rank.show(_over_time("rank", ranks))
+        weeks = [(week.begins_at, week.quality) for week in report.quality if week.quality is not None]
+        quality.show(_over_time("quality", weeks))
+        set_visible(no_gains, gains.show(report.gains) == 0)
+        for section in report_sections(report):
+            if section.title in sections:
+                sections[section.title].show(section)
 
     # A report reads months of history: it is no live view.
-    view.live(f"/report?period={period}", show, every=60.0)
+    view.live(f"/report?period={period}", Report, show, every=60.0)
 
 
-def _over_time(name: str, rows: Sequence[Record], key: str, at: str = "at") -> Series:
-    return Series(name, [row[at] * 1000 for row in rows], [row[key] for row in rows], points=len(rows) < 30)
+def _over_time(name: str, points: Sequence[tuple[float, float]]) -> list[Series]:
+    if not points:
+        return []
+    times, values = [at * 1000 for at, _ in points], [value for _, value in points]
+    return [Series(name, times, values, points=len(points) < 30)]
 
 
-def _make_figure(figure: Record) -> Callable[[Record], None]:
-    tile = FigureTile(figure["title"])
+class _SectionPanel:
+    """A section of the report as a table, with the columns that it has."""
 
-    def show(one: Record) -> None:
-        value, unit = _value(one["value"], one["unit"])
+    def __init__(self, title: str, width: str) -> None:
+        with panel(title, width):
+            self._place = box()
+            self._text = empty("")
+        self._title = title
+        self._table: Table[tuple[str, ...]] | None = None
+
+    def show(self, section: ReportSection) -> None:
+        if self._table is None:
+            columns: list[Column[tuple[str, ...]]] = [
+                Column(title, itemgetter(place)) for place, title in enumerate(section.columns)
+            ]
+            with self._place:
+                self._table = Table(self._title, columns, key=tuple)
+        self._table.show(section.rows)
+        self._text.show(section.text)
+        set_visible(self._place, bool(section.rows))
+        set_visible(self._text, bool(section.text))
+
+
+def _make_figure(figure: SummaryFigure) -> Callable[[SummaryFigure], None]:
+    tile = FigureTile(figure.title)
+
+    def show(one: SummaryFigure) -> None:
+        value, unit = _value(one.value, one.unit)
         parts = []
-        if one["target"] is not None:
-            target, target_unit = _value(one["target"], one["unit"])
-            parts.append(f"goal {target} {target_unit}".strip())
-        if one["before"] is not None:
-            before, before_unit = _value(one["before"], one["unit"])
-            parts.append(f"{before} {before_unit}".strip() + " before")
-        tone: Tone = "" if one["met"] is None else "good" if one["met"] else "warn"
+        if one.target is not None:
+            parts.append(f"goal {' '.join(_value(one.target, one.unit))}".strip())
+        if one.before is not None:
+            parts.append(f"{' '.join(_value(one.before, one.unit))}".strip() + " before")
+        tone: Tone = "" if one.met is None else "good" if one.met else "warn"
         tile.show(value, unit, ", ".join(parts), tone)
 
     return show
@@ -110,18 +139,18 @@ def _value(value: float | None, unit: str) -> tuple[str, str]:
 class _Goals:
     def __init__(self) -> None:
         with panel("Goals", "hidden") as self._panel:
-            self._rows: KeyedRows[Record] = KeyedRows(box("rows"), self._make)
+            self._rows: KeyedRows[GoalProgress] = KeyedRows(box("rows"), self._make)
 
-    def show(self, goals: Sequence[Record]) -> None:
-        set_visible(self._panel, self._rows.show((one["name"], one) for one in goals) > 0)
+    def show(self, goals: Sequence[GoalProgress]) -> None:
+        set_visible(self._panel, self._rows.show((one.name, one) for one in goals) > 0)
 
-    def _make(self, _goal: Record) -> Callable[[Record], None]:
+    def _make(self, _goal: GoalProgress) -> Callable[[GoalProgress], None]:
         with box("row"):
             state, text = Text("", "state strong"), Text("")
 
-        def show(one: Record) -> None:
-            state.show(one["name"], "good" if one["met"] else "muted")
-            text.show(one["text"])
+        def show(one: GoalProgress) -> None:
+            state.show(one.name, "good" if one.met else "muted")
+            text.show(one.text)
 
         return show
 
@@ -135,13 +164,13 @@ class _Occupancy:
             self._rows: KeyedRows[tuple[str, Sequence[float | None]]] = KeyedRows(box("rows"), self._make)
             self._nothing = empty("No GPU was measured in this time.")
 
-    def show(self, gpus: Record) -> None:
-        hours = gpus["interval_s"] / 3600
+    def show(self, gpus: GpuUse) -> None:
+        hours = gpus.interval_s / 3600
         self._about.show(
-            f"{gpus['used_hours']:.1f} GPU-hours used, {gpus['idle_hours']:.1f} idle; "
+            f"{gpus.used_hours:.1f} GPU-hours used, {gpus.idle_hours:.1f} idle; "
             f"a cell is {duration(hours * 3600)}, the darker the longer a job had the GPU"
         )
-        rows = [(gpu, (gpu, shares)) for gpu, shares in gpus["occupancy"].items()]
+        rows = [(gpu, (gpu, shares)) for gpu, shares in gpus.occupancy.items()]
         set_visible(self._nothing, self._rows.show(rows) == 0)
 
     def _make(self, row: tuple[str, Sequence[float | None]]) -> Callable[[Any], None]:
@@ -165,67 +194,30 @@ class _Occupancy:
         return show
 
 
-def _success_table(title: str) -> tuple[Table, Text]:
-    with panel(title, "w4"):
-        table = Table(
-            title,
-            [
-                Column("", lambda one: str(one["name"])),
-                Column("Jobs", lambda one: number(one["jobs"]), number=True),
-                Column("Success", lambda one: percent(one["rate"]), number=True),
-                Column("Hours", lambda one: number(one["mean_hours"], 2), number=True),
-            ],
-            key=lambda one: one["name"],
-        )
-        return table, empty("No job ended in this time.")
+def _gains_table(view: PageView) -> tuple[Table[JobGain], Text]:
+    def job_page(gain: JobGain) -> str:
+        return view.href(f"/jobs/{gain.job_id}")
 
-
-def _gains_table(view: PageView) -> tuple[Table, Text]:
     with panel("Base → best"):
-        table = Table(
+        table: Table[JobGain] = Table(
             "Gains over the base",
             [
-                Column(
-                    "Job",
-                    lambda one: f"#{one['job_id']} {short_model(one['model'])}",
-                    href=lambda one: view.href(f"/jobs/{one['job_id']}"),
-                ),
-                Column("Task", lambda one: one["kind"], classes="wide-only"),
-                Column("Metric", lambda one: one["metric"] or UNKNOWN, classes="wide-only"),
-                Column("Base", lambda one: number(one["base"]), number=True),
-                Column("Best", lambda one: number(one["best"]), number=True),
-                Column("Gain", lambda one: percent(one["gain"], 1), number=True),
-                Column("Quality", lambda one: number(one["quality"], 2), number=True, classes="wide-only"),
+                Column("Job", _job_name, href=job_page),
+                Column("Task", "kind", classes="wide-only"),
+                Column("Metric", _metric, classes="wide-only"),
+                Column("Base", "base", number, number=True),
+                Column("Best", "best", number, number=True),
+                Column("Gain", "gain", partial(percent, digits=1), number=True),
+                Column("Quality", "quality", partial(number, digits=2), number=True, classes="wide-only"),
             ],
-            key=lambda one: one["job_id"],
+            key=attrgetter("job_id"),
         )
         return table, empty("No job with scores ended in this time.")
 
 
-def _alerts_table() -> tuple[Table, Text]:
-    with panel("Alerts"):
-        table = Table(
-            "Alerts",
-            [
-                Column("Rule", lambda one: one["rule"]),
-                Column("Raised", lambda one: number(one["raised"]), number=True),
-                Column("Still open", lambda one: number(one["still_open"]), number=True),
-            ],
-            key=lambda one: one["rule"],
-        )
-        return table, empty("None was raised.")
+def _job_name(gain: JobGain) -> str:
+    return f"#{gain.job_id} {short_model(gain.model)}"
 
 
-def _actions_table() -> tuple[Table, Text]:
-    with panel("What the rules did"):
-        table = Table(
-            "Actions of rules",
-            [
-                Column("Rule", lambda one: one["rule"]),
-                Column("Asked for", lambda one: one["kind"]),
-                Column("Came of it", lambda one: one["outcome"]),
-                Column("Times", lambda one: number(one["count"]), number=True),
-            ],
-            key=lambda one: (one["rule"], one["kind"], one["outcome"]),
-        )
-        return table, empty("No rule had to act.")
+def _metric(gain: JobGain) -> str:
+    return gain.metric or UNKNOWN

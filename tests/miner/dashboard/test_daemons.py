@@ -9,8 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
+from miner.api.base import Answer
 from miner.dashboard.daemons import DaemonLink, DaemonTrouble, build_links, link_named
 from miner.settings.model import Settings
+
+
+class Asked(Answer):
+    asked: int
 
 
 class Daemon:
@@ -55,8 +60,8 @@ def ignore(_value: Any) -> None:
 async def test_twenty_pages_cost_as_much_as_one_and_none_costs_nothing(
     link: DaemonLink, daemon: Daemon
 ) -> None:
-    seen: list[list[dict[str, Any]]] = [[] for _ in range(20)]
-    stops = [link.watch("/status", 0.1, one.append, ignore) for one in seen]
+    seen: list[list[Asked]] = [[] for _ in range(20)]
+    stops = [link.watch("/status", Asked, 0.1, one.append, ignore) for one in seen]
     await until(lambda: all(len(one) >= 2 for one in seen))
     looks = len(seen[0])
     assert len(daemon.asked) <= looks + 1
@@ -67,8 +72,8 @@ async def test_twenty_pages_cost_as_much_as_one_and_none_costs_nothing(
     await asyncio.sleep(0.25)  # two turns would have come
     assert len(daemon.asked) == asked
     # What a page showed yesterday is not what the next one begins with.
-    fresh: list[dict[str, Any]] = []
-    stop = link.watch("/status", 0.1, fresh.append, ignore)
+    fresh: list[Asked] = []
+    stop = link.watch("/status", Asked, 0.1, fresh.append, ignore)
     assert fresh == []
     await until(lambda: fresh)
     stop()
@@ -79,9 +84,9 @@ async def test_a_lost_daemon_is_reported_once_and_is_back_by_itself(
 ) -> None:
     monkeypatch.setattr("miner.dashboard.daemons.RETRY_SECONDS", 0.1)
     reported: list[float | None] = []
-    seen: list[dict[str, Any]] = []
+    seen: list[Asked] = []
     link.listen(lambda one: reported.append(one.lost_at))
-    stop = link.watch("/status", 0.1, seen.append, ignore)
+    stop = link.watch("/status", Asked, 0.1, seen.append, ignore)
     await until(lambda: seen)
     daemon.up = False
     await until(lambda: link.lost_at is not None)
@@ -96,7 +101,7 @@ async def test_a_lost_daemon_is_reported_once_and_is_back_by_itself(
 async def test_a_refusal_is_the_pages_trouble_and_not_a_lost_daemon(link: DaemonLink, daemon: Daemon) -> None:
     daemon.status = 404
     troubles: list[DaemonTrouble | None] = []
-    stop = link.watch("/jobs/9", 0.1, ignore, troubles.append)
+    stop = link.watch("/jobs/9", Asked, 0.1, ignore, troubles.append)
     await until(lambda: troubles)
     assert (str(troubles[0]), troubles[0] and troubles[0].status) == ("no such job", 404)
     assert link.lost_at is None
@@ -104,11 +109,11 @@ async def test_a_refusal_is_the_pages_trouble_and_not_a_lost_daemon(link: Daemon
 
 
 async def test_a_page_that_cannot_show_it_does_not_keep_it_from_others(link: DaemonLink) -> None:
-    def fail(_data: dict[str, Any]) -> None:
+    def fail(_data: Asked) -> None:
         raise RuntimeError("a page is broken")
 
-    seen: list[dict[str, Any]] = []
-    stops = [link.watch("/status", 0.1, show, ignore) for show in (fail, seen.append)]
+    seen: list[Asked] = []
+    stops = [link.watch("/status", Asked, 0.1, show, ignore) for show in (fail, seen.append)]
     await until(lambda: len(seen) >= 2)
     for stop in stops:
         stop()
@@ -117,11 +122,11 @@ async def test_a_page_that_cannot_show_it_does_not_keep_it_from_others(link: Dae
 async def test_an_action_carries_the_typed_token_and_a_wrong_one_is_not_ours(
     link: DaemonLink, daemon: Daemon
 ) -> None:
-    await link.request("POST", "/jobs/3/cancel", token="typed")
+    await link.request("POST", "/jobs/3/cancel", Asked, token="typed")
     assert daemon.asked[-1] == ("/jobs/3/cancel", "Bearer typed")
     daemon.status = 401
     with pytest.raises(DaemonTrouble) as refused:
-        await link.request("POST", "/jobs/3/cancel", token="wrong")
+        await link.request("POST", "/jobs/3/cancel", Asked, token="wrong")
     assert refused.value.status == 401
     assert link.lost_at is None
 

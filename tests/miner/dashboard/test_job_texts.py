@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from miner.api.jobs import AttemptDetails, JobDetails, JobResult
 from miner.dashboard.job_texts import shown_target
+from tests.doubles.each import each
+
+NOT_REACHED, NOT_MEASURED = "loss below 0.064: not reached", "loss below 0.064: not measured"
 
 
-def test_the_target_shown_is_that_of_the_attempt_with_the_result() -> None:
+@each(
+    "targets, best, shown",
+    [
+        ([NOT_REACHED, NOT_MEASURED], 1, f"target {NOT_REACHED}"),
+        ([NOT_REACHED, NOT_MEASURED], None, f"target {NOT_MEASURED}"),
+        ([""], None, ""),
+        ([], None, ""),
+    ],
+)
+def test_the_target_shown_is_that_of_the_attempt_with_the_result(
+    targets: list[str], best: int | None, shown: str
+) -> None:
     attempts = [
-        {"number": 1, "target": "loss below 0.064: not reached"},
-        {"number": 2, "target": "loss below 0.064: not measured"},
+        AttemptDetails.model_construct(number=number, target=target)
+        for number, target in enumerate(targets, 1)
     ]
-    job: dict[str, Any] = {"attempts": attempts, "result": {"attempt": 1}}
-    assert shown_target(job) == "target loss below 0.064: not reached"
-    assert shown_target({**job, "result": None}) == "target loss below 0.064: not measured"
-    assert shown_target({"attempts": [{"number": 1, "target": ""}], "result": None}) == ""
-    assert shown_target({"attempts": [], "result": None}) == ""
+    result = best and JobResult.model_construct(attempt=best)
+    assert shown_target(JobDetails.model_construct(attempts=attempts, result=result)) == shown

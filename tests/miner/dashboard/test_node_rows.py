@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from miner.api.fleet import NodeStatus
+from miner.api.fleet import FleetGpu, FleetStatus, NodeStatus
 from miner.dashboard.node_rows import _class_text, gpu_name, gpus_at_work
 from miner.fleet.node_view import node_classes
 
@@ -26,7 +26,25 @@ def node(name: str, ours: int = 0, others: int = 0, out: str | None = None) -> N
 
 
 NODES = [node("n1"), node("n2", others=3), node("n3", out="drained"), node("n4", ours=2)]
-GPU = {"id": "GPU-1", "index": 3, "node": "", "task_id": "t"}
+GPU = FleetGpu(
+    id="GPU-1",
+    index=3,
+    node="",
+    others=False,
+    busy=[],
+    kind="H100-SXM",
+    memory="80GB",
+    linked=[],
+    out=None,
+    unclean=False,
+    shared=False,
+    task_id="t",
+    validator="v",
+    job_id=1,
+    until=None,
+    claim=None,
+    sample=None,
+)
 
 
 def test_nodes_of_a_size_are_one_line() -> None:
@@ -37,9 +55,16 @@ def test_nodes_of_a_size_are_one_line() -> None:
 
 
 def test_gpus_of_nodes_are_counted_and_named_with_their_node() -> None:
-    of_node = {**GPU, "id": "3@n4", "node": "n4"}
-    assert (
-        gpus_at_work({"gpus": [GPU, of_node], "nodes": [node.model_dump() for node in NODES]})
-        == "3 of 33 GPUs at work"
+    of_node = GPU.model_copy(update={"id": "3@n4", "node": "n4"})
+    fleet = FleetStatus(
+        at=0.0,
+        source="slurm",
+        looked_at=None,
+        trouble=None,
+        notes=[],
+        nodes=NODES,
+        gpus=[GPU, of_node],
+        claims=[],
     )
+    assert gpus_at_work(fleet) == "3 of 33 GPUs at work"
     assert (gpu_name(GPU), gpu_name(of_node)) == ("3", "3@n4")
