@@ -117,6 +117,8 @@ class AlertSubject(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> AlertSubject:
         kind, _, name = text.partition(":")
+        if kind not in set(SubjectKind):
+            raise ValueError(f"{text!r} is not a subject; write it like gpu:ID, job:7, host or miner")
         return cls(SubjectKind(kind), name)
 
     def __str__(self) -> str:

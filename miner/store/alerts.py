@@ -90,7 +90,7 @@ def record_resolution(
     event: str = "",
 ) -> list[AlertRow]:
     """Resolve the open alerts of these rules and kinds, and add an event of the kind `event`, if any. Return
-    the alerts whose end the operator is to be notified of, as he was of the alert."""
+    those whose end is to be notified of too."""
     if event:
         add_event(connection, now, event, None, text=text, **subject.fields)
     ended = [row for rule in rules if (row := resolve_alert(connection, rule, subject, text, now))]

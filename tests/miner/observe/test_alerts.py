@@ -49,6 +49,8 @@ def test_a_subject_is_read_back_from_its_text() -> None:
     assert [str(subject) for subject in subjects] == ["miner", "host", "job:7", "gpu:n1:GPU-0"]
     assert tuple(AlertSubject.parse(str(subject)) for subject in subjects) == subjects
     assert job_subject(7).fields == {"subject": "job:7", "job_id": 7}
+    with pytest.raises(ValueError, match="'card:1' is not a subject"):
+        AlertSubject.parse("card:1")
 
 
 def test_every_reason_that_is_waited_out_has_an_alert() -> None:
