@@ -86,24 +86,36 @@ class TrainingEnvironment:
 
 def local_environment(settings: Settings, context: EngineContext) -> TrainingEnvironment:
     """The environment of this machine; `NoEngine` if it has none."""
-    interpreter = training_interpreter(settings)
-    return _confined(settings, context, interpreter, code_folder(context.folder), None)
+    init = Path(sandbox_init.__file__)
+    return _environment(settings, context, code_folder(context.folder), init)
 
 
 def shared_environment(settings: Settings, context: EngineContext, folder: Path) -> TrainingEnvironment:
     """The environment for other machines, with a copy of our code in `folder`; `NoEngine` if it has none."""
-    interpreter = training_interpreter(settings)
-    copy = copied_code(folder)
-    environment = _confined(settings, context, interpreter, copy, copy)
+    code = copied_code(folder)
+    init = code / Path(sandbox_init.__file__).relative_to(SOURCE_ROOT)
+    environment = _environment(settings, context, code, init)
     if environment.sandbox is not None:
         return replace(environment, sandbox=replace(environment.sandbox, elsewhere=True))
     return environment
 
 
-def _confined(
-    settings: Settings, context: EngineContext, interpreter: Interpreter, code: Path, copy: Path | None
-) -> TrainingEnvironment:
-    sandbox = sandbox_of(settings, context, interpreter, copy)
+def _environment(settings: Settings, context: EngineContext, code: Path, init: Path) -> TrainingEnvironment:
+    """Add the interpreter, and a sandbox that was tried out on this machine, if one works."""
+    interpreter = training_interpreter(settings)
+    if settings.trainer_sandbox is SandboxKind.OFF:
+        return TrainingEnvironment(interpreter, code, None, "TRAINER_SANDBOX=off")
+    visible = (code, *(path.resolve() for path in code.iterdir()), config_dir())
+    wanted = Sandbox(
+        Path("bwrap"),
+        interpreter,
+        context.folder / "hosts",
+        visible,
+        context.training_uid,
+        context.processes,
+        init=init,
+    )
+    sandbox = detect_sandbox(wanted)
     if isinstance(sandbox, str):
         return TrainingEnvironment(interpreter, code, None, sandbox)
     return TrainingEnvironment(interpreter, code, sandbox)
@@ -129,30 +141,6 @@ def training_interpreter(settings: Settings) -> Interpreter:
         return examine_interpreter(path)
     except NoTrainingPython as error:
         raise NoEngine(str(error)) from None
-
-
-def sandbox_of(
-    settings: Settings, context: EngineContext, interpreter: Interpreter, copy: Path | None = None
-) -> Sandbox | str:
-    """Return a sandbox that was tried out on this machine, or why there is none. `copy` has our packages for
-    other machines."""
-    if settings.trainer_sandbox is SandboxKind.OFF:
-        return "TRAINER_SANDBOX=off"
-    code = copy or code_folder(context.folder)
-    init = Path(sandbox_init.__file__)
-    if copy is not None:
-        init = copy / init.relative_to(SOURCE_ROOT)
-    visible = (code, *(path.resolve() for path in code.iterdir()), config_dir())
-    base = Sandbox(
-        Path("bwrap"),
-        interpreter,
-        context.folder / "hosts",
-        visible,
-        context.training_uid,
-        context.processes,
-        init=init,
-    )
-    return detect_sandbox(base)
 
 
 def copied_code(parent: Path) -> Path:

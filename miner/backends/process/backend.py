@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 
-from miner.backends.environment import local_environment, sandbox_of, training_interpreter
+from miner.backends.environment import local_environment, training_interpreter
 from miner.backends.process.cgroups import detect_cgroups
 from miner.backends.process.engine import ProcessEngine
 from miner.backends.process.run_registry import RunRegistry
@@ -52,15 +52,15 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 def _sandbox(settings: Settings) -> Finding:
     with temporary_data_dir(settings) as temporary:
-        context = EngineContext.of(temporary, temporary.data_dir)
-        sandbox = sandbox_of(temporary, context, training_interpreter(temporary))
-    if isinstance(sandbox, str):
+        environment = local_environment(temporary, EngineContext.of(temporary, temporary.data_dir))
+    if environment.sandbox is None:
+        why = environment.why_no_sandbox
         return warn(
             "sandbox",
-            f"{sandbox}: tasks with reward functions (GRPO) are refused, other trainings have the network",
+            f"{why}: tasks with reward functions (GRPO) are refused, other trainings have the network",
             "install bubblewrap where user namespaces are allowed, or use Docker",
         )
-    return ok("sandbox", f"{sandbox.program} works")
+    return ok("sandbox", f"{environment.sandbox.program} works")
 
 
 def _limits() -> Finding:
