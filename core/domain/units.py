@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -154,3 +154,14 @@ class MetricUnit(StrEnum):
             case MetricUnit.BYTES_PER_SECOND:
                 return f"{show_bytes(value)}/s"
         return f"{value:.4g} {self.value}"
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def show_shares(shares: Iterable[float | None]) -> str:
+    """Show each share of 1 as a block, and an unknown one as a dot."""
+    last = len(_BLOCKS) - 1
+    return "".join(
+        "·" if share is None else _BLOCKS[min(int(share * len(_BLOCKS)), last)] for share in shares
+    )

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.domain.records import printable
-from core.domain.units import rfc3339
+from core.domain.units import rfc3339, show_shares
 from miner.api.reports import GoalCheck, Report
 
 WIDTH = 80
 NOT_KNOWN = "not known"
-_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,7 @@ def as_text(report: Report) -> str:
         lines += ["", section.title, "-" * len(section.title)]
         lines += _text_table(section)
         for gpu, shares in section.occupancy.items():
-            lines.append(f"{_short(gpu, 14):14}  {_bar(shares)}")
+            lines.append(f"{_short(gpu, 14):14}  {show_shares(shares)}")
         if section.text:
             lines += textwrap.wrap(section.text, WIDTH)
     return printable("\n".join(lines)) + "\n"
@@ -255,10 +254,6 @@ def _short(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _bar(shares: Sequence[float | None]) -> str:
-    return "".join("·" if share is None else _BLOCKS[min(int(share * 8), 7)] for share in shares)
-
-
 # Markdown
 
 
@@ -271,7 +266,7 @@ def as_markdown(report: Report) -> str:
             parts.append("\n".join([*lines, *(_markdown_row(row) for row in section.rows)]))
         if section.occupancy:
             bars = (
-                f"{_short(printable(gpu), 14):14}  {_bar(shares)}"
+                f"{_short(printable(gpu), 14):14}  {show_shares(shares)}"
                 for gpu, shares in section.occupancy.items()
             )
             parts.append("\n".join(["```text", *bars, "```"]))

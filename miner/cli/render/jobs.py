@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from core.domain.units import show_bytes, show_seconds
+from core.domain.units import show_bytes, show_seconds, show_shares
 from miner.api.alerts import RuleAction
 from miner.api.jobs import (
     AttemptDetails,
@@ -187,10 +187,9 @@ def _gain(gain: float | None) -> str:
 
 def sparkline(values: Sequence[float]) -> str:
     """A curve in one line of text."""
-    blocks, low, high = "▁▂▃▄▅▆▇█", min(values), max(values)
+    low, high = min(values), max(values)
     height = high / 2 - low / 2  # of halves: a training may report the largest and the smallest number
-    shares = ((value / 2 - low / 2) / height if height else 0.0 for value in values)
-    return "".join(blocks[min(int(share * len(blocks)), len(blocks) - 1)] for share in shares)
+    return show_shares((value / 2 - low / 2) / height if height else 0.0 for value in values)
 
 
 def _scores(result: JobResult | AttemptFigures, digits: int) -> str:

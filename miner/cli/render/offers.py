@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from core.domain.decisions import Decision
-from core.domain.units import show_params, show_seconds
+from core.domain.units import show_params, show_seconds, show_shares
 from core.domain.wire import MinerTaskOffer
 from miner.cli.output import show_time
 from miner.cli.render.terminal import plain_table
@@ -114,7 +114,6 @@ def _backtest_command(offer: MinerTaskOffer, decision: Decision) -> str:
 
 #: Offers answered differently that are listed; all of them are in the JSON.
 LISTED_CHANGES = 20
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 def backtest_pages(runs: Sequence[BacktestRun], changes: Sequence[DecisionChange]) -> Iterator[Page]:
@@ -131,9 +130,7 @@ def backtest_pages(runs: Sequence[BacktestRun], changes: Sequence[DecisionChange
 
 def occupancy_bars(shares: Sequence[float]) -> str:
     """Return one cell per period; blank where nothing is held."""
-    return "".join(
-        " " if share <= 0.005 else _BARS[min(int(share * len(_BARS)), len(_BARS) - 1)] for share in shares
-    )
+    return "".join(" " if share <= 0.005 else show_shares([share]) for share in shares)
 
 
 def _summary_table(summaries: Sequence[ReplaySummary]) -> Table:
