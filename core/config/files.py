@@ -82,7 +82,7 @@ class LoadedConfig(Generic[T]):
 
     @property
     def content(self) -> T:
-        """What the file itself says, without what it extends."""
+        """Return what the file itself says, without what it extends."""
         return self.layers[-1].content
 
     @property

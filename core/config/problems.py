@@ -1,4 +1,4 @@
-"""What is wrong with a file, in words: the rule that a value breaks, and what a stray key may have meant."""
+"""Describe what is wrong with a file: the rule that a value breaks, and what a stray key may have meant."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class SchemaKeys:
         return [dotted_path(part) or "the top level" for part in self._parts if key in self.keys_at(part)]
 
     def advice(self, path: KeyPath) -> str:
-        """For a key that does not exist: `no such key; nearest is lora_r`, or the part it belongs to."""
+        """Describe a key that does not exist: `no such key; nearest is lora_r`, or the part it belongs to."""
         *parent, key = path
         valid, name = self.keys_at(tuple(parent)), str(key)
         if name in self._removed:

@@ -38,7 +38,7 @@ _SCALAR_WORDS: dict[str, Any] = {
 
 
 class ValueOrigin(Record):
-    """Where a value came from."""
+    """The origin of a value."""
 
     file: str
     #: None for a built-in default.

@@ -174,7 +174,7 @@ def _declared_table(file: IO[bytes]) -> tuple[int, int]:
 
 
 def _end_records(file: IO[bytes], end: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """What the end record at `at` declares, and the records of large archives that belong to it."""
+    """Read what the end record at `at` declares, with the records of large archives that belong to it."""
     count, table = struct.unpack("<HI", end[-12:-6])
     if len(end) == 42 and end.startswith(_FIND64):
         (place,) = struct.unpack("<Q", end[8:16])

@@ -198,7 +198,7 @@ def assumed_facts(
     hours: float | None = None,
     image_type: ImageModelType | None = None,
 ) -> DatasetFacts:
-    """What to expect of a task's data. Do not pass the `ds_size` of a text offer: it is not a count."""
+    """Assume the facts of a task's data. Do not pass the `ds_size` of a text offer: it is not a count."""
     given = Confidence.GUESS if rows is None else Confidence.GIVEN
     if not task_type.is_text:
         return image_dataset_facts(TYPICAL_PICTURES if rows is None else rows, image_type, given)

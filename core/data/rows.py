@@ -121,7 +121,7 @@ class JsonRows:
                 raise self._error_at(str(error)[:80]) from None
 
     def _may_be_incomplete(self, error: json.JSONDecodeError) -> bool:
-        """Whether more text could fix it. An unclosed string is reported by its beginning."""
+        """Return whether more text could fix it. An unclosed string is reported by its beginning."""
         return error.pos >= len(self._text) - _EDGE or error.msg.startswith("Unterminated string")
 
     def _peek(self) -> str:

@@ -203,7 +203,7 @@ def scan_rows(rows: Iterable[Mapping[str, Any]], dataset: DatasetType) -> tuple[
 def facts_from_scan(
     dataset: DatasetType, scan: DatasetScan, sample: RowSample, count: CountTokens | None = None
 ) -> DatasetFacts:
-    """What the planner needs. `count` is the model's tokenizer; without it, lengths are estimated."""
+    """Measure what the planner needs. `count` is the model's tokenizer; without it, lengths are estimated."""
     texts = [text for row in sample.rows for text in row.texts.all]
     scales = [scale for row in sample.rows for scale in row.scales]
     counts = count(texts) if count else map(text_tokens, texts)

@@ -1,1 +1,1 @@
-"""What everybody talks about: tasks, the wire format, errors, units, job states, decisions."""
+"""The shared vocabulary: tasks, the wire format, errors, units, job states, decisions."""

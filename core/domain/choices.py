@@ -21,7 +21,7 @@ class Refusal(StrEnum):
 
 
 class Engine(StrEnum):
-    """What trains."""
+    """The recipe that trains."""
 
     AXOLOTL = "axolotl"  # text
     KOHYA = "kohya"  # images; which engine trains which family: `IMAGE_FAMILIES`
@@ -57,7 +57,7 @@ class Optimizer(StrEnum):
 
 
 class LrSchedule(StrEnum):
-    """How the learning rate moves. WSD is constant with a cooldown at the end."""
+    """The course of the learning rate. WSD is constant with a cooldown at the end."""
 
     CONSTANT = "constant"
     CONSTANT_WITH_WARMUP = "constant_with_warmup"
@@ -86,7 +86,7 @@ class CompileMode(StrEnum):
 
 
 class GpuStrategy(StrEnum):
-    """How a plan picks its GPUs among those available."""
+    """The rule by which a plan picks its GPUs among those available."""
 
     BY_VALUE = "by_value"  # what the training gains, less what the GPU-hours are worth to others
     AUTO = "auto"  # the fewest that fit in memory and in time

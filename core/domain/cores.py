@@ -45,7 +45,7 @@ def job_cores(hardware: Hardware, world: int) -> int:
 
 
 def cores_of_job(wanted: str | None, hardware: Hardware, world: int) -> str | None:
-    """Return the cores of a job on `world` GPUs of the host, in docker's notation; None: not limited.
+    """Return the cores of a job on `world` GPUs of the host, in docker's notation, or None for no limit.
 
     `wanted` is the range that all jobs of the host divide. Without one it is all that is known of the host,
     and a job that has the host for itself is not limited.

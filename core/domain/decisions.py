@@ -121,7 +121,7 @@ class Decision:
 
     @property
     def priority(self) -> float:
-        """For the fleet's queue: the value of one GPU hour spent on it."""
+        """The value of one GPU hour spent on it, for the fleet's queue."""
         return self.value.per_gpu_hour if self.value else 0.0
 
     @property

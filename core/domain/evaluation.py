@@ -1,4 +1,4 @@
-"""How validators evaluate, and how they rank models that were trained by rewards.
+"""The validators' evaluation, and their ranking of models that were trained by rewards.
 
 Offers come from validators of 2025, whose evaluation image pins TRL 0.17: preferences and prompts are
 encoded without special tokens. The tournaments of 2026 are evaluated in an image with TRL 1.5: special
@@ -38,27 +38,27 @@ UNKNOWN_WINDOW = 8192
 
 
 class Era(StrEnum):
-    """Who evaluates: the validators that send offers, or those that hold tournaments."""
+    """The evaluator: the validators that send offers, or those that hold tournaments."""
 
     OFFERS = "2025"
     TOURNAMENTS = "2026"
 
 
 class EvaluationRules(Record):
-    """What an era's evaluation does with preferences and prompts."""
+    """An era's evaluation of preferences and prompts."""
 
     era: Era
     #: Whether tokenizers add what they usually add (a token for the beginning) to preferences and prompts.
     special_tokens: bool
     #: DPO: prompt and answer encoded as one text, and then cut where the prompt's own encoding ends.
     dpo_joint: bool
-    #: DPO: the prompt keeps this many of its last tokens; None: all.
+    #: DPO: the prompt keeps this many of its last tokens, or all (None).
     dpo_prompt: int | None
-    #: DPO: the longest pair; None: the model's window.
+    #: DPO: the longest pair, or the model's window (None).
     dpo_length: int | None
     #: DPO: whether a pair that is too long keeps its end, not its beginning.
     dpo_keep_end: bool
-    #: GRPO: the prompt keeps this many of its last tokens; None: all.
+    #: GRPO: the prompt keeps this many of its last tokens, or all (None).
     grpo_prompt: int | None
     grpo_temperature: float
     #: 0: all of them.
@@ -159,7 +159,7 @@ class RewardScore(Record):
         return gains_over_base([self])[0]
 
     def is_comparable(self, other: RewardScore) -> bool:
-        """Whether both were measured on the same prompts: then the base has the same means."""
+        """Return whether both were measured on the same prompts: then the base has the same means."""
         return self.weights == other.weights and all(
             math.isclose(own, theirs, rel_tol=1e-6, abs_tol=1e-12)
             for own, theirs in zip(self.base, other.base, strict=True)

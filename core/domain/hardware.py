@@ -28,7 +28,7 @@ class Device(StrEnum):
 
 
 class GpuLink(StrEnum):
-    """How the chosen GPUs reach each other."""
+    """The link between the chosen GPUs."""
 
     NONE = "none"  # a single one
     PCIE = "pcie"
@@ -95,7 +95,7 @@ class GpuSet(Record):
 
     @property
     def memory_bytes(self) -> int:
-        """Of one GPU. Nothing here ever adds GPUs up: without FSDP no tensor is spread over two."""
+        """Memory of one GPU. Nothing here ever adds GPUs up: without FSDP no tensor is spread over two."""
         return self.kind.memory_bytes
 
     @property
@@ -103,7 +103,7 @@ class GpuSet(Record):
         return self.kind.device is Device.CPU
 
     def take(self, count: int) -> GpuSet:
-        """So many of them, in as few nodes as have them; several nodes are taken whole."""
+        """Take `count` of them, from as few nodes as possible; several nodes are taken whole."""
         return GpuSet(kind=self.kind, count=count, nodes=-(-count // self.per_node))
 
     def in_nodes(self, most: int) -> GpuSet:
@@ -121,7 +121,7 @@ class Hardware(Record):
     measured its own."""
 
     gpus: GpuSet
-    #: All GPUs of the host, where `gpus` are those of one job; None: `gpus` are all.
+    #: All GPUs of the host, if `gpus` are those of one job; None if `gpus` are all.
     host_gpus: int | None = Field(default=None, ge=1)
     cpu_cores: int = Field(default=32, ge=1)
     #: The physical cores, each with the numbers of its hardware threads. Empty: unknown; cores count from 0.
@@ -131,7 +131,7 @@ class Hardware(Record):
     #: Indices in `near_cores` of one job's GPUs. Empty: the first ones.
     gpu_places: tuple[int, ...] = ()
     memory_bytes: int = Field(default=256 * 10**9, ge=1)
-    #: Free space where checkpoints go; None: not known, not checked.
+    #: Free space where checkpoints go, or None if not known: then it is not checked.
     disk_free_bytes: int | None = Field(default=None, ge=0)
     #: From the hub to this host and back, bytes/s.
     download_rate: float = Field(default=200e6, gt=0)

@@ -97,7 +97,7 @@ class EndReason(StrEnum):
 
 
 class RetryRule(StrEnum):
-    """What follows an end."""
+    """The consequence of an end."""
 
     #: Nothing: the job ends.
     NO = "no"

@@ -58,7 +58,7 @@ class GpuReservation:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where and when a task would run."""
+    """The place and time at which a task would run."""
 
     gpus: tuple[str, ...]
     starts_at: float

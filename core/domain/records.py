@@ -28,7 +28,7 @@ SanitizedText = Annotated[str, BeforeValidator(_without_surrogates)]
 
 
 class Confidence(StrEnum):
-    """How reliable a fact is, best first."""
+    """Reliability of a fact, best first."""
 
     CONFIG = "config"  # read from the model's own config.json, or measured
     GIVEN = "given"  # stated by whoever asked (an offer's parameter count, an operator's --rows)

@@ -26,7 +26,7 @@ INTERCODE, SWE = "intercode", "swe_infinite"
 
 @dataclass(frozen=True)
 class TaskTraits:
-    """What sets one kind of task apart from the others."""
+    """The traits that set one kind of task apart from the others."""
 
     #: The operator's word for it, in YAML and on the command line.
     word: str

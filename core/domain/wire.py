@@ -163,7 +163,7 @@ class TrainingRepoResponse(BaseModel):
 
 
 class TournamentType(StrEnum):
-    """What `GET /training_repo/{task_type}` may be asked for."""
+    """The task types of `GET /training_repo/{task_type}`."""
 
     TEXT = "text"
     IMAGE = "image"

@@ -1,1 +1,1 @@
-"""What is known of base models: facts, names, published shapes."""
+"""Facts about base models: names, published shapes, families."""

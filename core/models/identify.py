@@ -25,7 +25,7 @@ TYPICAL_PARAMS = 8_000_000_000
 
 
 class NameFacts(NamedTuple):
-    """What a text model's name reveals: its facts depend on this and a stated count."""
+    """Everything that a text model's name reveals: its facts depend on this and a stated count."""
 
     family: Family
     #: Within the family, where the name states it.
@@ -158,7 +158,7 @@ def _counted_row(row: ModelRow, steps: _ShapeSteps | None = None) -> ParamCount:
 
 
 def _active(counted: ParamCount, params: int) -> int:
-    """Of `params` parameters, those that a token passes through."""
+    """Return those of `params` parameters that a token passes through."""
     return max(min(round(params * (counted.total - counted.idle) / counted.total), params), 0)
 
 
@@ -220,7 +220,7 @@ def _shape_steps(row: ModelRow, by: float) -> _ShapeSteps:
 
 
 def _adjacent(row: ModelRow, smaller: _ShapeSteps, larger: _ShapeSteps) -> bool:
-    """Whether no other shape lies between the two: all differences are one step at the same factor."""
+    """Return whether no other shape lies between the two: all differences are one step at the same factor."""
     whole = (row.layers, row.hidden / 64, row.heads, row.moe.expert_intermediate if row.moe else 1)
     points = []
     for low, high, of in zip(smaller, larger, whole, strict=True):

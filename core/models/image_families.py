@@ -28,7 +28,7 @@ class ExtraWeights(NamedTuple):
 
 
 class AdapterNames(NamedTuple):
-    """How the evaluation finds an adapter's modules in its model."""
+    """The evaluation's way to an adapter's modules in its model."""
 
     #: Matches the names of the backbone's modules that it loads, in every spelling that it knows.
     modules: re.Pattern[str]

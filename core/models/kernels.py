@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class LigerPart(StrEnum):
-    """What Liger replaces; the values are Axolotl's keys."""
+    """Parts of a model that Liger replaces; the values are Axolotl's keys."""
 
     ROPE = "liger_rope"
     RMS_NORM = "liger_rms_norm"

@@ -1,4 +1,4 @@
-"""What a model's name reveals: family, architecture, size."""
+"""Read a model's name: family, architecture, size."""
 
 from __future__ import annotations
 

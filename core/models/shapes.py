@@ -131,7 +131,7 @@ def rank_factor(model: ModelFacts, linear: LinearShape, factors: RankFactors) ->
 
 
 def matches(pattern: str, name: str) -> bool:
-    """As peft matches `rank_pattern`: the whole name, or its end from a dot on."""
+    """Match as peft does for `rank_pattern`: the whole name, or its end from a dot on."""
     return re.match(rf"(.*\.)?({pattern})$", name) is not None
 
 

@@ -318,7 +318,7 @@ def _grpo(needs: Requirements, candidate: RunCandidate) -> GrpoPlan | None:
 
 
 def grpo_changes(candidate: RunCandidate) -> dict[str, object]:
-    """How completions are generated: what running out of memory may change."""
+    """Return how completions are generated: what running out of memory may change."""
     changes: dict[str, object] = {
         "vllm": candidate.vllm_share > 0,
         "vllm_sleep": candidate.vllm_share > 0 and candidate.vllm_sleep,
@@ -369,7 +369,7 @@ def _time(timed: TimedCandidate) -> TimeBreakdown:
 
 
 def _notes(needs: Requirements, timed: TimedCandidate) -> Iterator[str]:
-    """What the engine does with the profile's keys, and which facts are guesses."""
+    """Say what the engine does with the profile's keys, and which facts are guesses."""
     case = EngineCase(needs.task.task_type, needs.task.image_type, needs.engine)
     for note in annotations_for(needs.profile, case):
         yield f"{note.path.removeprefix('targets.')}: {note.text}"

@@ -1,4 +1,4 @@
-"""What a tournament's validator has measured of the base model: the file that `BASELINE_STATS_PATH` names.
+"""Read what a tournament's validator has measured of the base model: the file of `BASELINE_STATS_PATH`.
 
 It comes from outside and its form has changed before: a value that is missing or makes no sense is as if it
 were not there, and nothing in it can end a run. Two things are read.
@@ -109,7 +109,7 @@ def _number(part: Mapping[str, Any], name: str, least: float, most: float) -> fl
 
 
 def slowness_of(plan: TrainingPlan, stats: BaselineStats) -> float | None:
-    """How long a step takes relative to our estimate, by the measured passes; None where they were measured
+    """Return a step's time relative to our estimate, by the measured passes, or None if they were measured
     on another kind of GPU."""
     speed, kind = stats.speed, plan.gpus.kind
     named = find_kind(speed.gpu) if speed is not None else None

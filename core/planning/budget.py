@@ -1,4 +1,4 @@
-"""What a plan costs and what it had to give up: memory by term, time by phase, concessions, the verdict."""
+"""Costs and concessions of a plan: memory by term, time by phase, what it gave up, the verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core.domain.records import Record
 
 
 class PlanVerdict(Record):
-    """Whether the plan is feasible. A refused plan still holds the nearest numbers that were tried."""
+    """The plan's feasibility. A refused plan still holds the nearest numbers that were tried."""
 
     feasible: bool
     #: None exactly when feasible.
@@ -101,7 +101,7 @@ class TimeBreakdown(Record):
 
     @property
     def slack_s(self) -> float:
-        """What is left before the reserve begins; negative when the plan is late."""
+        """Seconds left before the reserve begins; negative when the plan is late."""
         return self.deadline_s - self.reserve_s - self.total_s
 
     def __getitem__(self, name: str) -> float:

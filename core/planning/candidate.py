@@ -120,7 +120,7 @@ def _adapted(model: ModelFacts, modules: tuple[str, ...], factors: RankFactors) 
 
 
 class LossKind(StrEnum):
-    """How much of the logits is in memory at a time."""
+    """The part of the logits that is in memory at a time."""
 
     FULL = "full"
     CHUNKED = "chunked"  # Axolotl's: all logits in bf16, fp32 by chunks
@@ -129,7 +129,7 @@ class LossKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ImageCandidate:
-    """What only image training adds."""
+    """Numbers that only image training has."""
 
     facts: ImageFacts
     resolutions: tuple[int, ...]
@@ -146,7 +146,7 @@ class ImageCandidate:
 
     @property
     def mean_tokens(self) -> float:
-        """Of a picture in one pass, over all resolutions: each is trained on as often."""
+        """Mean tokens of a picture in one pass, over all resolutions: each is trained on as often."""
         return sum(image_tokens(self.facts, side) for side in self.resolutions) / len(self.resolutions)
 
 
@@ -289,7 +289,7 @@ class RunCandidate:
 
     @property
     def keeps_average(self) -> bool:
-        """Whether the engine can keep the moving average: sd-scripts has none."""
+        """Return whether the engine can keep the moving average: sd-scripts has none."""
         return self.ema and self.engine is not Engine.KOHYA
 
     @property
@@ -303,7 +303,7 @@ class RunCandidate:
 
     @property
     def needs_base(self) -> bool:
-        """Whether steps compare with the untrained model."""
+        """Return whether steps compare with the untrained model."""
         return (self.task.has_pairs and not self.reference_ready) or self.kl or self.prompt_kl
 
     @property
@@ -319,8 +319,8 @@ class RunCandidate:
 
     @property
     def samples_itself(self) -> bool:
-        """Whether our sampling generates, as far as the plan can know: the engine's own loop does where a GPU
-        has only a part of the weights."""
+        """Return whether our sampling generates, as far as the plan can know: the engine's own loop does
+        where a GPU has only a part of the weights."""
         return not self.sharded or self.gathered_layers >= self.shape.layers
 
     @property
@@ -345,7 +345,7 @@ class RunCandidate:
 
 
 class CandidateChanges(TypedDict, total=False):
-    """What the search varies."""
+    """Numbers that the search varies."""
 
     method: Method
     world: int

@@ -59,7 +59,7 @@ WHOLE_LAYERS_FIELD = "grpo.whole_layers"
 
 
 class OutOfMemory(Record):
-    """What is known of the failure."""
+    """The known facts of the failure."""
 
     #: "train", "evaluation" or "generation", as the trainer's progress says.
     moment: str = "train"
@@ -75,7 +75,7 @@ class OutOfMemory(Record):
 
 @dataclass(frozen=True, slots=True)
 class OomStep:
-    """What changes for the next attempt."""
+    """The change for the next attempt."""
 
     candidate: RunCandidate
     field: str
@@ -150,7 +150,7 @@ def _sequence(plan: TrainingPlan, seq: Sequences) -> SequencePlan:
 
 
 def _slowdown(plan: TrainingPlan, old: RunCandidate, new: RunCandidate, seq: Sequences) -> float:
-    """How many times longer a step takes: a factor on the plan's step time, which may be measured."""
+    """Factor on the plan's step time, which may be measured."""
     before = step_time(old, _sequences(plan, old).work(old.micro)).seconds
     return step_time(new, seq.work(new.micro)).seconds / before
 

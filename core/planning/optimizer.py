@@ -70,7 +70,7 @@ def warmup(needs: Requirements, total: int) -> tuple[int, Concession | None]:
 
 
 def cycles(needs: Requirements, timed: TimedCandidate) -> int:
-    """As many restarts as epochs, within the profile's range."""
+    """Return as many restarts as epochs, within the profile's range."""
     if needs.targets.lr_scheduler is not LrSchedule.COSINE_WITH_RESTARTS:
         return 1
     asked = needs.targets.lr_cycles

@@ -80,7 +80,7 @@ class BatchPlan(Record):
 
 
 class SequencePlan(Record):
-    """How rows become sequences."""
+    """The way from rows to sequences."""
 
     length: int = Field(ge=1)
     packing: bool = False
@@ -126,7 +126,7 @@ class OptimizerPlan(Record):
 
 
 class StepsPlan(Record):
-    """How long the run is, and when it evaluates and saves."""
+    """Length of the run, and when it evaluates and saves."""
 
     epochs: float = Field(ge=0)
     #: Optimizer steps of one epoch.
@@ -143,7 +143,7 @@ class StepsPlan(Record):
     eval_rows: int = Field(default=0, ge=0)
     eval_metric: EvalMetric = EvalMetric.LOSS
     keep_checkpoints: int = Field(default=2, ge=1)
-    #: Evaluations without a better one before the training stops; None: never.
+    #: Evaluations without a better one before the training stops, or None for no such stop.
     early_stopping_patience: int | None = None
     load_best: bool = True
 
@@ -202,7 +202,7 @@ class LrSearchPlan(Record):
     most: float = Field(default=10.0, ge=1, le=100)
     #: The upper factor of the rate found, if the profile's limit lowers it.
     highest: float | None = Field(default=None, gt=0)
-    #: The factor that is tried first; None: the planned rate itself.
+    #: The factor that is tried first (None is the planned rate itself).
     first: float | None = Field(default=None, gt=0)
 
 
@@ -242,12 +242,12 @@ class CheckpointChoice(Record):
 
 
 class ImagePlan(Record):
-    """What only image training has, beside its targets."""
+    """Numbers that only image training has, beside its targets."""
 
     #: Sides of the squares whose area pictures are trained at. ai-toolkit trains every picture at each of
     #: them in turn; kohya takes the largest.
     resolutions: tuple[Annotated[int, Field(ge=64)], ...] = Field(default=(1024,), min_length=1)
-    #: How the file to submit is chosen at the end; None: the last one.
+    #: The choice of the file to submit at the end, or None for the last one.
     choice: CheckpointChoice | None = None
     repeats: int = Field(default=1, ge=1)
     vae_batch: int = Field(default=4, ge=1)

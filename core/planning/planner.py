@@ -78,7 +78,7 @@ def _model_refusal(model: ModelFacts, stated: int | None) -> RefusedTask | None:
 
 
 class PlanSummary(NamedTuple):
-    """What an offer is decided by; times in seconds."""
+    """The numbers that decide an offer; times in seconds."""
 
     #: None: feasible.
     code: Refusal | None

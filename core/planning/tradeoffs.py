@@ -128,7 +128,7 @@ def _experts(needs: Requirements) -> Iterator[Concession]:
 
 
 def adapter_reach(needs: Requirements, candidate: RunCandidate) -> str | None:
-    """For a mixture of experts, or with some layers only: what part of the weights the adapter changes."""
+    """Say what part of the weights the adapter changes, of a mixture of experts or with some layers only."""
     asked, model = needs.targets.lora_target_modules, needs.model
     if candidate.full or model.is_image or (model.moe is None and not asked):
         return None
@@ -204,7 +204,7 @@ def no_fp8(candidate: RunCandidate) -> str | None:
 
 
 def _unsupported(needs: Requirements, timed: TimedCandidate) -> Iterator[Concession]:
-    """What the engine leaves off, or replaces, whatever the memory."""
+    """Concede what the engine leaves off, or replaces, whatever the memory."""
     candidate, targets = timed.candidate, needs.targets
     if (asked := timed.required.compile_mode) is not None and candidate.compile_mode is None:
         yield conceded("compile_mode", asked.value, None, _not_won_back(timed, asked))

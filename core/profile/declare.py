@@ -171,7 +171,7 @@ def none_of(*values: object) -> Test:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What an engine makes of some values of a field: `Effect(DOUBTFUL, TEXT, above(4)).because("…")`."""
+    """An engine's treatment of some values of a field: `Effect(DOUBTFUL, TEXT, above(4)).because("…")`."""
 
     kind: EngineEffect
     where: Where = ANYWHERE

@@ -52,7 +52,7 @@ class Subject(NamedTuple):
 
     task_type: TaskType
     model: ModelFacts
-    #: Training pictures; None: not known, or a text task.
+    #: Training pictures, or None if not known or for a text task.
     pictures: int | None = None
 
     @property
@@ -173,7 +173,7 @@ class ProfileRemark(NamedTuple):
 
 
 def explain_profile(profile: LoadedProfile, about: Sequence[Subject] | None = None) -> list[ProfileRemark]:
-    """What engines make of the profile's values: one remark per value and annotation."""
+    """Say what engines make of the profile's values: one remark per value and annotation."""
     remarks: dict[tuple[str, str, str], ProfileRemark] = {}
     for subject in about or representative_subjects():
         resolved = resolve_profile(profile, subject.task_type, subject.model, subject.pictures)

@@ -1,4 +1,4 @@
-"""What an operator may want of the learning itself: adapter, batch, length, rate and optimizer."""
+"""Targets of the learning itself: adapter, batch, length, rate and optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training never exceeds, what surrounds it, and the factors on its targets."""
+"""Limits that a training never exceeds, its container and cluster, and the factors on its targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from core.profile.declare import AXOLOTL, RENAMED, Called, Effect
 
 
 class ProfileLimits(Record):
-    """What is never exceeded."""
+    """Limits that are never exceeded."""
 
     gpu_memory: Annotated[
         Bytes | None,
@@ -86,7 +86,7 @@ class ContainerTargets(Record):
 
 
 class SlurmTargets(Record):
-    """Where a training runs on a Slurm cluster, instead of what the settings say."""
+    """A training's place on a Slurm cluster, instead of what the settings say."""
 
     partition: str | None = Field(
         default=None, pattern=f"^{slurm.NAMES}$", description="Partition; several with commas."
@@ -104,7 +104,7 @@ class SlurmTargets(Record):
     )
 
     def by_name(self) -> dict[str, str]:
-        """What is set; options in one text."""
+        """Return what is set; options in one text."""
         values = {name: value for name, value in self.model_dump().items() if value is not None}
         return {
             name: " ".join(value) if isinstance(value, list) else str(value) for name, value in values.items()

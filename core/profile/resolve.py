@@ -106,7 +106,7 @@ def resolve_profile(
 ) -> ResolvedProfile:
     """Flat and final. `ConfigError` only where sections together make limits that contradict each other.
 
-    `pictures`: of an image task's training; None: not known."""
+    `pictures`: those of an image task's training, or None if not known."""
     matched = tuple(
         name for name, when in profile.selectors if selector_matches(when, task_type, model, pictures)
     )
@@ -118,7 +118,7 @@ def resolve_profile(
 def selector_matches(
     when: SectionSelector, task_type: TaskType, model: ModelFacts, pictures: int | None = None
 ) -> bool:
-    """Where the pictures are not known, as many count as a plan assumes then."""
+    """Match a section; if the pictures are not known, as many count as a plan assumes then."""
     image = model.image.image_type if model.image else None
     if pictures is None and not task_type.is_text:
         pictures = TYPICAL_PICTURES
@@ -141,7 +141,7 @@ class _ProfileValues(LayeredValues):
     def add_part(
         self, layer: ConfigLayer[Profile], name: str, part: BaseModel, section: str | None = None
     ) -> None:
-        """What is written in one mapping of a layer, or of a section of it."""
+        """Add what is written in one mapping of a layer, or of a section of it."""
         base: KeyPath = ("sections", section, name) if section else (name,)
         for field in part.model_fields_set:
             key = type(part).model_fields[field].alias or field
@@ -151,7 +151,7 @@ class _ProfileValues(LayeredValues):
     def add_layer(
         self, layer: ConfigLayer[Profile], part: Profile | ProfileSection, section: str | None = None
     ) -> None:
-        """What the general part and a section of a layer have in common."""
+        """Add what the general part and a section of a layer have in common."""
         base: KeyPath = ("sections", section) if section else ()
         self.add_part(layer, "targets", part.targets, section)
         self.add_part(layer, "limits", part.limits, section)

@@ -39,7 +39,7 @@ REMOVED_FIELDS = frozenset(
 
 
 class SectionSelector(Record):
-    """Which tasks a section is for: all conditions must hold, and without any it always applies."""
+    """The tasks that a section is for: all conditions must hold, and without any it always applies."""
 
     task: Annotated[list[TaskWord], OneOrMany()] | None = Field(default=None, description="Task types.")
     image: Annotated[list[ImageModelType], OneOrMany()] | None = Field(
@@ -150,5 +150,5 @@ class ResolvedProfile(Record):
         return self.origins.get(path, ValueOrigin(file="default"))
 
     def is_set(self, path: str) -> bool:
-        """Whether an operator wrote it (in this profile or one it extends), as opposed to a default."""
+        """Return whether an operator wrote it, in this profile or one it extends; else it is a default."""
         return path in self.origins

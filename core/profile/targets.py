@@ -1,4 +1,4 @@
-"""What an operator may want: every target is declared here or in `learning.py`.
+"""Targets of an operator: each is declared here or in `learning.py`.
 
 A declaration says all that is known of a target beside its default: its description, what the plan, the
 engines and guides call it, and what engines make of its values. `docs/profiles.md`, the JSON Schema, the
@@ -92,7 +92,7 @@ class TargetsByPictures(Record):
 
 
 class CheckpointChoiceTarget(Record):
-    """Which files of a run are compared at its end by the evaluator's own measure, and for how long."""
+    """The files of a run to compare at its end by the evaluator's own measure, and the time for it."""
 
     files: int = Field(default=5, ge=2, le=20, description="Files: evenly spread saves, the last included.")
     pictures: int = Field(default=2, ge=1, le=16, description="Pictures to compare on.")
@@ -109,7 +109,7 @@ class CheckpointChoiceTarget(Record):
 
 
 class Targets(LearningTargets):
-    """What the operator wants. Honoured as far as the limits allow; each concession is reported."""
+    """The operator's wishes, honoured as far as the limits allow; each concession is reported."""
 
     # — sequences
     sequence_len: Annotated[

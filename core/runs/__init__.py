@@ -1,1 +1,1 @@
-"""What the daemon and the trainer share of a run: its files, its progress, the remedies after a failure."""
+"""Parts of a run that the daemon and the trainer share: files, progress, remedies after a failure."""

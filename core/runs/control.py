@@ -23,7 +23,7 @@ class RunControl(Record):
     version: Literal[1] = 1
     #: Grows with every request; the trainer reports it back.
     number: int = Field(ge=1)
-    #: Sequences of one pass on one GPU; None: as it began.
+    #: Sequences of one pass on one GPU, or None to stay as it began.
     micro: int | None = Field(default=None, ge=1)
     #: Share of the time in which the GPU computes; the rest is paused between steps.
     duty: float = Field(default=1.0, ge=0.5, le=1.0)
@@ -41,7 +41,7 @@ def write_control(path: Path, control: RunControl) -> None:
 
 
 def read_control(path: Path) -> RunControl | None:
-    """None where there is no readable request: a training goes on as it is."""
+    """Return the request, or None if there is no readable one: a training goes on as it is."""
     try:
         with path.open("rb") as file:
             return RunControl.model_validate_json(file.read(MAX_CONTROL_BYTES + 1))

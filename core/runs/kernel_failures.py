@@ -1,4 +1,4 @@
-"""Which kernel a crash names, and the plan without it.
+"""Find the kernel that a crash names, and the plan without it.
 
 What cannot even be loaded is left out in the training process (`trainer.axolotl.patches`). What fails
 later, mostly in the first step, ends the process: the next attempt does without.

@@ -1,4 +1,4 @@
-"""What follows a training that failed: whether it is tried again, how often, and what is changed before.
+"""Remedies for a training that failed: whether it is tried again, how often, and what is changed before.
 
 The daemon's next attempt follows this table, and so does a container that tries again by itself because no
 daemon is there (tournaments): one task is treated alike in both. How often a reason is tried again is its
@@ -49,7 +49,7 @@ REASON_OF_RUN_END: dict[RunEnd, EndReason] = {
     RunEnd.INFEASIBLE: EndReason.INFEASIBLE,
     RunEnd.CRASHED: EndReason.CRASHED,
 }
-#: Ends of a training that did what it could: whatever came of it, the same attempt would come to no more.
+#: Ends after which repeating the attempt would not help.
 GOOD_ENDS = frozenset({RunEnd.FINISHED, RunEnd.EARLY, RunEnd.CLOCK})
 
 
@@ -60,7 +60,7 @@ class AttemptFailure(NamedTuple):
 
 
 def retry_allowed(failures: Sequence[AttemptFailure], max_attempts: int = MAX_ATTEMPTS) -> bool:
-    """Whether another attempt may follow the last of these failures, which are in their order."""
+    """Return whether another attempt may follow the last of these failures, which are in their order."""
     kinds = [_kind_of(failure) for failure in failures]
     match END_MEANINGS[failures[-1].reason].retry:
         case RetryRule.NO:
@@ -75,8 +75,8 @@ def retry_allowed(failures: Sequence[AttemptFailure], max_attempts: int = MAX_AT
 
 
 def _kind_of(failure: AttemptFailure) -> tuple[EndReason, KernelKind | None]:
-    """Of a crash: the kernel that failed. It has a remedy, so it leaves any other crash its own retry, and
-    gets one after it."""
+    """Return the reason, and the kernel that failed in a crash. A kernel has a remedy, so it leaves any other
+    crash its own retry, and gets one after it."""
     failed = kernel_failure(failure.detail) if failure.reason is EndReason.CRASHED else None
     return failure.reason, failed.kind if failed else None
 
@@ -97,7 +97,7 @@ def smaller_plan(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan | Non
 
 
 def can_resume(before: TrainingPlan, after: TrainingPlan, reason: EndReason) -> bool:
-    """Whether a training by the plan `after` can go on from a checkpoint of one by `before`."""
+    """Return whether a training by the plan `after` can go on from a checkpoint of one by `before`."""
     same_shards = (
         before.batch.world_size == after.batch.world_size
         and (before.fsdp and before.fsdp.within_nodes) == (after.fsdp and after.fsdp.within_nodes)

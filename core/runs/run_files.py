@@ -152,7 +152,7 @@ class HeldOutScore(Record):
 
 
 class RunResult(Record):
-    """How the training ended; written atomically, at the very end."""
+    """The end of the training; written atomically, at the very end."""
 
     end: RunEnd
     #: Whether a complete submission is in its place, whatever else happened.
@@ -184,7 +184,7 @@ class EvalTask(Record):
 
     @property
     def task_type(self) -> TaskType | None:
-        """None for tasks that are not scored on rows."""
+        """Return None for tasks that are not scored on rows."""
         return TASK_TYPE_OF.get(self.dataset_type.kind)
 
     @classmethod

@@ -34,7 +34,7 @@ VAE_IMAGE_BYTES = 2.6e9
 
 
 def layer_bytes(s: RunCandidate) -> float:
-    """What one layer saves for its backward pass, per token."""
+    """Bytes that one layer saves for its backward pass, per token."""
     return (_norms(s) + _attention(s) + _mlp(s) + _adapter_inputs(s)) * (s.width / 2)
 
 
@@ -86,7 +86,7 @@ def _casts(s: RunCandidate) -> bool:
 
 
 def backward_work(s: RunCandidate) -> float:
-    """What a layer's backward pass needs beside what was saved, per token."""
+    """Bytes that a layer's backward pass needs beside what was saved, per token."""
     m, h = s.shape.mlp, s.shape.hidden
     casting = (10.0 if s.dropout else 6.0) * m + 4.0 * h
     work = casting if _casts(s) else max(4.0 * m - 4.0 * h, 6.0 * h)
@@ -94,7 +94,7 @@ def backward_work(s: RunCandidate) -> float:
 
 
 def forward_work(s: RunCandidate) -> float:
-    """What a layer's forward pass needs beside what it saves, per token."""
+    """Bytes that a layer's forward pass needs beside what it saves, per token."""
     m, h = s.shape.mlp, s.shape.hidden
     if _casts(s):
         work = (10.0 if s.dropout else 6.0) * m + 8.0 * h

@@ -76,7 +76,7 @@ def peak_bytes(s: RunCandidate) -> float:
 
 
 def fits_memory(candidate: RunCandidate, budget: float) -> bool:
-    """For the search, which can skip the moments when the held memory alone is over the budget."""
+    """Decide quickly, for the search: the moments are skipped if the held memory alone is over the budget."""
     return _held(candidate).total <= budget and peak_bytes(candidate) <= budget
 
 

@@ -273,7 +273,7 @@ def gathering(s: RunCandidate) -> float:
 
 @memory_part("dequantised", "the matrix at work, in bf16")
 def dequantised(s: RunCandidate) -> float:
-    """Of experts a layer's."""
+    """The largest matrix in bf16; of experts those of a layer."""
     return max(2 * s.shape.hidden * s.shape.mlp, 2 * s.shape.expert_params / s.shape.layers)
 
 
@@ -314,7 +314,7 @@ def _nccl(links: float) -> str:
 
 @memory_part("compile", lambda s: f"torch.compile {s.compile_mode.value}" if s.compile_mode else "")
 def compiled(s: RunCandidate) -> float:
-    """What inductor's autotuning and CUDA graphs keep allocated."""
+    """Memory that inductor's autotuning and CUDA graphs keep allocated."""
     return 0.3e9 if s.compile_mode is CompileMode.DEFAULT else 1.5e9
 
 

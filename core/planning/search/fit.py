@@ -110,7 +110,7 @@ class _Search:
         return self._with_more_gpus(self._preferred(pool), pool)
 
     def by_strategy(self) -> TimedCandidate | None:
-        """As many as the strategy gives; fewer where links make that faster, more where memory asks."""
+        """Take as many as the strategy gives; fewer where links make that faster, more where memory asks."""
         home = self.choice.counts[0]
         larger = [count for count in self.choice.counts if count > home]
         best = self.at(home)
@@ -186,7 +186,7 @@ def _could_beat(needs: Requirements, best: TimedCandidate, count: int) -> bool:
 
 
 def trains_enough(timed: TimedCandidate, limits: ProfileLimits) -> bool:
-    """Whether the training reaches `min_epochs`, or all that was asked for if that is less."""
+    """Return whether the training reaches `min_epochs`, or all that was asked for if that is less."""
     schedule = timed.schedule
     if schedule.total < 1 or timed.seq.per_epoch < 1:
         return False
@@ -196,7 +196,7 @@ def trains_enough(timed: TimedCandidate, limits: ProfileLimits) -> bool:
 def _impossible(
     needs: Requirements, choice: GpuCountChoice, budget: int, conditions: JobConditions
 ) -> SearchResult | None:
-    """What no search can solve. The numbers shown are those of the requirements."""
+    """Refuse what no search can solve. The numbers shown are those of the requirements."""
     limits, context = needs.limits, CONTEXT_BYTES if needs.kind.device is Device.CUDA else 0
     deadline = needs.task.hours * 3600
     if budget - context < LEAST_BYTES:

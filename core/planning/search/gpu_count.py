@@ -1,4 +1,4 @@
-"""How many GPUs a job gets: the profile's strategy, and what to try when that count does not fit."""
+"""Number of GPUs of a job: the profile's strategy, and what to try when that count does not fit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def choose_counts(needs: Requirements, available: int, worth: TrainingWorth = ID
 
 
 def usable_gpus(needs: Requirements, gpus: GpuSet) -> int:
-    """How many of them the profile's nodes have."""
+    """Return how many of them the profile's nodes have."""
     return gpus.in_nodes(needs.most_nodes).count
 
 
@@ -111,7 +111,7 @@ def count_by_size(targets: Targets, model: ModelFacts) -> tuple[int, str]:
 
 
 def tournament_count(model: ModelFacts, task_type: TaskType, kl: bool) -> tuple[int, str]:
-    """As validators hand out machines: parameters, three times for DPO, twice for GRPO or a KL term."""
+    """Count as validators hand out machines: parameters, three times for DPO, twice for GRPO or a KL term."""
     if model.is_image:
         return 1, "tournament: images get one"
     if task_type.makes_rows:

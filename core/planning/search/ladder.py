@@ -64,7 +64,7 @@ def fit_memory(
 
 
 def _vllm_unasked(needs: Requirements, candidate: RunCandidate) -> bool:
-    """Whether vLLM would generate although nobody asked for it."""
+    """Return whether vLLM would generate although nobody asked for it."""
     return candidate.vllm_share > 0 and needs.targets.grpo_vllm is None
 
 
@@ -97,7 +97,7 @@ def with_generation(candidate: RunCandidate, budget: float) -> RunCandidate:
 
 
 def _with_most_together(candidate: RunCandidate, budget: float) -> RunCandidate:
-    """As many completions at once as fit, all of a prompt together."""
+    """Generate as many completions at once as fit, all of a prompt together."""
     each = candidate.generations
     counts = [vary(candidate, together=0)]
     counts += [vary(candidate, together=each * n) for n in range(candidate.per_gpu // each - 1, 0, -1)]

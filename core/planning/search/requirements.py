@@ -1,4 +1,4 @@
-"""What the profile asks for, made concrete, and the candidate at which the search begins.
+"""Requirements: the profile's targets made concrete, and the candidate at which the search begins.
 
 Whatever no amount of memory could give (a rank above the limit, fp8 on a GPU without it, a sequence beyond
 the model's window) gives way here. The first candidate takes the rest as if memory were endless.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from typing import NamedTuple
+
+from pydantic import JsonValue
 
 from core.data.facts import DatasetFacts
 from core.domain.choices import Attention, CompileMode, Engine, EvalMetric, Method, Optimizer, Parallelism
@@ -20,7 +22,6 @@ from core.models.shapes import RankFactors
 from core.planning.budget import Concession, conceded
 from core.planning.candidate import ImageCandidate, ModelShape, RunCandidate, loss_kind, nccl_buffer, shape_of
 from core.planning.plan import LrSearchPlan, TaskSpec
-from core.planning.search import ranks
 from core.planning.time.schedule import held_out
 from core.planning.time.sequences import (
     Sequences,
@@ -137,8 +138,8 @@ def requirements_for(
     compile_mode = targets.compile_mode if kind.compute_capability >= (7, 0) else None
     width = _width(targets, kind, given)
     length = _length(data, model, targets, limits, given)
-    rank = ranks.lora_rank(targets, limits, given)
-    rank_factors = ranks.rank_factors(profile, model, rank, given)
+    rank = _lora_rank(targets, limits, given)
+    rank_factors = _rank_factors(profile, model, rank, given)
     method = _method(model, targets, given)
     attention = _attention(model, targets, kind, given)
     fp8 = _fp8(targets, kind, given)
@@ -356,7 +357,7 @@ def shards_as_required(needs: Requirements, world: int) -> bool:
 
 
 def shards_within_nodes(node_gpus: int, world: int) -> bool:
-    """Whether there are several nodes, with several GPUs each."""
+    """Return whether there are several nodes, with several GPUs each."""
     return 1 < node_gpus < world
 
 
@@ -448,3 +449,35 @@ def _lora_kernels(
         reason = f"Axolotl has none for {model.architecture}"
         given.append(conceded("lora_kernels", True, False, reason))
     return known and (targets.lora_kernels is True or kind.compute_capability > (0, 0))
+
+
+def _lora_rank(targets: Targets, limits: ProfileLimits, given: list[Concession]) -> int:
+    if targets.lora_r > limits.max_lora_r:
+        given.append(
+            conceded("lora_r", targets.lora_r, limits.max_lora_r, f"limits.max_lora_r is {limits.max_lora_r}")
+        )
+    return min(targets.lora_r, limits.max_lora_r)
+
+
+def _rank_factors(
+    profile: ResolvedProfile, model: ModelFacts, rank: int, given: list[Concession]
+) -> RankFactors:
+    """Relate `lora_rank_pattern` to lora_r, so that both are scaled and lowered together."""
+    targets, most = profile.targets, profile.limits.max_lora_r
+    if model.is_image:
+        return ()
+    asked = _asked_rank(profile)
+    factors = {pattern: wanted / asked for pattern, wanted in targets.lora_rank_pattern.items()}
+    over: dict[str, JsonValue] = {
+        pattern: targets.lora_rank_pattern[pattern]
+        for pattern, factor in factors.items()
+        if factor * rank > most
+    }
+    if over:
+        got: dict[str, JsonValue] = dict.fromkeys(over, most)
+        given.append(conceded("lora_rank_pattern", over, got, f"limits.max_lora_r is {most}"))
+    return tuple((pattern, min(factor, most / rank)) for pattern, factor in factors.items())
+
+
+def _asked_rank(profile: ResolvedProfile) -> float:
+    return profile.before_scale.get("lora_r", profile.targets.lora_r)

@@ -172,7 +172,7 @@ def _with_master(candidate: RunCandidate, budget: int) -> RunCandidate:
 
 
 def _with_eval_batch(candidate: RunCandidate, budget: int) -> RunCandidate:
-    """As many rows at once as fit beside the model, at most the micro batch."""
+    """Evaluate as many rows at once as fit beside the model, at most the micro batch."""
     if candidate.image is not None:
         return candidate
     micro = min(candidate.micro, MOST_EVAL_MICRO)

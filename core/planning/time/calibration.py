@@ -36,7 +36,7 @@ OVERHEAD_SHARE = 0.1
 
 
 class MeasuredRun(Record):
-    """What a run has measured so far."""
+    """Measurements of a run so far."""
 
     steps_done: int = Field(ge=0)
     #: Since the plan was made.
@@ -80,7 +80,7 @@ def recalibrate(plan: TrainingPlan, measured: MeasuredRun) -> TrainingPlan:
 
 
 def _tail(plan: TrainingPlan, measured: MeasuredRun) -> tuple[TimelinePhase, ...]:
-    """What follows the training; measured, it is all in one."""
+    """Return what follows the training; once measured, it is one phase."""
     last = plan.time.phases[-1] if plan.time.phases else TimelinePhase(name="publish", seconds=0)
     if measured.publish_s is None:
         return (last,)

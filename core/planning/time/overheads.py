@@ -47,7 +47,7 @@ IMAGE_START_S = 150.0
 
 @dataclass(frozen=True, slots=True)
 class JobConditions:
-    """Where the job runs, as far as its time depends on it."""
+    """The job's surroundings, as far as its time depends on them."""
 
     hardware: Hardware
     #: The base model is on disk already: in a tournament's cache, or from an earlier job.
@@ -136,7 +136,7 @@ def _reference(s: RunCandidate, seq: Sequences) -> PhaseEstimate:
 
 
 def result_bytes(s: RunCandidate) -> int:
-    """What is submitted: the adapter, or the whole model."""
+    """Bytes of what is submitted: the adapter, or the whole model."""
     if s.full:
         return s.shape.params * 2
     return s.adapter_params * (s.trained_width if s.image is None else 2)
@@ -180,7 +180,7 @@ def making_rows_share(params: int) -> float:
 
 
 def making_rows_phases(task: TaskSpec, model: ModelFacts, conditions: JobConditions) -> list[PhaseEstimate]:
-    """None for a task with rows of its own, or where they are made already."""
+    """Return the phase, or nothing for a task that has its rows or whose rows are made already."""
     if not task.task_type.makes_rows or conditions.rows_made:
         return []
     share, cores = making_rows_share(model.params_total), conditions.hardware.cpu_cores

@@ -55,7 +55,7 @@ class RepeatTimes(NamedTuple):
 
 
 class StepSchedule(NamedTuple):
-    """What fits, and what it was cut down from."""
+    """The schedule that fits, and what it was cut down from."""
 
     total: int
     per_epoch: int
@@ -202,7 +202,7 @@ def _least_rows(rate: RepeatTimes, rows: int, share: float, wanted: int) -> int:
 
 
 def repeat_count(total: int, every: int) -> int:
-    """How often something happens: at every interval, and at the end."""
+    """Count occurrences: at every interval, and at the end."""
     return math.ceil(total / every) if total > 0 else 0
 
 
@@ -309,7 +309,7 @@ def seeds_of(s: RunCandidate, asked: CheckpointChoiceTarget) -> int:
 
 
 def affordable_files(asked: int, cost: ChoiceCost, seconds: float) -> int:
-    """As many files as can be compared in so many seconds; 0 where not even two."""
+    """Return how many files can be compared in these seconds; 0 if fewer than two."""
     files = min(asked, math.floor((seconds - cost.start_s) / cost.file_s))
     return files if files >= 2 else 0
 

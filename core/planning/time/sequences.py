@@ -1,4 +1,4 @@
-"""How rows become sequences: the length to train at, what is dropped, packing, and the tokens of an epoch."""
+"""Rows as sequences: the length to train at, what is dropped, packing, and the tokens of an epoch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CUTS: tuple[float, ...] = (99, 95, 90, 80, 70, 60, 50)
 
 
 class SequenceOptions(NamedTuple):
-    """How rows become sequences, by the profile or by an earlier plan."""
+    """Options of making sequences, by the profile or by an earlier plan."""
 
     #: None: packed where it saves time.
     packing: bool | None

@@ -46,7 +46,7 @@ def _reference_share(s: RunCandidate) -> float:
 
 
 def _prompt_share(s: RunCandidate) -> float:
-    """What the KL on prompts adds: a pass of both models over each prompt, whose completions share it."""
+    """Work of the KL on prompts: a pass of both models over each prompt, whose completions share it."""
     return s.prompt_kl_tokens / (s.length * s.generations)
 
 
@@ -104,7 +104,7 @@ GENERATE_LAYER_S, VLLM_LAYER_S, CPU_LAYER_S = 1.0e-3, 1.5e-4, 2.0e-4
 
 
 class PassWork(NamedTuple):
-    """What one forward pass works on, on average."""
+    """The work of one forward pass, on average."""
 
     #: Tokens on one GPU in one pass, padding included; images for image tasks.
     tokens: float
