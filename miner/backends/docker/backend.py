@@ -64,7 +64,7 @@ async def docker_state(settings: Settings) -> DockerState:
 def check(settings: Settings) -> Iterator[Finding]:
     client = docker_client(settings)
     try:
-        info: dict[str, Any] = client.call_blocking(lambda api: api.info(), client.query_timeout_s)
+        info: Mapping[str, Any] = client.call_blocking(lambda api: api.info(), client.query_timeout_s)
         yield _docker_itself(client, info)
         yield from _docker_disk(info)
         for image in image_statuses(client, TrainerImages(settings)):

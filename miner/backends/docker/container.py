@@ -65,7 +65,7 @@ def adapt_defaults(defaults: ContainerDefaults, info: Mapping[str, Any]) -> Cont
     return defaults
 
 
-def container_body(spec: EngineSpec, image: str, defaults: ContainerDefaults) -> dict[str, Any]:
+def container_body(spec: EngineSpec, image: str, defaults: ContainerDefaults) -> dict[str, object]:
     return {
         "Image": image,
         "User": defaults.user,
@@ -117,7 +117,7 @@ def _wrapper_options(spec: EngineSpec) -> list[str]:
     return options
 
 
-def _visible(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, Any]:
+def _visible(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, object]:
     """The mounts of the container."""
     binds = [(mount.path, mount.read_only) for mount in mounts_of(spec)] + [(defaults.wrapper, True)]
     return {
@@ -133,7 +133,7 @@ def _visible(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, Any]:
     }
 
 
-def _devices(spec: EngineSpec) -> list[dict[str, Any]]:
+def _devices(spec: EngineSpec) -> list[dict[str, object]]:
     """By id. An empty list of ids means not "none" but "what the image says", which may be all."""
     gpus = gpus_of(spec)
     if not gpus:
@@ -142,8 +142,8 @@ def _devices(spec: EngineSpec) -> list[dict[str, Any]]:
     return [{"Driver": "", "DeviceIDs": list(gpus), "Capabilities": [["gpu", "compute", "utility"]]}]
 
 
-def _limits(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, Any]:
-    limits: dict[str, Any] = {
+def _limits(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, object]:
+    limits: dict[str, object] = {
         "PidsLimit": defaults.pids,
         "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in defaults.ulimits.items()],
         "OomScoreAdj": 500,
@@ -161,7 +161,7 @@ def _limits(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, Any]:
     return limits
 
 
-def _restrictions(defaults: ContainerDefaults) -> dict[str, Any]:
+def _restrictions(defaults: ContainerDefaults) -> dict[str, object]:
     """The restrictions of the container."""
     return {
         "Init": True,

@@ -292,7 +292,7 @@ class ImageStatus:
             short=self.short, setting=IMAGE_KINDS[self.short].setting.upper()
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "text": self.text, "fix": self.fix}
 
 
@@ -327,9 +327,9 @@ def _image_status(client: DockerClient, images: TrainerImages, short: str) -> Im
     )
 
 
-def _inspect_image(client: DockerClient, reference: str) -> dict[str, Any] | None:
+def _inspect_image(client: DockerClient, reference: str) -> Mapping[str, Any] | None:
     try:
-        image: dict[str, Any] = client.call_blocking(
+        image: Mapping[str, Any] = client.call_blocking(
             lambda api: api.inspect_image(reference), client.query_timeout_s
         )
     except DockerRefused as refused:

@@ -13,7 +13,8 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
 
 from core.system.files import write_atomically
 from miner.backends.run_folder import current_boot
@@ -28,6 +29,13 @@ class LockHolder:
     pid: int
     #: Clock ticks since the machine's start: with the pid they name exactly one process.
     started: int
+
+
+class _RunNote(BaseModel):
+    """The part of a run's note that is read again."""
+
+    run_dir: Path | None = None
+    cgroups: tuple[Path, ...] = ()
 
 
 class RunRegistry:
@@ -53,20 +61,18 @@ class RunRegistry:
         write_atomically(directory / RUN_NOTE_FILE, json.dumps(note).encode())
 
     def run_dir(self, key: str) -> Path | None:
-        run_dir = self._note(key).get("run_dir")
-        return Path(run_dir) if isinstance(run_dir, str) else None
+        return self._note(key).run_dir
 
     def cgroups(self, key: str) -> tuple[Path, ...]:
         """The run's own cgroups: another daemon may be in another group itself, and make new ones
         elsewhere."""
-        return tuple(Path(folder) for folder in self._note(key).get("cgroups") or ())
+        return self._note(key).cgroups
 
-    def _note(self, key: str) -> dict[str, Any]:
+    def _note(self, key: str) -> _RunNote:
         try:
-            note = json.loads((self.directory(key) / RUN_NOTE_FILE).read_bytes())
+            return _RunNote.model_validate_json((self.directory(key) / RUN_NOTE_FILE).read_bytes())
         except (OSError, ValueError):
-            return {}
-        return note if isinstance(note, dict) else {}
+            return _RunNote()
 
     def take_lock(self, key: str) -> int | None:
         """Take the lock, to hand it to the wrapper; return None if it is held."""

@@ -312,7 +312,7 @@ def _gpus_of(node: SlurmNode, scope: ClusterScope, kinds: Mapping[str, str]) -> 
     return _NodeGpus(main, GpuSet(kind=_kind_of(node, main, kinds), count=node.gpus[main])), unused
 
 
-def _facts_of(node: SlurmNode, host: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_of(node: SlurmNode, host: Mapping[str, Any]) -> Mapping[str, Any]:
     facts = {**host, "cpu_cores": node.cores, "memory_bytes": node.memory_bytes, "cores": ()}
     return {name: value for name, value in facts.items() if value is not None}
 
