@@ -18,6 +18,7 @@ from typing import Any
 from core.domain.errors import GodMinerError
 from core.system.files import write_atomically
 from miner.backends.docker.client import DockerClient, DockerRefused
+from miner.backends.docker.settings import DockerSection
 from miner.settings import Settings
 from miner.support.data_id import data_id
 
@@ -65,7 +66,8 @@ class TrainerImages:
     """Names from the settings, pins from the data directory."""
 
     def __init__(self, settings: Settings) -> None:
-        self._names = {short: str(getattr(settings, kind.setting)) for short, kind in IMAGE_KINDS.items()}
+        own = settings.section(DockerSection)
+        self._names = {short: str(getattr(own, kind.setting)) for short, kind in IMAGE_KINDS.items()}
         self._data_dir = settings.data_dir
         self._file = settings.data_dir / PINS_FILE
 
