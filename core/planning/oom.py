@@ -38,6 +38,7 @@ from core.planning.search.requirements import SHARDABLE, largest_divisor
 from core.planning.time.calibration import times_at
 from core.planning.time.schedule import Cadence, most_steps, repeat_count
 from core.planning.time.sequences import (
+    BatchShape,
     SequenceOptions,
     Sequences,
     image_sequences,
@@ -131,9 +132,9 @@ def _sequences(plan: TrainingPlan, candidate: RunCandidate) -> Sequences:
         return image_sequences(plan.data, plan.model, candidate.image.resolution, plan.image.repeats)
     old = plan.sequence
     options = SequenceOptions(old.packing, old.group_by_length, candidate.generations, candidate.completion)
-    micro, passes, effective = candidate.micro, candidate.ordered_passes, candidate.effective
+    batch = BatchShape(candidate.micro, candidate.effective, candidate.ordered_passes)
     rows = plan.data.rows - plan.steps.eval_rows
-    return text_sequences(plan.data, options, candidate.length, rows, micro, effective, passes)
+    return text_sequences(plan.data, options, candidate.length, rows, batch)
 
 
 def _sequence(plan: TrainingPlan, seq: Sequences) -> SequencePlan:

@@ -24,6 +24,7 @@ from core.planning.candidate import ImageCandidate, ModelShape, RunCandidate, lo
 from core.planning.plan import LrSearchPlan, TaskSpec
 from core.planning.time.schedule import held_out
 from core.planning.time.sequences import (
+    BatchShape,
     Sequences,
     image_sequences,
     natural_length,
@@ -110,11 +111,11 @@ class Requirements(NamedTuple):
         if candidate.image is not None:
             repeats = self.targets.image_repeats or self.data.image_repeats
             return image_sequences(self.data, self.model, candidate.image.resolution, repeats)
-        micro, passes, effective = candidate.micro, candidate.ordered_passes, candidate.effective
+        batch = BatchShape(candidate.micro, candidate.effective, candidate.ordered_passes)
         options, rows = sequence_options(self.targets), self.training_rows
         if self.model.packing_problem:
             options = options._replace(packing=False)  # rows of one sequence would see each other
-        return text_sequences(self.data, options, candidate.length, rows, micro, effective, passes)
+        return text_sequences(self.data, options, candidate.length, rows, batch)
 
 
 def requirements_for(

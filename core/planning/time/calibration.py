@@ -24,7 +24,7 @@ from core.domain.records import Record
 from core.domain.units import show_seconds
 from core.planning.budget import TimeBreakdown, TimelinePhase
 from core.planning.candidate import candidate_of
-from core.planning.plan import PlanReason, TrainingPlan
+from core.planning.plan import PlanReason, StepsPlan, TrainingPlan
 from core.planning.time.schedule import Cadence, RepeatTimes, most_steps, repeat_count, save_interval
 from core.planning.time.speed import image_flops, training_flops
 from core.profile.schema import ResolvedProfile
@@ -69,7 +69,7 @@ def recalibrate(plan: TrainingPlan, measured: MeasuredRun) -> TrainingPlan:
             "save_every": save_every,
         }
     )
-    time = _time(plan, measured, rate, tail, more, eval_every, save_every)
+    time = _time(plan, measured, rate, tail, steps)
     why = (
         f"{rate.step_s:.3g} s per step measured after {measured.steps_done:,} steps, "
         f"{plan.time.step_s:.3g} s planned; "
@@ -124,11 +124,10 @@ def _time(
     measured: MeasuredRun,
     rate: RepeatTimes,
     tail: tuple[TimelinePhase, ...],
-    more: int,
-    eval_every: int,
-    save_every: int,
+    steps: StepsPlan,
 ) -> TimeBreakdown:
-    old = plan.time
+    old, more = plan.time, steps.total - measured.steps_done
+    eval_every, save_every = steps.eval_every, steps.save_every
     faster = old.step_s / rate.step_s if rate.step_s and old.step_s else 1.0
     phases = [
         TimelinePhase(name="so far", seconds=measured.elapsed_s, why=f"{measured.steps_done:,} steps done"),

@@ -113,27 +113,29 @@ def image_sequences(data: DatasetFacts, model: ModelFacts, resolution: int, repe
     )
 
 
+class BatchShape(NamedTuple):
+    """Rows of a pass and of a step; the passes that a step's rows are shared out to by length."""
+
+    micro: int
+    effective: int
+    passes: int
+
+
 def text_sequences(
-    data: DatasetFacts,
-    options: SequenceOptions,
-    length: int,
-    rows: float,
-    micro: int,
-    effective: int,
-    passes: int,
+    data: DatasetFacts, options: SequenceOptions, length: int, rows: float, batch: BatchShape
 ) -> Sequences:
-    """One epoch at this length. Padding depends on `micro` and on the `passes` that a step's rows are shared
-    out to by length, the steps that packing leaves on `effective`."""
+    """Make one epoch at this length. Padding depends on the passes of the batch, the steps that packing
+    leaves on its size."""
     if data.task_type.generates:
         return _grpo(data, options, length, rows)
+    if data.task_type.has_pairs:
+        return _pairs(data, options, length, rows, batch)
     dropped = data.total.share_over(length)
     trained_rows, mean = rows * (1 - dropped), data.total.mean_kept(length)
-    if data.task_type.has_pairs:
-        return _pairs(data, options, length, trained_rows, dropped, micro, passes)
-    padded = _padded(data.total, length, micro, passes, options.grouped, mean)
+    padded = _padded(data.total, length, batch.micro, batch.passes, options.grouped, mean)
     usual = _padded(data.total, length, USUAL_MICRO, 1, options.grouped, mean)
     packed = trained_rows * mean / (length * PACKED_FULL)
-    packing = _packs(options, packed, usual / max(mean, 1), effective)
+    packing = _packs(options, packed, usual / max(mean, 1), batch.effective)
     if packing:
         count = math.ceil(packed) if trained_rows else 0
         padded, trained = float(length), PACKED_FULL * length
@@ -171,17 +173,12 @@ def _padded(stats: LengthStats, length: int, micro: int, passes: int, grouped: b
 
 
 def _pairs(
-    data: DatasetFacts,
-    options: SequenceOptions,
-    length: int,
-    rows: float,
-    dropped: float,
-    micro: int,
-    passes: int,
+    data: DatasetFacts, options: SequenceOptions, length: int, rows: float, batch: BatchShape
 ) -> Sequences:
-    """Chosen and rejected are padded to one length and pass together."""
-    mean = data.total.mean_kept(length)
-    padded = _padded(data.total, length, 2 * micro, passes, options.grouped, mean)
+    """Pad chosen and rejected to one length; they pass together."""
+    dropped, mean = data.total.share_over(length), data.total.mean_kept(length)
+    rows *= 1 - dropped
+    padded = _padded(data.total, length, 2 * batch.micro, batch.passes, options.grouped, mean)
     answers = data.answer.mean + (data.rejected.mean if data.rejected else data.answer.mean)
     trained = min(2 * data.prompt.mean + answers, 2.0 * length)
     return Sequences(

@@ -22,7 +22,7 @@ from core.planning.time.schedule import (
     most_steps,
     wanted_steps,
 )
-from core.planning.time.sequences import Sequences, sequence_options, text_sequences
+from core.planning.time.sequences import BatchShape, Sequences, sequence_options, text_sequences
 from core.profile.limits import ProfileLimits
 from core.profile.targets import Targets
 from tests.core.planning.candidates import a_candidate
@@ -34,7 +34,7 @@ CANDIDATE = a_candidate(micro=8, accumulation=4, length=1024)
 def _sequences(rows: int = 32_000) -> Sequences:
     targets = Targets(sample_packing=False)
     return text_sequences(
-        assumed_facts(TaskType.INSTRUCT, rows), sequence_options(targets), 4096, rows, 8, 32, 1
+        assumed_facts(TaskType.INSTRUCT, rows), sequence_options(targets), 4096, rows, BatchShape(8, 32, 1)
     )
 
 
