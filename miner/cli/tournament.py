@@ -28,7 +28,7 @@ app.command()(tournament_rehearse.rehearse)
 app.command()(tournament_rehearse.clean)
 
 Kinds = Annotated[
-    list[TournamentType] | None, typer.Option("--kind", help="A kind to enter; all if not given.")
+    list[TournamentType] | None, typer.Option("--kind", help="Kind to enter (repeatable). Default: all.")
 ]
 #: How each state of a rule is printed.
 _STYLES = {"passed": "green", "failed": "bold red", "unknown": "yellow"}
@@ -46,7 +46,7 @@ def check(
         str | None,
         typer.Argument(
             metavar="[COMMIT|URL|DIR]",
-            help="A commit of this checkout, a repository's address or its directory; this checkout's HEAD.",
+            help="A commit of this checkout, or a repository's address or directory. Default: HEAD here.",
         ),
     ] = None,
     commit: Annotated[str | None, typer.Option(help="The commit of a URL or DIR.")] = None,

@@ -26,29 +26,32 @@ class FieldKind(StrEnum):
 
 
 Kinds = Annotated[
-    list[FieldKind] | None, typer.Option("--kind", help="Kind of tournament. Unset: text and image.")
+    list[FieldKind] | None,
+    typer.Option("--kind", help="Tournament kind (repeatable). Default: text and image."),
 ]
 TournamentId = Annotated[
-    str | None, typer.Option("--tournament", help="This one, such as tourn_…_20261116. Unset: the latest.")
+    str | None,
+    typer.Option("--tournament", help="Tournament id, e.g. tourn_…_20261116. Default: the latest."),
 ]
 Ranks = Annotated[int, typer.Option(min=1, help="Entries of each task, best first.")]
 To = Annotated[
-    Path | None, typer.Option(file_okay=False, help="Save here. Unset: DATA_DIR/tournament/field.")
+    Path | None,
+    typer.Option(file_okay=False, help="Directory to save to. Default: DATA_DIR/tournament/field."),
 ]
 From = Annotated[
     Path | None,
     typer.Option(
         "--from",
         file_okay=False,
-        help="Read here: what `pull --to` saved, or folders with an entry's own files.",
+        help="Directory that `pull --to` saved, or folders with an entry's own files.",
     ),
 ]
 Family = Annotated[str | None, typer.Option(help="Only this family or type of task.")]
 Hotkey = Annotated[
     str | None, typer.Option(help="Also count the first places and wins of this hotkey in what was pulled.")
 ]
-Api = Annotated[str | None, typer.Option(help="The public API. Unset: PUBLIC_API_URL.")]
-Hub = Annotated[str | None, typer.Option(help="The hub. Unset: HF_ENDPOINT.")]
+Api = Annotated[str | None, typer.Option(help="The public API. Default: PUBLIC_API_URL.")]
+Hub = Annotated[str | None, typer.Option(help="The hub. Default: HF_ENDPOINT.")]
 
 
 @app.callback()

@@ -39,20 +39,18 @@ def rehearse(
         str | None,
         typer.Argument(
             metavar="[COMMIT|URL|DIR]",
-            help="What to rehearse: a commit of this checkout, or a repository; the head here if not given.",
+            help="A commit of this checkout, or a repository. Default: the head of this checkout.",
         ),
     ] = None,
-    commit: Annotated[
-        str | None, typer.Option(help="The commit of that repository; its head if not given.")
-    ] = None,
+    commit: Annotated[str | None, typer.Option(help="Commit of that repository. Default: its head.")] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(help="A kind of task, again for more; text or image for all of them. Else instruct."),
+        typer.Option(help="Task kind (repeatable); text or image for all of that kind. Default: instruct."),
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[KIND=]DIR|NAME", help="What is trained from: a directory, or its name on the hub."
+            metavar="[KIND=]DIR|NAME", help="Model to train from: a directory, or its name on the hub."
         ),
     ] = None,
     data: Annotated[
@@ -61,7 +59,7 @@ def rehearse(
     ] = None,
     dataset: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=DIR", help="A dataset that the entry requests, again for a second one."),
+        typer.Option(metavar="NAME=DIR", help="A dataset that the entry requests (repeatable)."),
     ] = None,
     hub_cache: Annotated[
         Path | None,
@@ -69,11 +67,12 @@ def rehearse(
     ] = None,
     trigger_word: Annotated[str | None, typer.Option(help="The trigger word of image tasks.")] = None,
     hours: Annotated[
-        float | None, typer.Option(min=0.001, help="Hours of each task; else what its kind usually has.")
+        float | None,
+        typer.Option(min=0.001, help="Hours of each task. Default: the usual hours of its kind."),
     ] = None,
     gpu: Annotated[
         list[str] | None,
-        typer.Option(help="A GPU's UUID, again for more; none for the CPU; else those that nobody uses."),
+        typer.Option(help="GPU UUID (repeatable), or none for the CPU. Default: idle GPUs."),
     ] = None,
     against: Annotated[
         Path | None,
@@ -89,10 +88,10 @@ def rehearse(
     ] = None,
     build_network: Annotated[str | None, typer.Option(help="The network of the build: host, none, …")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="A new directory for report.json and logs; else in DATA_DIR.")
+        Path | None, typer.Option(help="A new directory for report.json and logs. Default: in DATA_DIR.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave images, caches and submissions there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines: JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Do with a commit what validators do: clone, build, run, kill at the limit, upload, score.
 
@@ -155,7 +154,7 @@ def clean(
     everything: Annotated[
         bool, typer.Option("--all", help="Also what --keep kept, and what cannot be told to be whose.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines: JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Remove what killed rehearsals left: containers, images, networks, checkouts, caches, checkpoints.
 
@@ -245,7 +244,7 @@ def _tasks(names: list[str]) -> list[TournamentTask]:
         of_kind = {task.name: task for task in TASKS.values() if task.tournament == name}
         if name not in TASKS and not of_kind:
             kinds = ", ".join([*TASKS, "text", "image"])
-            raise typer.BadParameter(f"{name!r} is no kind of task; those there are: {kinds}")
+            raise typer.BadParameter(f"{name!r} is not a kind of task; known kinds: {kinds}")
         found |= {name: TASKS[name]} if name in TASKS else of_kind
     return list(found.values())
 

@@ -107,7 +107,7 @@ def clone_repository(
 
 
 def is_local(source: str) -> bool:
-    """Whether it is a path and not an address; `host:path` without a slash before the colon is an address."""
+    """Return True for a path; `host:path` without a slash before the colon is an address."""
     return "://" not in source and (Path(source).is_dir() or not re.match(r"[^/]+:", source))
 
 
@@ -123,7 +123,7 @@ def tracked_files(directory: Path) -> list[str]:
 
 
 def uncommitted_files(directory: Path) -> list[str]:
-    """What of a checkout is changed or new and not committed; nothing of a bare repository."""
+    """Return the uncommitted files of a checkout, changed or new; none for a bare repository."""
     if not (directory / ".git").exists():
         return []
     with temporary_tree("god-miner-git-") as folder:

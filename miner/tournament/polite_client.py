@@ -51,7 +51,7 @@ class SiteError(GodMinerError):
 
 @dataclass(frozen=True, slots=True)
 class SiteAnswer:
-    """What a site answered, now or at `at`."""
+    """A site's answer, from now or from `at`."""
 
     url: str
     body: bytes
@@ -137,7 +137,7 @@ class PoliteClient:
     # One request
 
     def _ask(self, url: str, max_bytes: int, etag: str | None, begin: int | None = None) -> SiteAnswer | None:
-        """None: what is cached is still what the site has."""
+        """Return the new answer, or None if the cached one is current."""
         for last in (False, True):
             with self._following_redirects(url, etag, begin, max_bytes) as response:
                 if response.status_code not in _BUSY:

@@ -42,7 +42,7 @@ _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where figures come from, and of when they are."""
+    """The source of figures, and their time."""
 
     url: str
     at: float
@@ -57,7 +57,7 @@ class Entry:
     hotkey: str
     #: The hub's repository with what was trained.
     repo: str | None = None
-    #: 1 is the best; None: not scored.
+    #: 1 is the best, None is not scored.
     rank: int | None = None
     #: What the kind of task is ranked by. Lower is better, except in GRPO and environments.
     loss: float | None = None
@@ -120,7 +120,7 @@ class PublicApi:
         return fees, _source(answer)
 
     def balance(self, coldkey: str) -> tuple[float, Source]:
-        """What a coldkey has paid in and not used, in TAO: 0 if it never paid."""
+        """Return the unused balance of a coldkey in TAO: 0 if it never paid."""
         if not _ADDRESS.fullmatch(coldkey):
             raise SiteError(f"{printable(coldkey[:60])!r} is not a coldkey's address")
         try:

@@ -1,4 +1,4 @@
-"""What validators do in a tournament: admission, the container, the paths and the clock.
+"""The validators' rules of tournaments: admission, the container, the paths and the clock.
 
 As their public code had it in August and September 2026. Admission checks their present files, so a rule may
 have changed since: whatever depends on one of these values names `AS_OF`.

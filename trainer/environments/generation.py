@@ -124,7 +124,7 @@ class RowsGeneration:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _expected(self, running: int) -> bool:
-        """Whether the games that run will not be enough."""
+        """Return True if the running games will not be enough."""
         each = self.rows / self.done if self.done else 1.0
         return self.open and not self.exhausted and self.rows + running * each < self.order.rows
 

@@ -99,7 +99,7 @@ class GameRecord:
 
     @property
     def forfeit(self) -> tuple[int, Forfeit] | None:
-        """Who forfeited, and why."""
+        """The seat that forfeited, and why."""
         last = self.turns[-1] if self.turns else None
         return (last.seat, last.forfeit) if last and last.forfeit else None
 
@@ -282,7 +282,7 @@ class MatchRules:
 
 @dataclass(slots=True)
 class MatchResult:
-    """What came out of a match, seen from the first side."""
+    """The result of a match, seen from the first side."""
 
     game: str
     names: tuple[str, str]
@@ -303,7 +303,7 @@ class MatchResult:
 
     @property
     def games(self) -> int:
-        """How many were played."""
+        """The number of games played."""
         return self.wins + self.draws + self.losses
 
     @property

@@ -95,7 +95,7 @@ class ContextOverflow(GodMinerError):
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """What a model answers, as the evaluator reads it."""
+    """A model's answer, as the evaluator reads it."""
 
     text: str | None
     calls: tuple[ToolCall, ...] = ()
@@ -193,7 +193,7 @@ class EndpointModel:
         sockets: list[socket.socket] = []
 
         def expire() -> None:
-            # A timeout of the socket begins anew with every byte: a slow server would never reach it.
+            # A timeout of the socket restarts with every byte: a slow server would never reach it.
             expired.set()
             for opened in sockets:
                 with suppress(OSError):

@@ -57,14 +57,14 @@ _INTERRUPTED_CODE = 130
 
 
 class BadContestant(GodMinerError):
-    """What was named is neither a model nor a player."""
+    """The name is neither of a model nor of a player."""
 
     code = "bad_contestant"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How models are loaded and asked."""
+    """Options of loading and asking models."""
 
     base: Path | None = None
     tokenizer: Path | None = None
@@ -75,7 +75,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class MatchEntry:
-    """Who can be seated in any match."""
+    """A participant for any match."""
 
     name: str
     #: None: a player that looks at the state itself.
@@ -243,7 +243,7 @@ class _ShellProgress:
 
 @dataclass
 class Played:
-    """What came out of everything that was asked for."""
+    """The results of everything that was requested."""
 
     matches: list[MatchResult] = field(default_factory=list)
     shells: list[ShellRehearsal] = field(default_factory=list)
@@ -256,7 +256,7 @@ class Played:
 
     @property
     def failure(self) -> str:
-        """What ended it; empty if nothing did."""
+        """The first failure; empty if there was none."""
         failures = [one.failure for one in self.matches] + [one.failure for one in self.shells]
         return next(filter(None, failures), "")
 
@@ -363,7 +363,7 @@ def _missing(error: ModuleNotFoundError) -> str:
 
 
 def _opponents(games: Sequence[str]) -> list[str]:
-    """Where none is named: search, unless nothing is played against anybody."""
+    """Return the default opponents: search, or nobody for shell tasks alone."""
     return [] if set(games) == {INTERCODE} else ["mcts"]
 
 

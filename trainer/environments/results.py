@@ -167,12 +167,12 @@ def write_task(folder: Path, number: int, task: PlayedTask) -> Path:
 
 
 def match_folder(folder: Path, game: str, names: tuple[str, str]) -> Path:
-    """Where the transcripts of a match are kept."""
+    """Return the folder of the transcripts of a match."""
     return folder / game / "-against-".join(map(_file_name, names))
 
 
 def shell_folder(folder: Path, name: str) -> Path:
-    """Where the transcripts of a model's shell tasks are kept."""
+    """Return the folder of the transcripts of a model's shell tasks."""
     return folder / "intercode" / _file_name(name)
 
 

@@ -27,7 +27,7 @@ _ANSWER = "An answer."
 
 
 class CallForm(StrEnum):
-    """How the model's template writes calls."""
+    """The way in which the model's template writes calls."""
 
     #: As the evaluator's parser reads them, several in one turn included.
     NATIVE = "native"
@@ -72,13 +72,13 @@ class RowEncoder(NamedTuple):
         return calls[-1:] if alone and self.form is not CallForm.NATIVE else calls
 
     def tools(self, row: RawRow) -> list[dict[str, Any]] | None:
-        """As the template gets them; None: the row has none."""
+        """Return the tools as the template gets them, or None if the row has none."""
         tools = row.get("tools")
         listed = json.loads(tools) if isinstance(tools, str) and tools else tools
         return [tool["function"] for tool in listed] if listed and self.flat else listed or None
 
     def render(self, messages: Sequence[Message], tools: Any, *, asks: bool) -> str:
-        """As text; `asks`: up to where the model begins to write."""
+        """Render messages as text; `asks` ends where the model begins to write."""
         return str(
             self.tokenizer.apply_chat_template(
                 list(messages), tools=tools, tokenize=False, add_generation_prompt=asks
@@ -86,8 +86,9 @@ class RowEncoder(NamedTuple):
         )
 
     def turns(self, row: RawRow) -> list[tuple[str, str]]:
-        """What is read and what is learned, turn by turn. `BadModel` where the template changes what was
-        read before once an answer is there: then the training's prompts would not be the evaluator's."""
+        """Return what is read and what is learned, turn by turn. Raise `BadModel` if the template changes
+        what was read before once an answer is there: then the training's prompts would not be the
+        evaluator's."""
         messages, tools = self.messages(row), self.tools(row)
         places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         turns, done = [], ""
@@ -106,8 +107,8 @@ class RowEncoder(NamedTuple):
     def _turns_of_whole(
         self, messages: Sequence[Message], tools: Any, places: Sequence[int]
     ) -> list[tuple[str, str]]:
-        """For templates that write old answers otherwise than the last, as those do that drop old thoughts:
-        all of the conversation as the last request has it."""
+        """Encode all of the conversation as the last request has it: for templates that write old answers
+        otherwise than the last, such as those that drop old thoughts."""
         whole, first = self.render(messages, tools, asks=False), messages[: places[0]]
         asks = self.render(first, tools, asks=True).removeprefix(self.render(first, tools, asks=False))
         asks, _, _ = asks.partition("<think>")
@@ -166,7 +167,7 @@ class RowEncoder(NamedTuple):
 
 
 def turn_end(tokenizer: Tokenizer) -> str:
-    """What the template writes after an answer; empty where it writes nothing or fails."""
+    """Return what the template writes after an answer; empty if it writes nothing or fails."""
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _ANSWER}]
     try:
         text = str(tokenizer.apply_chat_template(messages, tokenize=False))

@@ -45,7 +45,7 @@ _RANDOM_MOVES = (0.1, 0.25, 0.5)
 _OTHERS_MOVES = 0.3
 #: Seats that keep notes, games with something in the slots before, and games that are reflected on.
 _NOTES, _FILLED, _REFLECTED = 0.3, 0.5, 0.1
-#: A slot of notes begins anew before it is cut: its tokens are the tokenizer's, which no worker has.
+#: A slot of notes is restarted before it is cut: its tokens are the tokenizer's, which no worker has.
 _SLOT_CHARACTERS = 240
 #: Mostly the evaluator's own number of simulations, and weaker search, which leads elsewhere.
 _WEAKER = (1.0, 1.0, 0.5, 0.2)

@@ -1,4 +1,4 @@
-"""Which environments there are, and where the rows of each come from.
+"""The environments, and the sources of their rows.
 
 What plays is imported with the first row that it makes: planning and encoding know the names alone.
 """
@@ -34,7 +34,7 @@ def sequence_limit_of(names: Iterable[str]) -> int:
 
 
 class RowsOrder(Record):
-    """Which rows to make, until when, and where to write them."""
+    """An order of rows: which, until when, and where to write them."""
 
     environment: str
     rows: int = Field(ge=1)
@@ -70,7 +70,7 @@ class RowsOrder(Record):
 
 
 class RowsReport(Record):
-    """What was made."""
+    """The rows that were made."""
 
     rows: int
     games: int
@@ -99,7 +99,7 @@ def known_environments(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def unknown_environments(names: Sequence[str]) -> tuple[str, ...]:
-    """What is to be said of names that are not known."""
+    """Return a note for each unknown name."""
     unknown = [name for name in dict.fromkeys(names) if name not in _LIMITS]
     notes = [f"{name[:100]!r} is no environment that is known here: it is left out" for name in unknown]
     if len(unknown) == len(set(names)):

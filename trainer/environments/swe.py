@@ -87,7 +87,7 @@ def swe_row(raw: RawRow) -> dict[str, Any] | None:
 
 
 def edits(answer: str) -> bool:
-    """Whether the answer's command changes a file; a patch that it writes for submission is no edit."""
+    """Return True if the answer's command changes a file; a patch written for submission does not count."""
     return any(_EDIT.search(_DIFF.sub("", command)) for command in _COMMAND.findall(answer))
 
 

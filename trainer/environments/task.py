@@ -157,7 +157,8 @@ def trained_rows(plan: TrainingPlan) -> int:
 
 
 def rows_orders(run: RunSpec, plan: TrainingPlan) -> Iterator[RowsOrder]:
-    """As many rows as the plan trains on, the same of each, in the planned part of the time that is left."""
+    """Order the rows that the plan trains on, the same number of each environment, to be made in the planned
+    part of the remaining time."""
     assert isinstance(run.dataset, EnvironmentDataset)
     names = known_environments(run.dataset.environment_names)
     wanted = min(round(trained_rows(plan) * _SPARE) + plan.steps.eval_rows, MADE_ROWS)

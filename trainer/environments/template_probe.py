@@ -1,4 +1,4 @@
-"""Whether the model's own template carries rows: tried before the training on rows of each environment.
+"""A trial of the model's own template, before the training, on rows of each environment.
 
 Templates differ in what they do with calls. Some leave them out, some refuse two in one turn, some fail on
 an empty list of calls, and some show no tools. What is learned is read as the evaluator's server reads it,
@@ -72,7 +72,7 @@ def _takes_tools(encoder: RowEncoder, rows: Sequence[RawRow]) -> bool:
 
 
 def _one_of_each(rows: Sequence[RawRow]) -> Iterator[RawRow]:
-    """Of each environment a row with the most calls in a turn, and one without any."""
+    """Return a row of each environment with the most calls in a turn, and one without any."""
     seen: dict[tuple[Any, bool], RawRow] = {}
     for row in rows:
         key = row.get("environment"), _calls(row) > 0
@@ -86,7 +86,7 @@ def _calls(row: RawRow) -> int:
 
 
 def problem_of(encoder: RowEncoder, row: RawRow) -> str | None:
-    """What the template loses of this row; None: nothing."""
+    """Return what the template loses of this row, or None."""
     name = row.get("environment")
     try:
         turns = encoder.turns(row)

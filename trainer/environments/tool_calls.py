@@ -64,7 +64,7 @@ def parser_for(name: str, model_type: str = "") -> ParserName | None:
 
 
 def parser_of_model(name: str, model_type: str) -> ParserName | None:
-    """For a model in a directory, whose name is its owner's choice: its type decides before the name."""
+    """Choose by the type of a model in a directory before its name, which its owner chose."""
     if ParserName.HERMES in name.lower():
         return ParserName.HERMES
     return parser_for("", model_type) or parser_for(name)
@@ -106,13 +106,13 @@ def template_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def flat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the server tries next, where a template fails with `template_tools`."""
+    """Return what the server tries next if a template fails with `template_tools`."""
     return [tool["function"] for tool in template_tools(tools)]
 
 
 def without_thoughts(text: str) -> str:
     """Cut what stands in think tags, as the evaluator does, and whatever is longer than an answer can be."""
-    # A lone surrogate, which JSON can write, is no text that could be encoded again.
+    # A lone surrogate, which JSON can write, cannot be encoded again.
     text = text[:_LONGEST_TEXT].encode("utf-8", "replace").decode()
     text = _THOUGHT.sub("", text)
     for tag in ("</think>", "</thinking>"):

@@ -100,21 +100,21 @@ class RewardCalls:
 
     @property
     def any_slow(self) -> bool:
-        """Whether a function is to get completions while others are still being generated."""
+        """Return True if a function is to get completions while others are still being generated."""
         return any(caller.slow for caller in self._callers)
 
     def hand_in_early(self, rows: Sequence[int], completions: Sequence[str], columns: Columns) -> None:
-        """For slow functions only. `rows`: the completions' numbers."""
+        """Start slow functions on completions. `rows` are the completions' numbers."""
         for caller in self._callers:
             if caller.slow:
                 caller.take(rows, completions, columns)
 
     def hand_in(self, rows: Sequence[int], completions: Sequence[str], columns: Columns) -> None:
-        """Everything, in the order in which functions get it; what a function already has is left out."""
+        """Hand in everything, in the order in which functions get it, but for what a function already has."""
         for caller in self._callers:
             caller.take(rows, completions, columns)
 
     def collect(self, beside_s: float = 0.0) -> list[list[float]]:
-        """Of each function, the rewards in the order of the rows; what a function raised is raised here.
+        """Return the rewards of each function in the order of the rows; raise what a function raised.
         `beside_s`: what the generation before took; who is slow matters only where there are more."""
         return [caller.collect(beside_s) for caller in self._callers]

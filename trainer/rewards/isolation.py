@@ -144,7 +144,7 @@ _SIGNALS = (
 
 
 class Isolation(NamedTuple):
-    """What is in force, for people; and what reward code could still reach: usually nothing."""
+    """Describe what is in force, for people, and what reward code could still reach: usually nothing."""
 
     means: str
     exposed: tuple[str, ...]

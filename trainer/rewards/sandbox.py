@@ -158,7 +158,7 @@ def _exchange(connection: socket.socket, question: bytes, until: float) -> bytes
 
 
 def describe_isolation() -> str:
-    """How reward code would be isolated here, for people; starts with `exposed` where that is not enough."""
+    """Describe the isolation of reward code here; the text starts with `exposed` if it is not enough."""
     worker = RewardProcess()
     try:
         worker._start(time.monotonic() + FIRST_CALL)
@@ -235,7 +235,7 @@ class Rewards:
         return _numbers(reply, zeros)
 
     def problems(self, completions: list[str], **columns: Any) -> list[str | None]:
-        """What is wrong with each function when it is called with these, as validators try them out."""
+        """Return what is wrong with each function when called with these, as validators try them."""
         return [self.attempt(place, completions, columns)[1] for place in range(len(self))]
 
     def _known(self, reward: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,7 +307,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _plain(value: object) -> bool:
-    """Whether JSON can represent it: cheaply, by the first item that is not None."""
+    """Return True if JSON can represent a value: cheaply, by the first item that is not None."""
     while isinstance(value, list):
         value = next((item for item in value if item is not None), None)
     return value is None or isinstance(value, str | int | float | dict)

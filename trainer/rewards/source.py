@@ -83,7 +83,8 @@ def _names(arguments: ast.arguments) -> list[str]:
 
 
 def _accepts_completions(arguments: ast.arguments) -> bool:
-    """Whether Python accepts `f(completions)`, or that and what validators hand over by name."""
+    """Return True if Python accepts `f(completions)`, or that and the arguments that validators pass by
+    name."""
     positional = [*arguments.posonlyargs, *arguments.args]
     must = positional[: len(positional) - len(arguments.defaults)]
     required = len(must[:1]) + sum(argument.arg not in HANDED_OVER for argument in must[1:])

@@ -64,7 +64,7 @@ def load_function(source: str, function: str) -> Callable[..., Any]:
 
 
 def call_function(function: Callable[..., Any], completions: list[str], columns: RewardRequest) -> Any:
-    """As validators do: with what the row knows, and without it where the function does not take it."""
+    """Call as validators do: with the columns of the row, or without if the function does not take them."""
     if not columns:
         return function(completions)
     try:

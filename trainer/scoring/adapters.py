@@ -25,8 +25,8 @@ def direct_adapters(model: Any) -> Iterator[None]:
 
 
 def _is_plain(module: Any) -> bool:
-    """Whether it is a LoRA of one adapter on a linear layer, as peft made it, switched on and apart from its
-    base."""
+    """Return True for a LoRA of one adapter on a linear layer, as peft made it, switched on and apart from
+    its base."""
     try:
         from peft.tuners.lora.layer import Linear
     except ImportError:

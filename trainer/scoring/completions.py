@@ -40,7 +40,7 @@ def complete(
     together: int | None = None,
     finished: Finished | None = None,
 ) -> list[list[int]]:
-    """As `sampling.sample`, by whichever of the two; in evaluation mode and without gradients."""
+    """Sample as `sampling.sample` does, by either generator; in evaluation mode and without gradients."""
     model = getattr(model, "_orig_mod", model)  # compiled, every length would be compiled again
     prepared: Callable[[], AbstractContextManager[None]] = getattr(model, PREPARED, nullcontext)
     was_training = model.training
@@ -67,7 +67,7 @@ def _without_gradients(model: Any) -> AbstractContextManager[Any]:
 
 
 def may_sample(model: Any, places: int) -> bool:
-    """Whether the model is one that our sampling is made for, with so many tokens in a row."""
+    """Return True if our sampling is made for the model, with this many tokens in a row."""
     attention = attention_of(model)
     if not (takes_wide_masks(attention) or attention == EAGER) or not keeps_all(model, places):
         return False
@@ -114,7 +114,7 @@ def _compare(model: Any, prompts: Sequence[Sequence[int]], rules: SamplingRules)
 
 
 def _second_tokens(completions: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Of every prompt's first completion: as ends they let those end early, and the others go on."""
+    """Return the second tokens of the first completions: as end tokens they stop only these."""
     return tuple(tokens[1] for tokens in completions[::_EACH])
 
 

@@ -127,16 +127,17 @@ def _bound(values: Any) -> float:
 
 
 def _share_won(rates: Any, means: Any, rate_margin: float, gap_margin: float, needed: float) -> float:
-    """Of the draws, as if each were the evaluation's rows, those on which the challenger would win. A draw's
-    own bounds lie as far below its values as ours below ours: drawing from every draw again would change
-    them little."""
+    """Return the share of draws, each taken as the evaluation's rows, in which the challenger would win. A
+    draw's own bounds lie as far below its values as ours below ours: drawing from every draw again would
+    change them little."""
     numpy = importlib.import_module("numpy")
     rates, means = numpy.asarray(rates), numpy.asarray(means)
     return float(((rates - rate_margin >= WIN_RATE) & (means - gap_margin >= needed)).mean())
 
 
 def _share_better(means: Any) -> float:
-    """Of the draws; equal means count half, so that a model is neither better nor worse than itself."""
+    """Return the share of draws; equal means count half, so a model is neither better nor worse than
+    itself."""
     numpy = importlib.import_module("numpy")
     means = numpy.asarray(means)
     return float((means > 0).mean() + 0.5 * (means == 0).mean())

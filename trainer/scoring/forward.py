@@ -25,7 +25,7 @@ PIECE = 512 << 20
 
 @dataclass(frozen=True)
 class Predicted:
-    """For every labelled token of a batch, in order: logits, the token, and the row it is in."""
+    """Every labelled token of a batch, in order: its logits, itself and its row."""
 
     logits: torch.Tensor
     targets: torch.Tensor
@@ -98,7 +98,7 @@ def predict(model: Any, ids: Sequence[Sequence[int]], labels: Sequence[Sequence[
 def predict_and_label(
     model: Any, ids: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], pad: int
 ) -> tuple[Predicted, Predicted]:
-    """As `predict`, and the logits at the labels themselves, in one pass."""
+    """Predict, and return the logits at the labels themselves, in one pass."""
     marked = _padded(labels, IGNORED)
     before, itself = marked[:, 1:].ne(IGNORED), marked.ne(IGNORED)
     before_labels, at_labels = _run_model(model, ids, pad, [(before, marked[:, 1:]), (itself, marked)])
@@ -192,7 +192,7 @@ LOGIT_BYTES = 4 << 30
 
 
 def batch_tokens(vocabulary: int) -> int:
-    """How many tokens a pass may have before its logits outgrow their share of the memory."""
+    """Return the most tokens of a pass whose logits stay within their share of the memory."""
     return max(min(MAX_TOKENS, LOGIT_BYTES // (8 * vocabulary)), 1)
 
 

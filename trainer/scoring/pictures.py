@@ -2,7 +2,7 @@
 
 The engine's own Python runs this, so it needs what is there: Python 3.10, torch, and the engine. The base is
 loaded once, as the training loaded it; the adapters are put into it one after the other, in the given order.
-After each the report is written anew, so that whoever waits has what is done when the time is up.
+After each the report is rewritten, so that whoever waits has what is done when the time is up.
 
 JOB.json: `engine` ("ai-toolkit" or "kohya"), `engine_dir`, `config` (what the training was started with),
 `family`, `files` ("" is the base alone), `pictures` (`image` and `caption`), `seeds`, `deadline` (Unix

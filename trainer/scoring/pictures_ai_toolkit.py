@@ -43,7 +43,7 @@ def load(job: PictureJob) -> ToolkitModel:
 
 
 def _scheduler(chosen: Any) -> Any:
-    """As the trainer makes it; the render does without, but loading wants one."""
+    """Return a scheduler as the trainer makes it: loading wants one, rendering does not use it."""
     if hasattr(chosen, "get_train_scheduler"):
         return chosen.get_train_scheduler()
     sampler = importlib.import_module("toolkit.sampler")

@@ -131,7 +131,7 @@ def choose(logits: torch.Tensor, numbers: torch.Tensor, rules: SamplingRules) ->
 
 @dataclass
 class _Rows:
-    """What is known of each row on the device; the first `used` rows are in use."""
+    """The state of each row on the device; the first `used` rows are in use."""
 
     #: Row of the results; finished ones write into one more.
     result: torch.Tensor
@@ -173,7 +173,7 @@ class _Sampler:
     places: Sequence[int] | None
     together: int | None
     finished: Finished | None
-    #: Of each result's tokens; None: not asked for.
+    #: Log probabilities of each result's tokens, if requested.
     log_probs: torch.Tensor | None = None
     slots: list[_Slot] = field(default_factory=list)
     step: int = 0

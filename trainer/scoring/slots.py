@@ -29,7 +29,7 @@ _ODD = ("softcap", "s_aux", "position_bias")
 
 
 class Slots:
-    """Which places of the buffers the coming pass reads and writes; one for all layers."""
+    """The places of the buffers that the coming pass reads and writes; one record for all layers."""
 
     def __init__(self, rows: int, places: int, device: torch.device) -> None:
         self.rows, self.places, self.device = rows, places, device
@@ -40,14 +40,14 @@ class Slots:
         self._written: dict[int, torch.Tensor] = {}
 
     def point(self, used: int, width: int, lengths: torch.Tensor) -> torch.Tensor:
-        """For the coming pass: each row's token comes behind its `lengths`. Returns the mask of what each
+        """Prepare the coming pass: each row's token comes behind its `lengths`. Return the mask of what each
         row has, its new place included."""
         self.used, self.width, self._lengths = used, width, lengths
         self._written.clear()
         return self._columns[:width] <= lengths[:, None]
 
     def written(self, heads: int) -> torch.Tensor:
-        """Where the new token goes, in a buffer of all heads' places one after the other."""
+        """Return the place of the new token in a buffer of all heads' places one after the other."""
         if heads not in self._written:
             heads_of_rows = torch.arange(self.used * heads, device=self.device)
             self._written[heads] = heads_of_rows * self.places + self._lengths.repeat_interleave(heads)
@@ -114,8 +114,8 @@ def slot_cache(model: Any, slots: Slots) -> Cache:
 
 
 def keeps_all(model: Any, places: int) -> bool:
-    """Whether every layer keeps the keys and values of so many tokens, and nothing else: none with a state or
-    a smaller window."""
+    """Return True if every layer keeps the keys and values of this many tokens and nothing else: none with a
+    state or a smaller window."""
     config = model.config.get_text_config(decoder=True)
     shared = getattr(config, "num_kv_shared_layers", None)
     if getattr(model.config, "is_encoder_decoder", False) or getattr(model, "_is_stateful", False) or shared:
@@ -138,7 +138,7 @@ def attention_of(model: Any) -> str:
 
 
 def takes_wide_masks(attention: str) -> bool:
-    """Whether `grouped_attention` stands in for it."""
+    """Return True if `grouped_attention` stands in for it."""
     return attention == SDPA or attention.startswith(_FLASH)
 
 

@@ -122,7 +122,7 @@ def _other_entry_points(tree: Path, tasks: list[TournamentTask]) -> list[str]:
 def parse_all(
     tree: Path, tasks: Sequence[TournamentTask], sandbox: Sandbox | None
 ) -> tuple[dict[str, Any], str]:
-    """What the entry points make of each task, and the end of what they complained."""
+    """Return what the entry points make of each task, and the end of their complaints."""
     orders = "".join(
         json.dumps(
             {
@@ -155,7 +155,7 @@ def arguments_of(task: TournamentTask) -> list[str]:
 
 
 def wrong_in_run(task: TournamentTask, run: Mapping[str, Any]) -> list[str]:
-    """Where the run that was understood is not the one that was asked for."""
+    """Return the differences between the run that was parsed and the one that was requested."""
     model = task.model_argument(MODEL).replace("/", "--")
     data = f"{_TASK}_tourn.zip" if task.image_type is not None else f"{_TASK}_train_data.json"
     expected = {
@@ -200,7 +200,7 @@ _UID = REWARD_UIDS - 1
 
 @dataclass(frozen=True)
 class ConfinedOutput:
-    """What it printed, on either stream, and why it was ended early, if it was."""
+    """Output of confined code on both streams, and why it was ended early, if it was."""
 
     text: str
     #: The exit code, or the limit that was reached.
@@ -208,7 +208,7 @@ class ConfinedOutput:
 
     @property
     def complaint(self) -> str:
-        """For people: how it ended, and the last line that it printed."""
+        """The end of the run and its last line, for people."""
         last = self.text.strip().rpartition("\n")[2][-300:]
         return printable(f"{self.ending}: {last}" if last else self.ending)
 

@@ -72,7 +72,7 @@ def check_datasets(entry: CheckedEntry) -> RuleFinding:
 
 
 def check_limits(entry: CheckedEntry) -> RuleFinding:
-    """Who may enter: one entry per address, account and coldkey. Other entries are unknown here."""
+    """Check the limits of one entry per address, account and coldkey. Other entries are unknown here."""
     rule = "limits and fees"
     money = read_money(entry)
     notes = [*money.notes, "a validator that waits for a full field begins again, and may take the fee again"]
@@ -101,7 +101,7 @@ def check_limits(entry: CheckedEntry) -> RuleFinding:
 
 @dataclass(frozen=True)
 class EntryMoney:
-    """What entering costs, and what the coldkey has at the validators."""
+    """Return the fee of entering and the balance of the coldkey at the validators."""
 
     due: float
     #: None where it is not known.
@@ -175,7 +175,7 @@ def check_times(entry: CheckedEntry) -> RuleFinding:
 
 
 def entered(entry: CheckedEntry) -> list[tuple[TournamentType, TrainingRepo]]:
-    """What the settings enter, of the kinds that are checked."""
+    """Return the entries in the settings, of the kinds that are checked."""
     if entry.settings is None:
         return []
     found = ((kind, entry.settings.training_repo(kind)) for kind in entry.kinds)
@@ -193,7 +193,7 @@ CLONES = 2
 
 
 def check_commit(entry: CheckedEntry) -> RuleFinding:
-    """Whether a validator would find the commit; admission does not look, the first task would fail."""
+    """Check that a validator would find the commit; admission does not look, the first task would fail."""
     rule, commit = "commit", entry.clone.commit
     notes = [f"checked: {commit}"]
     if entry.asked and not is_whole_commit(entry.asked):
@@ -226,7 +226,7 @@ def check_commit(entry: CheckedEntry) -> RuleFinding:
 
 
 def check_clone(entry: CheckedEntry) -> RuleFinding:
-    """Whether it can be cloned in time, twice."""
+    """Check that the repository can be cloned in time, twice."""
     rule = "clone"
     far = entry.remote.clone if entry.remote else None
     clone = far or entry.clone
@@ -268,5 +268,5 @@ def run_checks(entry: CheckedEntry) -> Iterator[RuleFinding]:
 
 
 def is_admitted(findings: list[RuleFinding]) -> bool:
-    """Whether nothing is known to be wrong."""
+    """Return True if no finding failed."""
     return all(finding.state is not FindingState.FAILED for finding in findings)

@@ -46,7 +46,7 @@ MECHANISMS = (
     ("trainer/native/train.py", "a trainer of its own for texts"),
     ("trainer/scoring/pictures.py", "chooses pictures' checkpoints by the evaluator's loss"),
     ("core/planning/planner.py", "plans batch, memory and steps from the GPU and the data"),
-    ("core/planning/oom.py", "plans anew after a training ran out of memory"),
+    ("core/planning/oom.py", "plans again after a training ran out of memory"),
     ("core/runs/remedies.py", "knows what to change after each kind of failure"),
 )
 
@@ -105,7 +105,7 @@ def check_copies(entry: CheckedEntry) -> RuleFinding:
 
 
 def check_distinct(entry: CheckedEntry) -> RuleFinding:
-    """What a person, or the validators' model, finds when it compares."""
+    """Check what a person, or the validators' model, would find in a comparison."""
     files = set(entry.files())
     notes = [f"{file}: {what}" for file, what in MECHANISMS if file in files]
     own = live_files(entry.tree)

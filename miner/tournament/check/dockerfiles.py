@@ -83,7 +83,7 @@ class BuildStage:
 
 @dataclass
 class DockerfileFindings:
-    """What a validator's build would fail on, and what is only worth a look."""
+    """Return the problems that would fail a validator's build, and the rest that is worth a look."""
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -416,7 +416,7 @@ def _split(text: str) -> list[str]:
 
 
 def context_files(tree: Path, files: Sequence[str]) -> list[str]:
-    """What of these files a build is sent."""
+    """Return the files that are sent to a build."""
     try:
         lines = read_inside(tree, tree / ".dockerignore").decode("utf-8", "replace").splitlines()
     except OSError:
@@ -434,7 +434,7 @@ def context_files(tree: Path, files: Sequence[str]) -> list[str]:
 
 
 def is_in_context(path: str, context: Sequence[str]) -> bool:
-    """Whether a source of COPY names anything that the build is sent."""
+    """Return True if a source of COPY names anything that is sent to the build."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts:
         return bool(context)

@@ -46,7 +46,7 @@ class FindingState(StrEnum):
 
 @dataclass(frozen=True)
 class RuleFinding:
-    """What one rule of admission says of an entry."""
+    """The finding of one rule of admission on an entry."""
 
     number: int
     rule: str
@@ -69,7 +69,7 @@ class RuleFinding:
 
 @dataclass(frozen=True)
 class Remote:
-    """Where validators would clone the entry from."""
+    """The repository from which validators would clone the entry."""
 
     url: str
     clone: Clone | None
@@ -228,7 +228,7 @@ def public_address(url: str) -> str:
 
 
 def site_answers(url: str) -> bool:
-    """Whether a host answers at all: git and others would wait for minutes. Of its answer nothing is read."""
+    """Return True if a host answers at all: git would wait for minutes. Nothing of the answer is read."""
     try:
         with httpx.stream("GET", url, timeout=ANSWER_LIMIT_S):
             return True

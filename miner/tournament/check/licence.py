@@ -42,7 +42,7 @@ class NoUpstream(GodMinerError):
 
 @dataclass(frozen=True)
 class UpstreamFiles:
-    """What an entry's licence and notice must equal, as digests of the normalized texts."""
+    """Digests of the normalized texts that an entry's licence and notice must equal."""
 
     license: str
     notice: str
@@ -53,7 +53,7 @@ class UpstreamFiles:
 
 
 def normalized(content: bytes) -> str:
-    """As validators read a licence; `UnicodeDecodeError` is a failure there too."""
+    """Normalize a licence as validators do; `UnicodeDecodeError` is a failure there too."""
     return "\n".join(line.rstrip() for line in content.decode("utf-8").splitlines())
 
 
@@ -142,7 +142,7 @@ def _problems(directory: Path, word: str, names: Sequence[str], expected: str) -
 
 
 def _why(content: bytes, expected: str) -> str:
-    """What is known to break an equal text: line ends and blanks at them do not count, these do."""
+    """Name the known differences that break an equal text; line ends and trailing blanks do not count."""
     if digest_of(content.removeprefix(_BOM)) == expected:
         return ": it begins with a byte order mark"
     if digest_of(content.removeprefix(_BOM).rstrip()) == expected:

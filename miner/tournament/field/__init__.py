@@ -1,1 +1,1 @@
-"""What the field trained with, beside our own plans, and the laws that follow."""
+"""The field's training settings beside our own plans, and the laws that follow from them."""

@@ -1,4 +1,4 @@
-"""What the field trained with: tasks and entries as `field pull` saved them, beside our own plans.
+"""Tasks and entries of the field, as `field pull` saved them, beside our own plans.
 
 A saved directory has one folder per tournament with `tournament.json`, in it one per task with `task.json`
 (the public API's answers, reduced), and in that one per entry, named by the first eight characters of the
@@ -153,7 +153,7 @@ class FieldTask:
 
 @dataclass(frozen=True, slots=True)
 class OwnResults:
-    """What one hotkey reached in the tournaments that were saved."""
+    """The results of one hotkey in the saved tournaments."""
 
     hotkey: str
     #: Tasks in which it has a place, and those in which that is the first.

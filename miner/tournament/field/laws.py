@@ -29,7 +29,7 @@ class LawPoint:
 class Law:
     text: str
     points: int
-    #: Largest relative distance of a point from the law; None: the law goes through all of them by force.
+    #: Largest relative distance of a point from the law, or None if the law fits all points by construction.
     off: float | None = None
 
 

@@ -39,7 +39,7 @@ DONE = "pulled.json"
 
 @dataclass
 class Pulled:
-    """What a pull found, for the operator."""
+    """The result of a pull, for the operator."""
 
     tournaments: list[str] = field(default_factory=list)
     tasks: int = 0

@@ -1,4 +1,4 @@
-"""What one entry trained with, out of the small files beside its weights.
+"""The training settings of one entry, from the small files beside its weights.
 
 `config.yaml` is ai-toolkit's and `adapter_config.json` PEFT's; the header of the weights has the adapter's
 ranks and what sd-scripts (`ss_…`) and ai-toolkit (`training_info`) write into it; `README.md` has Axolotl's
@@ -95,7 +95,7 @@ _SAMPLES = 2000
 def mean_factor(
     schedule: str, total: int, done: int, warmup: int = 0, floor: float = 0.0, cooldown: float = 0.0
 ) -> float | None:
-    """Mean of the rate over the first `done` of `total` steps, relative to its peak; None: unknown."""
+    """Return the mean rate over the first `done` of `total` steps relative to its peak, if it is known."""
     factor = _SHAPES.get(schedule)
     if factor is None or total < 1 or done < 1:
         return None
@@ -175,7 +175,7 @@ def _headers(folder: Path) -> Iterator[FieldRecipe]:
 
 
 def header_summary(header: SafetensorsHeader) -> dict[str, Any]:
-    """What is kept of a header: counts of types and ranks, some names, and known keys of its metadata."""
+    """Reduce a header to counts of types and ranks, some names, and known keys of its metadata."""
     tensors = header.tensors.values()
     down = [tensor for tensor in tensors if _is_down(tensor.name)]
     ranks = Counter(

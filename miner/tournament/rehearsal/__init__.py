@@ -1,1 +1,1 @@
-"""What a validator does with an entry, on the operator's own Docker."""
+"""A validator's treatment of an entry, on the operator's own Docker."""

@@ -44,13 +44,13 @@ class BuildStep:
 
     @property
     def is_base(self) -> bool:
-        """Whether its time is that of pulling an image."""
+        """True if the time of the step is that of pulling an image."""
         return self.instruction.upper().startswith("FROM ")
 
 
 @dataclass
 class Build:
-    """How the build of one Dockerfile went."""
+    """The build of one Dockerfile."""
 
     dockerfile: str
     image: str | None = None

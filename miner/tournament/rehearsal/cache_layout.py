@@ -30,7 +30,7 @@ class BadInput(GodMinerError):
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Where everything lies on this machine."""
+    """The places of a cache on this machine."""
 
     root: Path
     model: Path
@@ -91,7 +91,7 @@ def require_model(model: Path, task: TournamentTask) -> None:
 
 
 def _forget_name(config: Path) -> None:
-    """As anonymised models have it."""
+    """Remove the name from a configuration, as in anonymised models."""
     fields = json.loads(config.read_bytes())
     fields.pop("_name_or_path", None)
     config.unlink()  # a link to the operator's own file

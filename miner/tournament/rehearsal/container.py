@@ -44,7 +44,7 @@ _HELPER_S = 3600.0
 
 @dataclass(frozen=True)
 class TrainingMachine:
-    """What Docker can give to a container here."""
+    """The resources that Docker can give to a container here."""
 
     memory_bytes: int
     cpus: int
@@ -78,7 +78,7 @@ def internal_network(client: DockerClient, output: Path) -> Iterator[tuple[str, 
 
 @dataclass(frozen=True)
 class ContainerOptions:
-    """What Docker runs one training with, and what of it is not as validators have it."""
+    """Docker's options of one training, and their differences from the validators'."""
 
     image: str
     command: tuple[str, ...]
@@ -165,7 +165,7 @@ def container_options(
 
 @dataclass
 class ContainerEnd:
-    """How a container ended."""
+    """The end of a container."""
 
     exit_code: int
     seconds: float

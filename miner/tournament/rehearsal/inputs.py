@@ -216,7 +216,7 @@ def _existing(path: Path) -> Path:
 
 
 def training_data(task: TournamentTask, given: RehearsalInputs, folder: Path) -> tuple[Path, Path]:
-    """What is trained on, and what to score on: rows, or a directory of pictures. `folder` gets both."""
+    """Return the data to train on and to score on: rows, or a directory of pictures. `folder` gets both."""
     if task.image_type is not None:
         source = given.data or folder / "made-up.zip"
         if given.data is None:
@@ -237,8 +237,8 @@ def training_data(task: TournamentTask, given: RehearsalInputs, folder: Path) ->
 def make_model_and_statistics(
     client: DockerClient, image: str, task: TournamentTask, given: RehearsalInputs, rows: Path, made: Path
 ) -> list[str]:
-    """For texts, in the image: a tiny model in `made`, if the operator names none, and what validators know
-    of model and data. Return what of it is missing."""
+    """Make, in the image, a tiny model for texts if the operator names none, and the validators' statistics
+    of model and data. Return what is missing."""
     made.mkdir(exist_ok=True)
     seen = {_WORKER: "/worker.py", rows: "/rows.json"}
     model = "/rehearsal/model"
@@ -256,8 +256,8 @@ def make_model_and_statistics(
 
 
 def split_pictures(source: Path, folder: Path) -> tuple[Path, Path]:
-    """Of a zip what is trained on, as a zip, and as many pictures with captions as validators keep for the
-    test, as a directory."""
+    """Split a zip into the training part, as a zip, and as many pictures with captions as validators keep for
+    the test, as a directory."""
     captions = {pair.image: pair.caption for pair in inspect_picture_zip(source).pairs}
     count = len(captions) - training_pictures(len(captions))
     if count == len(captions):

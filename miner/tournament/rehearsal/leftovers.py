@@ -60,7 +60,7 @@ class RehearsalRecord:
         self._add(_BUILD, image)
 
     def add_step(self, image: str) -> None:
-        """Of the last build: an image without a name."""
+        """Record the image of a build's last step, which has no name."""
         self._add(_STEP, image)
 
     def keep(self) -> None:
@@ -98,7 +98,8 @@ class Leftover:
     size_bytes: int | None = None
 
     def may_go(self, *, everything: bool) -> bool:
-        """Whether it is to be removed. `everything`: also what was kept, and what is of nobody known."""
+        """Return True if it is to be removed. `everything` includes what was kept and what has no known
+        owner."""
         if everything:
             return self.state is not RehearsalState.RUNNING
         return self.state is RehearsalState.KILLED
@@ -240,7 +241,7 @@ def _large(output: Path) -> list[Path]:
 
 
 def _size(folder: Path) -> int:
-    """What its removal frees: another name of an operator's file frees nothing."""
+    """Return the bytes that removal frees: another name of an operator's file frees nothing."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

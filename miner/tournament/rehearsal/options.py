@@ -1,4 +1,4 @@
-"""What an operator asks of a rehearsal."""
+"""The operator's options of a rehearsal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Save = Callable[[], None]
 
 @dataclass(frozen=True)
 class RehearsalInputs:
-    """What the operator names for one task; the rest is made up."""
+    """The operator's inputs of one task; the rest is made up."""
 
     model: Path | None = None
     model_id: str = STAND_IN_MODEL

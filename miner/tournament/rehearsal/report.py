@@ -58,7 +58,7 @@ def secret_values(environment: Mapping[str, str]) -> set[str]:
 
 
 def review_log(lines: Iterable[str], secrets: Collection[str] = ()) -> list[LogFinding]:
-    """What of a container's log should not be there, at most one finding per line."""
+    """Find what should not be in a container's log, at most one finding per line."""
     found: list[LogFinding] = []
     for number, line in enumerate(lines, 1):
         hidden = line

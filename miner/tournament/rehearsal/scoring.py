@@ -103,8 +103,8 @@ class FolderScore:
 
 
 def load_problems(repository: Path, task: TournamentTask, base: Path, model_id: str) -> tuple[str, ...]:
-    """What evaluators would reject in the repository: another architecture, other sizes, weights that are not
-    finite, missing parts. Whether a library loads it shows `score_text`."""
+    """Name what evaluators would reject in the repository: another architecture, other sizes, weights that
+    are not finite, missing parts. `score_text` shows whether a library loads it."""
     try:
         reference = BaseModelRef(model_id, base if base.is_dir() else None, task.image_type)
         checked = check_submission(repository, reference, _task_type(task), as_is=True)
@@ -185,7 +185,7 @@ def readable_report() -> Iterator[None]:
 
 
 def gains(gain: float, other: float) -> bool:
-    """Whether a challenger is so much better that it wins, where rows are not compared."""
+    """Return True if a challenger is better by enough to win without a comparison of rows."""
     return gain >= LEAST_GAIN * abs(other)
 
 
@@ -324,14 +324,14 @@ def _means(points: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
 
 
 def _outranks(points: Mapping[str, tuple[float, float]]) -> bool:
-    """Whether ours is first, and no worse at shell tasks: of two entries each environment's better one has
-    its whole point."""
+    """Return True if ours is first and no worse at shell tasks; the better of two entries has the whole point
+    of an environment."""
     ours, other = points.get(INTERCODE, (0.0, 0.0))
     return ours >= other and sum((mine > theirs) - (mine < theirs) for mine, theirs in points.values()) > 0
 
 
 def _notes(matches: Sequence[Mapping[str, Any]], shells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What was played; forfeits are what a training has to get rid of first."""
+    """Describe what was played; a training must first get rid of forfeits."""
     lines = []
     for match in matches:
         counts = f"{match['wins']} won, {match['draws']} drawn, {match['losses']} lost"

@@ -99,7 +99,8 @@ def make_model(kind: str, rows: Path, folder: Path) -> None:
 
 
 def statistics(kind: str, rows_file: Path, model: Path) -> dict[str, Any]:
-    """What needs no forward pass; validators' `training` and `throughput` are left out."""
+    """Return the statistics that need no forward pass; validators' `training` and `throughput` are left
+    out."""
     transformers = importlib.import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(model), local_files_only=True)
     found: dict[str, Any] = {"task_type": kind, "weights": {"by_group": weight_groups(model)}}

@@ -235,7 +235,7 @@ class TaskRun:
         self.say(f"  | {line}")
 
     def _keep_console(self, container: TrainerContainer, number: int) -> Path | None:
-        """What our trainer keeps from the public log; of an image engine also the configuration."""
+        """Copy what our trainer keeps from the public log, and the configuration of an image engine."""
         target = self.folder / f"console-{number}.log"
         for place in _WORK_PLACES:
             work = place.format(task=self.task_id)
@@ -269,7 +269,7 @@ class TaskRun:
     # — what becomes of the result
 
     def _upload(self, place: Path) -> bool:
-        """Whether a submission gets into its repository."""
+        """Return True if a submission gets into its repository."""
         found = what_is_uploaded(place, self.given.model_id, image=self.task.image_type is not None)
         self.report.problems += found.problems
         self.report.uploaded = [found.published(path) for path in found.files]

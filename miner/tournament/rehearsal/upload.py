@@ -1,4 +1,4 @@
-"""What the validator's uploader makes of a folder: which files it takes, changes and leaves out.
+"""The validator's uploader: the files of a folder that it takes, changes and leaves out.
 
 It trusts names alone: weights in a direct subfolder are uploaded instead of the submission. Whether the
 result loads is a matter of `scoring.py`.
@@ -32,7 +32,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Upload:
-    """What of a folder gets into the repository. Without problems it is a submission."""
+    """The files of a folder that the uploader would publish. Without problems it is a submission."""
 
     #: The folder that is uploaded: the submission's own, or the subfolder that takes its place.
     folder: Path
@@ -58,7 +58,7 @@ def what_is_uploaded(folder: Path, model_id: str, *, image: bool = False) -> Upl
     """Apply the uploader's rules. `model_id`: the task's real model, which adapter and card then name."""
     into = rules.IMAGE_SUBFOLDER if image else ""
     if not folder.is_dir():
-        return Upload(folder, problems=(f"there is no folder {folder}: the upload fails",), into=into)
+        return Upload(folder, problems=(f"{folder} is not a directory: the upload fails",), into=into)
     problems = []
     taken = _folders_with_weights(folder)
     if taken:
@@ -110,7 +110,7 @@ def _is_empty(folder: Path) -> bool:
 
 
 def _rewrites(folder: Path, files: Sequence[Path], model_id: str) -> tuple[tuple[Rewrite, ...], list[str]]:
-    """What is rewritten, and what cannot be."""
+    """Return the rewritten values, and the problems."""
     rewrites, problems = [], []
     if Path(ADAPTER_CONFIG) in files:
         try:
@@ -165,7 +165,7 @@ _ANY_NUMBER = re.compile(r"(\d+)\.safetensors$")
 
 @dataclass(frozen=True)
 class ImageChoice:
-    """Which file evaluators load: by the rule of July 2026, and by the newest one that was seen."""
+    """The file that evaluators load, by the rule of July 2026 and by the newest known one."""
 
     older: str | None
     newer: str | None

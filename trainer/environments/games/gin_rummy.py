@@ -143,7 +143,7 @@ def _takes(hand, upcard, unseen):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Seen:
-    """What an observation tells its player, cards as bits."""
+    """The content of an observation, cards as bits."""
 
     phase: str
     hand: int

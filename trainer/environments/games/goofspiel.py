@@ -110,7 +110,7 @@ def _opponent_hand(cards, bids, prizes, results, spread, above):  # type: ignore
 
 @numba.njit
 def _scores(cards, bids, prizes, results, prize, lead, games, seed):  # type: ignore[no-untyped-def]
-    """For each card, the weight of simulated games that its bid wins, draws counted half."""
+    """Return, for each card, the weight of simulated games that its bid wins; a draw counts half."""
     np.random.seed(seed)
     own = np.ones(cards + 1, np.int64)
     left = np.ones(cards + 1, np.int64)

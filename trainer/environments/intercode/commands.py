@@ -85,7 +85,7 @@ def _isolate(folder: str, forbidden_file: str, uid: int | None, workdir: str) ->
 
 
 def _tried(folder: str, forbidden_file: str, uid: int | None) -> Isolation:
-    """How commands will be isolated: found out in a child, because it cannot be taken off again."""
+    """Find out in a child how commands can be isolated, because isolation cannot be removed."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -145,8 +145,8 @@ def _run(command: str, seconds: float, uid: int | None, isolate: Callable[[], ob
 
 
 def _collect(child: int, streams: list[int], seconds: float) -> tuple[list[bytearray], int | None]:
-    """What it writes until it and all that it started have closed their outputs, and its exit code; None
-    where it had to be ended."""
+    """Return the output until the command and all that it started have closed theirs, and the exit code,
+    or None if the command had to be ended."""
     outputs = [bytearray() for _ in streams]
     until, counted, complete = time.monotonic() + seconds, time.monotonic(), False
     with selectors.DefaultSelector() as waiting:

@@ -194,7 +194,7 @@ class ShellMachine:
         return text.replace(self.root + "/", "/").replace(self.root, "/")
 
     def state(self, roots: Iterable[str]) -> dict[str, PathState]:
-        """What is below these folders, as the evaluator records it."""
+        """Return what is below these folders, as the evaluator records it."""
         found: dict[str, PathState] = {}
         for root in roots:
             for folder, folders, files in os.walk(self.root + root):

@@ -1,4 +1,4 @@
-"""What the evaluator sends to a model in a shell task: a fixed text, and the question with all turns so far.
+"""The evaluator's messages in a shell task: a fixed text, and the question with all turns so far.
 
 Each turn is a new conversation: the history is text, not messages.
 """

@@ -37,7 +37,7 @@ TASKS = 20
 
 @dataclass(frozen=True)
 class PlayedTask:
-    """What a model earned at a task."""
+    """The result of a model at a task."""
 
     question: str
     reward: float
@@ -50,7 +50,7 @@ class PlayedTask:
     failure: str = ""
 
     def transcript(self) -> str:
-        """As people read it."""
+        """Return the task as a text for people."""
         end = self.failure or ("submitted" if self.submitted else "out of turns")
         lines = [f"reward {self.reward:.2f}, {end}, {self.without_call} turns without a call", self.question]
         return "\n\n".join([*lines, *self.history]) + "\n"
@@ -72,7 +72,7 @@ class ShellRehearsal:
 
     @property
     def mean(self) -> float:
-        """What the evaluator reports."""
+        """The score that the evaluator reports."""
         return sum(task.reward for task in self.tasks) / len(self.tasks) if self.tasks else 0.0
 
     @property

@@ -46,11 +46,11 @@ class Shell:
         return self.observation
 
     def has_changes(self) -> bool:
-        """Whether the recorded state is another than at the beginning."""
+        """Return True if the recorded state differs from that at the beginning."""
         return self._machine.state(self._roots) != self._before
 
     def reward(self) -> ShellReward:
-        """What the evaluator gives for the state and the output as they are; ends the task."""
+        """End the task; return the reward of the state and the output as they are."""
         agent = self._machine.state(self._roots)
         self._machine.restore(self._task.files)
         output = self._machine.run(self._task.gold, "/", self._command_s)

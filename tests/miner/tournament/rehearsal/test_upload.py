@@ -70,7 +70,7 @@ def test_a_folder_without_weights_or_no_folder_at_all_is_a_problem(tmp_path: Pat
     problems = what_is_uploaded(tmp_path / "folder", MODEL).problems
     assert len(problems) == 1
     assert "no *.safetensors" in problems[0]
-    assert "no folder" in what_is_uploaded(tmp_path / "none", MODEL).problems[0]
+    assert "is not a directory" in what_is_uploaded(tmp_path / "none", MODEL).problems[0]
 
 
 def test_an_adapters_configuration_that_cannot_be_read_stops_the_uploader(tmp_path: Path) -> None:
