@@ -97,11 +97,6 @@ def _read(answer: type[AnswerT], content: dict[str, Any]) -> AnswerT:
         raise DaemonRefused(text) from None
 
 
-def get_page(settings: Settings, path: str) -> dict[str, Any]:
-    """GET a page of the operator's port."""
-    return _request(settings, "GET", path)
-
-
 @contextmanager
 def follow_page_events(settings: Settings, path: str) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
     """Follow the server-sent events of a page, as (kind, data), until the daemon ends them."""

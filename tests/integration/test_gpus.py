@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from miner.daemon_client import get_page
+from miner.api.fleet import FleetStatus
+from miner.api.samples import FleetSamples
+from miner.daemon_client import get
 from miner.dev.stack import ChildProcess
 from miner.settings import load_settings
 from tests.doubles.nvml import DRIVER_NOT_LOADED, LOST, NvmlHost, compiled, training, uuid
@@ -27,7 +29,8 @@ class Watched:
         self.validator = validator
 
     def page(self) -> dict[str, Any]:
-        return get_page(load_settings(env=self.validator.stack.settings(), env_file=None), "/fleet")
+        settings = load_settings(env=self.validator.stack.settings(), env_file=None)
+        return get(settings, "/fleet", FleetStatus).model_dump()
 
     def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         end = time.monotonic() + 90
@@ -132,7 +135,7 @@ async def test_a_driver_that_hangs_while_it_is_measured_holds_up_neither_scans_n
     settings = load_settings(env=validator.stack.settings(), env_file=None)
     assert await watched.accepted(1) == 1
     hung_at = page["looked_at"]
-    while get_page(settings, "/samples?seconds=60")["problem"] is None:
+    while get(settings, "/samples?seconds=60", FleetSamples).problem is None:
         assert watched.page()["trouble"] is None
     page = watched.until(lambda page: page["looked_at"] > hung_at + 5)
     assert page["trouble"] is None

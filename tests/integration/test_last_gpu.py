@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from core.domain.tasks import TaskType
-from miner.daemon_client import get_page
+from miner.api.fleet import FleetStatus
+from miner.daemon_client import get
 from miner.dev.samples import SampleTask
 from miner.dev.stack import ChildProcess
 from miner.settings import load_settings
@@ -105,5 +106,5 @@ async def started_with(port: int, start: Sent) -> str:
 def holds(validator: Validator) -> dict[str, tuple[str, tuple[str, ...]]]:
     """As the daemon shows them to the operator: task → offer or job, and its GPUs."""
     stack = validator.stack
-    page = get_page(load_settings(env=stack.settings(), env_file=None), "/fleet")
-    return {claim["task_id"]: (claim["kind"], tuple(claim["gpus"])) for claim in page["claims"]}
+    page = get(load_settings(env=stack.settings(), env_file=None), "/fleet", FleetStatus)
+    return {claim.task_id: (claim.kind, tuple(claim.gpus)) for claim in page.claims}

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from miner import daemon_client
 from miner.api.alerts import SilenceRequest
@@ -58,6 +59,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+class Echo(BaseModel):
+    path: str
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Iterator[Settings]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -71,9 +76,9 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
 def test_the_token_of_the_data_folder_is_used_where_none_is_set(settings: Settings, tmp_path: Path) -> None:
     unset = load_settings(env={"DATA_DIR": str(tmp_path)}, env_file=None)
     with pytest.raises(daemon_client.DaemonRefused, match="send the token"):
-        daemon_client.get_page(unset, "/jobs")
+        daemon_client.get(unset, "/jobs", Echo)
     (tmp_path / daemon_client.TOKEN_FILE).write_text(f"{TOKEN}\n")
-    assert daemon_client.get_page(unset, "/jobs") == {"path": "/jobs"}
+    assert daemon_client.get(unset, "/jobs", Echo).path == "/jobs"
     assert daemon_client.ensure_operator_token(unset).get_secret_value() == TOKEN
 
 
@@ -81,14 +86,14 @@ def test_a_page_is_asked_for_with_the_token_and_no_proxy(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://192.0.2.1:9")
-    assert daemon_client.get_page(settings, "/jobs") == {"path": "/jobs"}
+    assert daemon_client.get(settings, "/jobs", Echo).path == "/jobs"
 
 
 def test_a_daemon_that_will_not_is_quoted(settings: Settings) -> None:
     with pytest.raises(daemon_client.DaemonRefused, match=r'the daemon says: no, not .*"seconds":1'):
         daemon_client.post(settings, "/jobs", StartedJob, SilenceRequest(seconds=1))
     with pytest.raises(daemon_client.DaemonRefused, match="it answered 502"):
-        daemon_client.get_page(settings, "/broken")
+        daemon_client.get(settings, "/broken", Echo)
 
 
 def test_events_are_followed_to_their_end(settings: Settings) -> None:
@@ -99,7 +104,7 @@ def test_events_are_followed_to_their_end(settings: Settings) -> None:
 def test_without_a_daemon_the_error_says_so(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / daemon_client.RUN_FILE).write_text('{"pid": 1, "public_port": 1, "operator_port": 1}')
     with pytest.raises(daemon_client.NoDaemon, match="does not answer"):
-        daemon_client.get_page(settings, "/jobs")
+        daemon_client.get(settings, "/jobs", Echo)
     for text in ("", "[]", "{}", '{"operator_port": "x"}'):
         (tmp_path / daemon_client.RUN_FILE).write_text(text)
         with pytest.raises(daemon_client.NoDaemon, match="no daemon runs"):

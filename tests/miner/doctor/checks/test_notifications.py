@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from miner.api.status import DaemonStatus, NotificationTarget
 from miner.daemon_client import NoDaemon
 from miner.doctor import CheckContext, FindingStatus
 from miner.doctor.checks import notifications
@@ -15,12 +17,10 @@ SECRET = "bot-token-0123456789"
 
 
 def found(monkeypatch: pytest.MonkeyPatch, page: Any, **env: str) -> list[tuple[FindingStatus, str]]:
-    def get_page(*_: Any) -> Any:
-        if isinstance(page, Exception):
-            raise page
-        return {"notifications": page}
-
-    monkeypatch.setattr(notifications, "get_page", get_page)
+    targets = [] if isinstance(page, Exception) else [NotificationTarget(**target) for target in page]
+    answer = DaemonStatus.model_construct(notifications=targets)
+    failure = page if isinstance(page, Exception) else None
+    monkeypatch.setattr(notifications, "get", Mock(return_value=answer, side_effect=failure))
     context = CheckContext(load_settings(env=env, env_file=None))
     return [(finding.status, finding.detail) for finding in notifications.check_notifications(context)]
 
