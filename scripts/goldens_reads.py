@@ -54,7 +54,6 @@ ROUTES = (
 COMMANDS = (
     "config show",
     "config env",
-    "config docs",
     "chain status",
     "fleet show",
     "events -n 1000",

@@ -22,7 +22,7 @@ from miner.settings.values import BackendKind
 
 DEFAULT_ENV_FILE = ".env"
 _SHOWN_LENGTH = 80
-#: Settings until 0.2 that nobody changed: their values are constants beside the code that uses them.
+#: Former settings that nobody changed: their values are constants beside the code that uses them.
 _GONE = (
     "header_timeout_seconds body_timeout_seconds max_body_bytes max_concurrent_requests "
     "max_connections_per_address failure_rate_per_address failure_burst_per_address request_rate_per_hotkey "
@@ -144,7 +144,7 @@ def _renamed(name: str, where: str = "") -> Problem:
 
 
 def _is_gone(name: str) -> str:
-    return f"{name} is no longer a setting: its value is fixed since 0.2; remove it"
+    return f"{name} is no longer a setting: its value is fixed; remove it"
 
 
 def _nearest(name: str) -> str | None:

@@ -254,7 +254,7 @@ def test_a_setting_that_is_gone_is_warned_of_once_wherever_it_is_set(tmp_path: P
     file = tmp_path / ".env"
     file.write_text("REPORT_HOUR=7\n")
     gone_from_file, gone_from_environment = sorted(load(file, STALL_FACTOR="9").warnings)
-    assert gone_from_file == "REPORT_HOUR is no longer a setting: its value is fixed since 0.2; remove it"
+    assert gone_from_file == "REPORT_HOUR is no longer a setting: its value is fixed; remove it"
     assert gone_from_environment.startswith("STALL_FACTOR is no longer")
 
 
