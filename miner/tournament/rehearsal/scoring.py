@@ -115,46 +115,69 @@ def load_problems(repository: Path, task: TournamentTask, base: Path, model_id: 
     return tuple(str(fault) for fault in checked.faults if fault.kind not in harmless)
 
 
-def score_text(
-    client: DockerClient,
-    image: str,
-    task: TournamentTask,
-    *,
-    folder: Path,
-    base: Path,
-    rows: Path,
-    repository: Path,
-    against: Path | None = None,
-    max_rows: int | None = None,
-    gpus: Sequence[str] = (),
-) -> FolderScore:
-    """Score a text submission as the evaluator finds it. `folder` is a scratch directory; `rows` were not
-    trained on. `CannotScore` with the scorer's words: a submission that does not load is one."""
+@dataclass(frozen=True)
+class Scorer:
+    """The image that trained a task, to score a repository beside the base and another submission."""
+
+    client: DockerClient
+    image: str
+    task: TournamentTask
+    #: A scratch directory.
+    folder: Path
+    repository: Path
+    against: Path | None = None
+    gpus: Sequence[str] = ()
+    #: Only find out whether there is a score at all.
+    brief: bool = False
+
+    def run(self, command: str, seen: Mapping[Path, str]) -> dict[str, Any]:
+        """Return the scorer's report. Its errors get into a file of their own."""
+        for name in (REPORT, _ERRORS):
+            (self.folder / name).unlink(missing_ok=True)
+        shell = ["sh", "-c", f"{{ {command}; }} 2> {INSIDE / _ERRORS}"]
+        seen = {**seen, self.repository: OURS, **({self.against: AGAINST} if self.against else {})}
+        code, output = run_helper(self.client, self.image, shell, self.folder, read_only=seen, gpus=self.gpus)
+        try:
+            text = (self.folder / REPORT).read_text("utf-8")
+            found = json.loads(text[text.index("{") :])
+        except (OSError, ValueError):
+            errors = self.folder / _ERRORS
+            said = errors.read_text("utf-8", "replace") if errors.exists() else output
+            if _NO_SCORER.search(said):
+                raise NoScorer from None
+            last = "; ".join(said.strip().splitlines()[-3:])
+            raise CannotScore(
+                f"the scorer ended with exit code {code}: {last[-500:] or 'no output'}"
+            ) from None
+        if not isinstance(found, dict):
+            raise CannotScore("the scorer's report is not an object")
+        return found
+
+
+def score_text(scorer: Scorer, *, base: Path, rows: Path) -> FolderScore:
+    """Score a text submission as the evaluator finds it; `rows` were not trained on. Raise `CannotScore` with
+    the scorer's words: a submission that does not load is one."""
     began = time.monotonic()
     asked = {
-        "dataset_type": dict(task.dataset),
+        "dataset_type": dict(scorer.task.dataset),
         "data": _ROWS,
         "era": Era.TOURNAMENTS,
-        "kl_coefficient": _kl_coefficient(task),
+        "kl_coefficient": _kl_coefficient(scorer.task),
     }
-    write_json(folder / _TASK, asked)
-    seen = {rows: _ROWS, base: BASE, repository: OURS}
+    write_json(scorer.folder / _TASK, asked)
     # The one that is named first is what the others are compared with.
-    models = [*([AGAINST] if against else []), OURS]
-    if against is not None:
-        seen[against] = AGAINST
+    models = [*([AGAINST] if scorer.against else []), OURS]
     arguments = ["--task", str(INSIDE / _TASK), "--base", BASE, "--json", "--allow-rewards"]
     for model in models:
         arguments += ["--model", model]
-    arguments += ["--rows", str(max_rows)] if max_rows else []
     command = shlex.join(["python", "-m", "trainer.scoring.eval", *arguments])
-    report = run_scorer(client, image, f"{command} > {INSIDE / REPORT}", folder, seen, gpus)
+    report = scorer.run(f"{command} > {INSIDE / REPORT}", {rows: _ROWS, base: BASE})
     with readable_report():
         if "error" in report:
             raise CannotScore(str(report["error"].get("message", report["error"])))
         scores = report["models"]
         ours = scores[-1]
-        other = scores[1]["score"] if against else None
+        other = scores[1]["score"] if scorer.against else None
         wins = ours["over_first"]["won"] if ours["over_first"] else None
         if wins is None and other is not None:  # GRPO: without losses of rows
             gain = ours["score"] - other
@@ -200,34 +223,6 @@ def _task_type(task: TournamentTask) -> TaskType | None:
     return TaskType(task.task_type) if task.task_type in known else None
 
 
-def run_scorer(
-    client: DockerClient,
-    image: str,
-    command: str,
-    folder: Path,
-    seen: Mapping[Path, str],
-    gpus: Sequence[str],
-) -> dict[str, Any]:
-    """The scorer's report. Its errors get into a file of their own, so that the report is nothing else."""
-    for name in (REPORT, _ERRORS):
-        (folder / name).unlink(missing_ok=True)
-    shell = ["sh", "-c", f"{{ {command}; }} 2> {INSIDE / _ERRORS}"]
-    code, output = run_helper(client, image, shell, folder, read_only=dict(seen), gpus=gpus)
-    try:
-        text = (folder / REPORT).read_text("utf-8")
-        found = json.loads(text[text.index("{") :])
-    except (OSError, ValueError):
-        errors = folder / _ERRORS
-        said = errors.read_text("utf-8", "replace") if errors.exists() else output
-        if _NO_SCORER.search(said):
-            raise NoScorer from None
-        last = "; ".join(said.strip().splitlines()[-3:])
-        raise CannotScore(f"the scorer ended with exit code {code}: {last[-500:] or 'no output'}") from None
-    if not isinstance(found, dict):
-        raise CannotScore("the scorer's report is not an object")
-    return found
-
-
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value), encoding="utf-8")
@@ -243,37 +238,21 @@ FEW_GAMES = 2
 MATCH_S = 300.0
 
 
-def score_games(
-    client: DockerClient,
-    image: str,
-    task: TournamentTask,
-    *,
-    folder: Path,
-    base: Path,
-    repository: Path,
-    brief: bool = False,
-    against: Path | None = None,
-    gpus: Sequence[str] = (),
-) -> FolderScore | None:
+def score_games(scorer: Scorer, *, base: Path) -> FolderScore | None:
     """Score by the mean over the task's environments: the share of points against the base, or the reward of
-    shell tasks. None where none of the environments is played here. `folder` is a scratch directory; `brief`:
-    whether it has a score at all."""
+    shell tasks. Return None if none of the environments is played here."""
     began = time.monotonic()
-    names = [name for name in task.dataset["environment_names"] if name in (*PVP_GAMES, INTERCODE)]
+    names = [name for name in scorer.task.dataset["environment_names"] if name in (*PVP_GAMES, INTERCODE)]
     if not names:
         return None
-    folder.mkdir(parents=True, exist_ok=True)
-    seen = {base: BASE, repository: OURS}
-    others = [BASE]
-    if against is not None:
-        seen[against] = AGAINST
-        others.append(AGAINST)
-    games = GAMES if gpus and not brief else FEW_GAMES
+    scorer.folder.mkdir(parents=True, exist_ok=True)
+    others = [BASE, *([AGAINST] if scorer.against else [])]
+    games = GAMES if scorer.gpus and not scorer.brief else FEW_GAMES
     arguments = ["--json", "--base", BASE, "--games", str(games), "--seconds", str(MATCH_S)]
     for option, values in (("--against", others), ("--game", names)):
         arguments += [word for value in values for word in (option, value)]
     command = shlex.join(["python", "-m", "trainer.environments.play", OURS, *arguments])
-    report = run_scorer(client, image, f"{command} > {INSIDE / REPORT}", folder, seen, gpus)
+    report = scorer.run(f"{command} > {INSIDE / REPORT}", {base: BASE})
     with readable_report():
         matches, shells = report["matches"], report.get("shell_tasks", [])
         against_base = _points(matches, shells, BASE)
@@ -385,31 +364,19 @@ def pictures_in(folder: Path) -> list[tuple[Path, str]]:
 
 
 def score_pictures(
-    client: DockerClient,
-    image: str,
-    task: TournamentTask,
-    *,
-    folder: Path,
-    cache: Path,
-    configuration: Path,
-    pictures: Sequence[tuple[Path, str]],
-    repository: Path,
-    seeds: int = SEEDS,
-    against: Path | None = None,
-    gpus: Sequence[str] = (),
+    scorer: Scorer, *, cache: Path, configuration: Path, pictures: Sequence[tuple[Path, str]]
 ) -> FolderScore:
-    """Score by the validator's reconstruction loss, as far as the engine computes it. `folder` is a scratch
-    directory; `pictures` were not trained on, and come with their captions."""
+    """Score by the validator's reconstruction loss, as far as the engine computes it. `pictures` were not
+    trained on, and come with their captions."""
     began = time.monotonic()
+    folder, against = scorer.folder, scorer.against
+    seeds = 1 if scorer.brief else SEEDS
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(configuration, folder / configuration.name)
-    seen: dict[Path, str] = {cache: CACHE, repository: OURS}
-    if against is not None:
-        seen[against] = AGAINST
-    files = ["", _image_file(repository, OURS)]
+    files = ["", _image_file(scorer.repository, OURS)]
     files += [_image_file(against, AGAINST)] if against else []
     copies = []
-    for number, (picture, caption) in enumerate(pictures):
+    for number, (picture, caption) in enumerate(pictures[: 1 if scorer.brief else MOST_PICTURES]):
         name = f"picture-{number}{picture.suffix}"
         shutil.copyfile(picture, folder / name)
         copies.append({"image": str(INSIDE / name), "caption": caption})
@@ -418,20 +385,20 @@ def score_pictures(
         "engine": engine,
         "engine_dir": directory,
         "config": str(INSIDE / configuration.name),
-        "family": str(task.image_type),
+        "family": str(scorer.task.image_type),
         "files": files,
         "pictures": copies,
         "seeds": seeds,
         "deadline": time.time() + LIMIT_S,
         "report": str(INSIDE / REPORT),
-        "device": "cuda" if gpus else "cpu",
+        "device": "cuda" if scorer.gpus else "cpu",
     }
     write_json(folder / _JOB, job)
     # Tokenizers are found there by their names, as in the training.
     variables = f"HF_HUB_CACHE={CACHE}/hf_cache"
     python = '"${GOD_MINER_ENGINE_PYTHON:-python}"'
     command = f"{variables} {python} -m trainer.scoring.pictures {INSIDE / _JOB}"
-    report = run_scorer(client, image, command, folder, seen, gpus)
+    report = scorer.run(command, {cache: CACHE})
     with readable_report():
         losses = {one["path"]: float(one["loss"]) for one in report["files"]}
         missing = [path or "the base" for path in files if path not in losses]

@@ -33,11 +33,10 @@ from miner.tournament.rehearsal.report import (
     secret_values,
 )
 from miner.tournament.rehearsal.scoring import (
-    MOST_PICTURES,
-    SEEDS,
     CannotScore,
     FolderScore,
     NoScorer,
+    Scorer,
     keep_configuration,
     load_problems,
     pictures_in,
@@ -304,61 +303,31 @@ class TaskRun:
             if problems:
                 raise CannotScore(f"evaluators would reject it: {'; '.join(problems)}")
             self.say(f"{self.task.name}: scoring")
+            scorer = Scorer(
+                self.client,
+                image,
+                self.task,
+                folder / "scratch",
+                repository,
+                against,
+                self.machine.gpus[: self.task.gpus],
+                brief,
+            )
             try:
                 if self.task.task_type == "EnvTask":
-                    return score_games(
-                        self.client,
-                        image,
-                        self.task,
-                        folder=folder / "scratch",
-                        base=layout.model,
-                        repository=repository,
-                        brief=brief,
-                        against=against,
-                        gpus=self.machine.gpus[: self.task.gpus],
-                    )
+                    return score_games(scorer, base=layout.model)
                 if is_image:
-                    scratch = folder / "scratch"
-                    return self._scored_pictures(image, layout, scratch, test, repository, against, brief)
-                return score_text(
-                    self.client,
-                    image,
-                    self.task,
-                    folder=folder / "scratch",
-                    base=layout.model,
-                    rows=test,
-                    repository=repository,
-                    against=against,
-                    gpus=self.machine.gpus[: self.task.gpus],
-                )
+                    return self._scored_pictures(scorer, layout, test)
+                return score_text(scorer, base=layout.model, rows=test)
             except NoScorer as error:
                 self._note_deviation(str(error))
                 return None
 
-    def _scored_pictures(
-        self,
-        image: str,
-        layout: CacheLayout,
-        folder: Path,
-        test: Path,
-        repository: Path,
-        against: Path | None,
-        brief: bool,
-    ) -> FolderScore:
+    def _scored_pictures(self, scorer: Scorer, layout: CacheLayout, test: Path) -> FolderScore:
         if self.configuration is None:
             raise NoScorer
         found = score_pictures(
-            self.client,
-            image,
-            self.task,
-            folder=folder,
-            cache=layout.root,
-            configuration=self.configuration,
-            pictures=pictures_in(test)[: 1 if brief else MOST_PICTURES],
-            seeds=1 if brief else SEEDS,
-            repository=repository,
-            against=against,
-            gpus=self.machine.gpus[: self.task.gpus],
+            scorer, cache=layout.root, configuration=self.configuration, pictures=pictures_in(test)
         )
         self._note_deviation("the score is the engine's; validators render with ComfyUI, and more often")
         return found

@@ -17,12 +17,14 @@ from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal import scoring
 from miner.tournament.rehearsal.scoring import (
     CannotScore,
+    FolderScore,
     NoScorer,
+    Scorer,
     load_problems,
     score_pictures,
     score_text,
 )
-from miner.tournament.rules import TASKS
+from miner.tournament.rules import TASKS, TournamentTask
 from tests.trainer.session.simulated import safetensors, write_adapter
 
 CLIENT = DockerClient("unix:///nowhere")
@@ -56,6 +58,11 @@ class Image:
         return self.code, ""
 
 
+def scored(task: TournamentTask, folder: Path, against: Path | None = None) -> FolderScore:
+    scorer = Scorer(CLIENT, "image", task, folder, Path("/ours"), against)
+    return score_text(scorer, base=Path("/b"), rows=Path("/r"))
+
+
 def comparison(won: bool, p_win: float) -> dict[str, Any]:
     return {"won": won, "p_win": p_win, "reason": "of 90 decided rows 80 are won", "mean_gap": 0.2}
 
@@ -77,10 +84,7 @@ def test_ours_stands_beside_the_base_and_the_champion(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     image = Image(monkeypatch, lambda folder: "a library's greeting\n" + report(3.0, 2.0, 1.9))
-    found = score_text(
-        CLIENT, "image", TASKS["instruct-kl"],
-        folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"), against=Path("/boss"),
-    )  # fmt: skip
+    found = scored(TASKS["instruct-kl"], tmp_path, Path("/boss"))
     assert (found.base, found.against, found.ours) == (3.0, 2.0, 1.9)
     assert (found.wins, found.p_win, found.beats_base) == (False, 0.2, True)
     assert image.seen == {
@@ -101,10 +105,7 @@ def test_the_report_of_another_version_is_a_problem_of_its_task(
 ) -> None:
     Image(monkeypatch, lambda folder: text)
     with pytest.raises(CannotScore, match="cannot be read by this version"):
-        score_text(
-            CLIENT, "image", TASKS["instruct"],
-            folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"),
-        )  # fmt: skip
+        scored(TASKS["instruct"], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +115,7 @@ def test_the_scorer_can_read_every_kinds_task(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     Image(monkeypatch, lambda folder: report(3.0, 2.0))
-    score_text(
-        CLIENT, "image", TASKS[name],
-        folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"),
-    )  # fmt: skip
+    scored(TASKS[name], tmp_path)
     task = EvalTask.read(tmp_path / "task.json")
     assert task.task_type == TASKS[name].task_type
     assert (task.era, task.data) == (Era.TOURNAMENTS, "/rows.json")
@@ -139,10 +137,7 @@ def test_what_cannot_be_loaded_says_why(
 ) -> None:
     Image(monkeypatch, lambda folder: answer, code=1)
     with pytest.raises(CannotScore, match=why):
-        score_text(
-            CLIENT, "image", TASKS["chat"],
-            folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"),
-        )  # fmt: skip
+        scored(TASKS["chat"], tmp_path)
 
 
 @pytest.mark.parametrize(("ours", "wins"), [(0.506, True), (0.504, False)])
@@ -156,10 +151,7 @@ def test_rewards_win_by_one_percent(
         return json.dumps(found | {"lower_is_better": False})
 
     Image(monkeypatch, answer)
-    found = score_text(
-        CLIENT, "image", TASKS["grpo"],
-        folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"), against=Path("/boss"),
-    )  # fmt: skip
+    found = scored(TASKS["grpo"], tmp_path, Path("/boss"))
     assert (found.wins, found.p_win) == (wins, None)
     assert f"other folder: would {'' if wins else 'not '}win" in found.summary()
 
@@ -170,24 +162,22 @@ def test_somebody_elses_image_has_no_scorer(monkeypatch: pytest.MonkeyPatch, tmp
         "/usr/bin/python: Error while finding module: ModuleNotFoundError: No module named 'trainer'"
     )
     with pytest.raises(NoScorer):
-        score_text(
-            CLIENT, "image", TASKS["chat"],
-            folder=tmp_path, base=Path("/b"), rows=Path("/r"), repository=Path("/ours"),
-        )  # fmt: skip
+        scored(TASKS["chat"], tmp_path)
 
 
-def pictures(tmp_path: Path) -> dict[str, Any]:
+def pictures_scored(tmp_path: Path) -> FolderScore:
     for name in ("ours/checkpoints/last.safetensors", "boss/last.safetensors", "config.yaml", "one.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    return {
-        "folder": tmp_path / "scratch",
-        "cache": tmp_path / "cache",
-        "configuration": tmp_path / "config.yaml",
-        "pictures": [(tmp_path / "one.png", "a dog")],
-        "repository": tmp_path / "ours",
-        "against": tmp_path / "boss",
-    }
+    scorer = Scorer(
+        CLIENT, "image", TASKS["krea2"], tmp_path / "scratch", tmp_path / "ours", tmp_path / "boss"
+    )
+    return score_pictures(
+        scorer,
+        cache=tmp_path / "cache",
+        configuration=tmp_path / "config.yaml",
+        pictures=[(tmp_path / "one.png", "a dog")],
+    )
 
 
 @pytest.mark.parametrize(("ours", "wins"), [(0.0989, True), (0.0991, False)])
@@ -202,7 +192,7 @@ def test_pictures_win_with_a_loss_one_percent_lower(
         return json.dumps({"files": [{"path": path, "loss": loss} for path, loss in losses], "reason": ""})
 
     image = Image(monkeypatch, answer)
-    found = score_pictures(CLIENT, "image", TASKS["krea2"], **pictures(tmp_path))
+    found = pictures_scored(tmp_path)
     assert (found.base, found.ours, found.against, found.wins) == (0.2, ours, 0.1, wins)
     assert "trainer.scoring.pictures /rehearsal/job.json" in image.commands[0]
 
@@ -213,7 +203,7 @@ def test_pictures_that_were_not_scored_in_time_say_so(
     partial = json.dumps({"files": [{"path": "", "loss": 0.2}], "reason": "the deadline passed"})
     Image(monkeypatch, lambda folder: partial)
     with pytest.raises(CannotScore, match=r"/ours/checkpoints/last.safetensors.*the deadline passed"):
-        score_pictures(CLIENT, "image", TASKS["krea2"], **pictures(tmp_path))
+        pictures_scored(tmp_path)
 
 
 def test_weights_that_are_not_finite_and_another_architecture_are_problems(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from miner.tournament.rehearsal.scoring import CannotScore, FolderScore, score_games
+from miner.tournament.rehearsal.scoring import CannotScore, FolderScore, Scorer, score_games
 from miner.tournament.rules import TASKS
 from tests.miner.tournament.rehearsal.test_scoring import CLIENT, Image
 
@@ -37,10 +37,8 @@ def scored(
     tmp_path: Path, against: Path | None = None, names: tuple[str, ...] = ("othello", "intercode")
 ) -> FolderScore | None:
     task = replace(TASKS["environment"], dataset={"environment_names": list(names)})
-    return score_games(
-        CLIENT, "image", task,
-        folder=tmp_path / "scratch", base=Path("/b"), repository=Path("/r"), against=against,
-    )  # fmt: skip
+    scorer = Scorer(CLIENT, "image", task, tmp_path / "scratch", Path("/r"), against)
+    return score_games(scorer, base=Path("/b"))
 
 
 def test_ours_plays_the_base_and_the_champion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
