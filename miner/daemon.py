@@ -128,7 +128,7 @@ class Daemon:
         self.hub_task = PeriodicTasks([PeriodicTask("the hub", self.hub.check, HUB_SECONDS)])
 
     def _build_chain(self) -> None:
-        """Who may call."""
+        """Build the checks of callers: metagraph, nonces, authenticator."""
         settings = self.settings
         own_key = public_key(self.hotkey)
         if own_key is None:
@@ -250,7 +250,7 @@ class Daemon:
         return self.jobs.figures(job_id) if self.jobs else None
 
     def trainings(self) -> list[RunningTraining] | None:
-        """What trains now; None while nobody knows, because there is no engine yet."""
+        """Return the trainings that run, or None while there is no engine that knows them."""
         if self.jobs is None:
             return None if self.settings.backends else []
         return self.jobs.trainings

@@ -105,7 +105,7 @@ class TextToSave(Record):
 
 
 class TextProblem(Answer):
-    """A problem of a text. Lines and columns count from 1; None: it is not in this file."""
+    """A problem of a text. Lines and columns count from 1, or are None if it is not in this file."""
 
     level: Literal["error", "warning"]
     line: int | None
@@ -115,7 +115,7 @@ class TextProblem(Answer):
 
 
 class EditedValue(Answer):
-    """A value of the file itself; None: not written."""
+    """A value of the file itself, or None if it is not written there."""
 
     path: str
     before: Any

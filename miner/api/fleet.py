@@ -72,7 +72,7 @@ class NodeStatus(Answer):
     ours: int
     others: int
     free: int
-    #: When the next of others' GPUs is free again; None: none, or not in sight.
+    #: When the next of others' GPUs is free again, or None if that is not in sight.
     until: float | None
     out: str | None
     cpu_cores: int | None

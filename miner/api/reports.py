@@ -87,7 +87,7 @@ class GpuUse(Answer):
     #: The same while a job had the GPU.
     utilization_of_jobs: float | None
     interval_s: float
-    #: By GPU: the share of each interval in which a job had it; None: not measured.
+    #: By GPU: the share of each interval in which a job had it, or None if it was not measured.
     occupancy: dict[str, list[float | None]]
 
 

@@ -36,7 +36,7 @@ class GpuCounts(Answer):
 
 
 class TrainingStatus(Answer):
-    """What can be trained now, and what is."""
+    """Ability to train, and trainings now."""
 
     engine: str | None
     trouble: str | None

@@ -1,4 +1,4 @@
-"""What a saved edit would change, in the child process: plan and memory of typical tasks for a profile, and
+"""Effects of an edit, found in the child process: plan and memory of typical tasks for a profile, and
 the offers of the last weeks for a policy."""
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _rule_changes(before: LoadedAlertRules, after: LoadedAlertRules) -> Iterator
             )
 
 
-def _flat_rule(rule: AlertRule | None) -> dict[str, Any]:
+def _flat_rule(rule: AlertRule | None) -> dict[str, object]:
     return flatten(rule.model_dump(mode="json", by_alias=True, exclude_none=True)) if rule else {}
 
 

@@ -65,7 +65,7 @@ LoadedFile = LoadedProfile | LoadedPolicy | LoadedAlertRules
 
 
 class _KindFiles(NamedTuple):
-    """Where the files of a kind lie, and what they are."""
+    """The place and kind of some files."""
 
     kind: ConfigKind[Any]
     #: The operator's.
@@ -118,9 +118,9 @@ class ConfigFiles:
         )
 
     def path(self, kind: FileKind, name: str) -> Path:
-        """Where the operator's file of this name is, or would be."""
+        """Return the path of the operator's file of this name, which need not exist."""
         if not _NAME.fullmatch(name):
-            raise NoSuchFile(f"{name!r} is no name: letters, digits, - and _, at most 64")
+            raise NoSuchFile(f"{name!r} is not a name: letters, digits, - and _, at most 64")
         if kind is FileKind.ALERTS:
             if name != ALERTS_NAME:
                 raise NoSuchFile(f"there is one file of alert rules, {ALERTS_NAME}")
@@ -128,7 +128,7 @@ class ConfigFiles:
         return self._kinds[kind].directory / f"{name}.yaml"
 
     def saved_text(self, kind: FileKind, name: str) -> str | None:
-        """The text of the operator's file; None: there is none."""
+        """Return the text of the operator's file, or None if there is none."""
         path = self.path(kind, name)
         return None if self._is_shipped(path) or not path.is_file() else _read(path)
 
@@ -256,7 +256,7 @@ def subject_named(label: str) -> Subject:
 
 
 def _draft(kind: FileKind, name: str) -> str:
-    """What a file of the operator's begins with."""
+    """Return the beginning of a new file of the operator's."""
     if kind is FileKind.ALERTS:
         return "# Laid over the shipped rules key by key: write what you change.\nrules: {}\n"
     return f"description: My {name}\nextends: {name}\n"
@@ -278,7 +278,7 @@ def _values(loaded: LoadedFile, subject: str) -> list[EffectiveValue]:
 
 
 def _shown(path: str, value: JsonValue) -> JsonValue:
-    """As one writes it: sizes and durations with their units."""
+    """Return a value as one writes it: sizes and durations with their units."""
     return value if value is None or isinstance(value, bool | dict | list) else format_value(path, value)
 
 

@@ -50,7 +50,7 @@ def layer_texts(config: LoadedConfig[Any]) -> tuple[LayerText, ...]:
 
 
 class TermsInForce(Record):
-    """What a daemon decides and plans by."""
+    """Policy, profile and hardware that a daemon decides and plans by."""
 
     policy: tuple[LayerText, ...]
     #: By dotted path, from settings.
@@ -96,9 +96,9 @@ class CheckOrder(Record):
     file: str
     directory: str
     text: str
-    #: What is there now; None: nothing.
+    #: The saved text, or None if there is none.
     saved: str | None
-    #: Also say what the edit would change.
+    #: Also report the effects of the edit.
     effects: bool
     terms: TermsInForce
     store_dir: str

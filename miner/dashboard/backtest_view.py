@@ -1,4 +1,4 @@
-"""What another policy would have answered: the figures now and then, and the offers that differ."""
+"""The answers of another policy: its figures beside the present ones, and the offers that differ."""
 
 from __future__ import annotations
 

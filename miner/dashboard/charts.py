@@ -28,6 +28,8 @@ _FORMATS = {
     "bytes": "v => v == null ? '–' : v >= 1e9 ? (v / 1e9).toFixed(1) + ' GB' : (v / 1e6).toFixed(0) + ' MB'",
     "rate": "v => v == null ? '–' : v.toExponential(2)",
 }
+#: Options of ECharts, or a part of them.
+Options = dict[str, Any]
 Format = Literal["number", "percent", "bytes", "rate"]
 
 
@@ -86,7 +88,7 @@ class LineChart:
         self._chart.options.update(self._options(drawn))
         self._chart.update()
 
-    def _options(self, series: list[dict[str, Any]]) -> dict[str, Any]:
+    def _options(self, series: list[Options]) -> Options:
         formatter, named = _FORMATS[self.shows], self.legend or len(series) > 1
         return base_options() | {
             "grid": {"left": 6, "right": 14, "top": 34 if named else 14, "bottom": 4}
@@ -115,9 +117,9 @@ class LineChart:
         }
 
 
-def _series(one: Series) -> dict[str, Any]:
+def _series(one: Series) -> Options:
     colour = COLOURS[one.colour % len(COLOURS)]
-    drawn: dict[str, Any] = {
+    drawn: Options = {
         "type": "line",
         "name": one.name,
         "data": [[x, _rounded(y)] for x, y in zip(one.x, one.y, strict=False)],
@@ -145,8 +147,8 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def base_options() -> dict[str, Any]:
-    """What every chart has: no animation, the page's font and colours."""
+def base_options() -> Options:
+    """Options of every chart: no animation, the page's font and colours."""
     return {
         "animation": False,
         "backgroundColor": "transparent",
@@ -155,7 +157,7 @@ def base_options() -> dict[str, Any]:
     }
 
 
-def axis(kind: str) -> dict[str, Any]:
+def axis(kind: str) -> Options:
     return {
         "type": kind,
         "axisLine": {"lineStyle": {"color": LINE}},
@@ -166,7 +168,7 @@ def axis(kind: str) -> dict[str, Any]:
     }
 
 
-def tooltip() -> dict[str, Any]:
+def tooltip() -> Options:
     return {
         "confine": True,
         "backgroundColor": SURFACE,
@@ -177,5 +179,5 @@ def tooltip() -> dict[str, Any]:
     }
 
 
-def _text() -> dict[str, Any]:
+def _text() -> Options:
     return {"color": MUTED, "fontSize": 11.5, "fontFamily": _FONT}

@@ -1,4 +1,4 @@
-"""What an edited file would change: plans and memory of tasks, answers to offers, or alert rules."""
+"""Effects of an edited file: plans and memory of tasks, answers to offers, or alert rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may see the page: hosts and origins, the password, browser sessions, and headers of every reply.
+"""Access to the page: hosts and origins, the password, browser sessions, and headers of every reply.
 
 It wraps the whole application, its websocket too. Nothing behind it is reached by a stranger's request.
 """
@@ -27,7 +27,7 @@ from miner.support.addresses import client_network
 from miner.support.rate_limits import RateLimit, TokenBuckets
 
 COOKIE = "god-miner-dashboard"
-#: Of the scope: what pages find their session by.
+#: The key of the scope by which pages find their session.
 SESSION_KEY = "dashboard_session"
 #: Without a request for so long, a browser session is over.
 SESSION_SECONDS = 12 * 3600.0
@@ -208,7 +208,7 @@ def _host_name(host: str) -> str:
 
 
 def _host_of(origin: str) -> str | None:
-    """Name and port of an Origin header; None: it is no address."""
+    """Return name and port of an Origin header, or None if it is not an address."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -311,5 +311,5 @@ p { margin: 0; color: light-dark(#b3261e, #ff9a90); }
 
 
 def is_exposed(host: str) -> bool:
-    """Whether other machines reach the port, and would see the password in the open."""
+    """Return whether other machines reach the port, and would see the password in the open."""
     return not is_loopback(host)

@@ -75,7 +75,7 @@ def scores(job: JobSummary) -> str:
 
 
 def gain_text(base: float | None, best: float | None, *, lower_is_better: bool | None) -> str:
-    """How much better than the base, in percent."""
+    """The gain over the base, in percent."""
     if base is None or best is None or abs(base) < 1e-12:
         return ""
     gain = (base - best if lower_is_better is not False else best - base) / abs(base)

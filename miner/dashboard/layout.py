@@ -1,8 +1,8 @@
-"""The frame of every page: header, daemon, navigation, theme; and what a page works with.
+"""The frame of every page: header, daemon, navigation, theme; and the view that a page works with.
 
 A page is a module in `miner/dashboard/pages`, which is found there without being listed:
 
-    @page("/offers", "Offers", place=30)           # a place in the navigation; None: not in it
+    @page("/offers", "Offers", place=30)           # a place in the navigation, or None
     def offers_page(view: PageView, q: str = "") -> None:   # further arguments are of the path or the query
         with panel("Offers"):
             rows = Table("Offers", [Column("Model", "model")], key=attrgetter("id"))
@@ -57,7 +57,7 @@ _THEMES: dict[str, bool | None] = {"auto": None, "light": False, "dark": True}
 class PageEntry:
     path: str
     title: str
-    #: From left to right in the navigation; None: not in it.
+    #: From left to right in the navigation, or None if it is not there.
     place: int | None
 
 

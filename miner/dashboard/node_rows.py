@@ -23,7 +23,7 @@ from miner.fleet.node_view import node_classes, nodes_to_show
 
 
 class NodeTable:
-    """Nothing where there is no cluster."""
+    """A table of nodes; hidden without a cluster."""
 
     def __init__(self) -> None:
         with box() as self._all, panel("Nodes", note="their GPUs are not measured by this daemon"):
@@ -58,12 +58,12 @@ class NodeTable:
 
 
 def gpu_name(gpu: FleetGpu) -> str:
-    """Its number; of a node with the node."""
+    """The number of a GPU; of a cluster's GPU, its id with the node."""
     return str(gpu.id if gpu.node else gpu.index)
 
 
 def gpus_at_work(fleet: FleetStatus) -> str:
-    """How many of all GPUs have a job of ours; the overview has those of nodes only as numbers."""
+    """The number of GPUs with a job of ours; the overview has those of nodes only as counts."""
     here = [gpu for gpu in fleet.gpus if not gpu.node]
     busy = sum(gpu.task_id is not None for gpu in here) + sum(one.ours for one in fleet.nodes)
     text = f"{busy} of {len(here) + sum(one.gpus for one in fleet.nodes)} GPUs at work"

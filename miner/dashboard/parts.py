@@ -1,4 +1,4 @@
-"""What pages are made of: texts, panels, figures, bars, tables, and how numbers are written.
+"""Parts of pages: texts, panels, figures, bars, tables, and numbers as text.
 
 Everything is changed in place, and only sent to the browser if it changed: a page that is looked at for
 hours must neither flicker nor lose the place where the keyboard is. Texts are texts: nothing that a daemon or
@@ -319,7 +319,7 @@ def ago(at: float | None) -> str:
 
 
 def until(at: float | None) -> str:
-    """How long it is till then, or since then."""
+    """The time until then, or since then."""
     if at is None:
         return UNKNOWN
     left = at - time.time()

@@ -6,7 +6,6 @@ import errno
 import logging
 import socket
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -68,8 +67,8 @@ def build_app(settings: Settings) -> Guard:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
 
     @app.get(HEALTH_PATH)
-    async def healthz() -> dict[str, Any]:
-        """Whether the page's process answers."""
+    async def healthz() -> dict[str, str]:
+        """Answer as long as the page's process does."""
         return {"status": "ok"}
 
     async def close_links() -> None:

@@ -85,7 +85,7 @@ class JsonReply(NamedTuple):
         return [(b"content-type", b"application/json"), (b"content-length", length), *self.more_headers]
 
     def response(self) -> Response:
-        """For FastAPI, which wants an object."""
+        """Make the response object that FastAPI needs."""
         response = Response(self.content, status_code=self.status)
         response.raw_headers = self.headers()
         return response

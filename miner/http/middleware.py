@@ -1,4 +1,4 @@
-"""What every public request passes first: the limit on concurrent requests, metrics, one access line.
+"""The first checks of every public request: the limit on concurrent requests, metrics, one access line.
 
 It wraps the application, so that a request refused here never reaches routing. Sizes and times are limited
 before this, on the socket (`limits.py`). Signed routes without path parameters are called from here:

@@ -175,7 +175,7 @@ def _troubles(*found: tuple[str, str | None]) -> list[str]:
 
 
 def thinned(values: Sequence[float | None], most: int = SPARK_POINTS) -> list[float]:
-    """So many of them, evenly spread, the last one among them."""
+    """Return at most `most` of the known values, evenly spread, with the last one."""
     known = [value for value in values if value is not None]
     if len(known) <= most:
         return known
@@ -235,7 +235,7 @@ async def show_history(daemon: Daemon, hours: Annotated[float, Query(gt=0, le=MA
     since = daemon.clock() - hours * HOUR
 
     def query(db: sqlite3.Connection) -> Response:
-        gpus: dict[str, list[dict[str, Any]]] = {}
+        gpus: dict[str, list[dict[str, object]]] = {}
         for row in rollups(db, period, since - period):
             gpus.setdefault(row.gpu, []).append(dict(zip(ROLLUP_COLUMNS, _values(row), strict=True)))
         return _json(_text({"period_s": period, "gpus": gpus}))
@@ -243,7 +243,7 @@ async def show_history(daemon: Daemon, hours: Annotated[float, Query(gt=0, le=MA
     return await daemon.store.read(query)
 
 
-def _gpu_series(samples: Sequence[GpuSample]) -> dict[str, Any]:
+def _gpu_series(samples: Sequence[GpuSample]) -> dict[str, object]:
     newest = samples[-1] if samples else None
     return {
         **_thinned(samples, GPU_NUMBERS),
@@ -255,7 +255,7 @@ def _gpu_series(samples: Sequence[GpuSample]) -> dict[str, Any]:
     }
 
 
-def _host_series(samples: Sequence[HostSample]) -> dict[str, Any]:
+def _host_series(samples: Sequence[HostSample]) -> dict[str, object]:
     newest = samples[-1] if samples else None
     return {
         **_thinned(samples, HOST_NUMBERS),
@@ -264,12 +264,12 @@ def _host_series(samples: Sequence[HostSample]) -> dict[str, Any]:
     }
 
 
-def _thinned(samples: Sequence[SampleT], numbers: Iterable[SampledNumber]) -> dict[str, Any]:
+def _thinned(samples: Sequence[SampleT], numbers: Iterable[SampledNumber]) -> dict[str, object]:
     """Each series with at most `MAX_POINTS` points, each of as many samples, up to the newest: of some the
     highest value, of others the newest."""
     size = -(-len(samples) // MAX_POINTS) or 1
     kept = samples[len(samples) % size :]
-    thinned: dict[str, Any] = {"at": [round(sample.at, 1) for sample in kept[size - 1 :: size]]}
+    thinned: dict[str, object] = {"at": [round(sample.at, 1) for sample in kept[size - 1 :: size]]}
     for number in numbers:
         if number.series:
             values = [getattr(sample, number.name) for sample in kept]

@@ -191,7 +191,7 @@ async def start_image(request: SignedRequestArgument, body: TrainRequestImage) -
 
 
 async def latest_submission(request: SignedRequestArgument, task_id: TaskId) -> MinerSubmission:
-    """What is published for a task; 404 while there is nothing."""
+    """Return the published model of a task, or 404 while there is none."""
     return await request.service.submission(request.caller, task_id)
 
 

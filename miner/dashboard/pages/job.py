@@ -158,7 +158,7 @@ def _trouble(job: JobDetails) -> str:
 
 
 class _JobFigures:
-    """How far, how well, how fast, how full."""
+    """Progress, quality, speed and memory."""
 
     def __init__(self) -> None:
         with box("figures"):
@@ -328,7 +328,7 @@ class _JobFacts:
 
 
 class _ValidatorView:
-    """What a validator gets when it asks."""
+    """The answer that a validator gets."""
 
     def __init__(self) -> None:
         with panel("What the validator sees"):

@@ -87,7 +87,7 @@ def overview_page(view: PageView) -> None:
 
 
 class _StateLine:
-    """One sentence: does it answer, does it train, and for how long already."""
+    """One sentence: it answers, it trains, and since when."""
 
     def __init__(self) -> None:
         with box("row").style("margin-top:-10px"):
@@ -306,7 +306,7 @@ class _Ended:
 
 
 class _Decisions:
-    """What was answered last, and why."""
+    """The last answers, and their reasons."""
 
     def __init__(self, view: PageView) -> None:
         with panel("Last decisions"):

@@ -116,7 +116,7 @@ def test_a_save_replaces_what_the_editor_began_with_and_keeps_it_beside(tmp_path
 
 @each("name", ["", ".", "..", "../x", "a/b", "/etc/x", "a.yaml", "-x", ".hidden", "a\x00", "ä", "x" * 65])
 def test_a_name_leads_nowhere_else(tmp_path: Path, name: str) -> None:
-    with pytest.raises(NoSuchFile, match="is no name"):
+    with pytest.raises(NoSuchFile, match="is not a name"):
         opened(tmp_path).save(PROFILES, name, TEXT, "")
 
 
