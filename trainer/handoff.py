@@ -84,7 +84,7 @@ class LaunchSpec(Record):
     def plan(self) -> TrainingPlan:
         return TrainingPlan.from_json(Path(self.plan_path).read_bytes())
 
-    def write(self, name: str = "sheet.json") -> Path:
+    def write(self, name: str = "launch.json") -> Path:
         path = Path(self.launch_dir) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.model_dump_json(indent=2), encoding="utf-8")
@@ -161,7 +161,7 @@ RecordType = TypeVar("RecordType", bound=Record)
 
 
 def read_record(kind: type[RecordType], path: Path) -> RecordType | None:
-    """Read a record; None where there is no such file, or not a complete one."""
+    """Read a record; return None if there is no such file, or an incomplete one."""
     try:
         return kind.model_validate_json(path.read_bytes())
     except (OSError, ValueError):

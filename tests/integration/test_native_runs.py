@@ -73,7 +73,7 @@ def test_a_pretraining_from_text_or_tokens_ends_with_a_better_model(folder: Path
     )
     assert trained.steps == planned.steps
     assert trained.steps.eval_rows > 0
-    assert json.loads((work / "launch-1/sheet.json").read_text())["prepared"]["eval_rows"] > 0
+    assert json.loads((work / "launch-1/launch.json").read_text())["prepared"]["eval_rows"] > 0
 
     # The log reports events in whole lines.
     log = (folder / "RUN/log").read_text()

@@ -191,7 +191,7 @@ def unseeded() -> None:
 
 
 def dumps_arguments() -> None:
-    """The arguments that the engine's trainer really has, beside the sheet."""
+    """The arguments that the engine's trainer really has, beside the launch spec."""
     from transformers import Trainer
 
     plain = Trainer.train

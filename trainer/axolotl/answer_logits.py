@@ -113,8 +113,8 @@ def _labels_among(places: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def skip_other_logits(trainer: Any, cfg: Any) -> AnswerLogits | None:
-    """Leave out the logits of prompts and padding where nothing but the model's own loss and our KL reads
-    them; None where they are not left out. `cfg`: Axolotl's configuration."""
+    """Leave out the logits of prompts and padding if nothing but the model's own loss and our KL reads them.
+    Return None if they stay. `cfg`: Axolotl's configuration."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     if cfg.trainer_cls or cfg.liger_fused_linear_cross_entropy or cfg.cut_cross_entropy:
@@ -140,7 +140,7 @@ def _calls_its_loss_function(model: Any) -> bool:
 
 
 def _is_plain(inputs: Any) -> bool:
-    """Whether labels and tokens lie side by side, and nothing else says what follows what."""
+    """Return True if labels and tokens lie side by side, and nothing else gives their order."""
     if not isinstance(inputs, Mapping) or inputs.get("shift_labels") is not None:
         return False
     ids, labels = inputs.get("input_ids"), inputs.get("labels")

@@ -222,7 +222,7 @@ def leave_training() -> None:
 
 
 def resume_state(folder: Path) -> dict[str, Any] | None:
-    """Read what the session of an earlier process left in its checkpoint; None where there is nothing."""
+    """Read the session's state from a checkpoint of an earlier process, or return None if there is none."""
     try:
         state = json.loads((folder / STATE_FILE).read_text("utf-8"))
     except (OSError, ValueError):

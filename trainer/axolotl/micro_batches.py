@@ -287,7 +287,7 @@ def order_steps(trainer: Any, plan: TrainingPlan) -> None:
 
 
 def _pair_lengths(pairs: Any) -> Any:
-    """Of each pair's longer side."""
+    """Return the length of each pair's longer side."""
     import numpy as np
     from pyarrow import compute
 

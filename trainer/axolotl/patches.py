@@ -137,8 +137,8 @@ def read_text_only() -> None:
 
 
 def find_every_linear() -> None:
-    """For LoRA on all linear layers: those of GPT-2 too, which are called something else, but no layer that
-    only pictures reach."""
+    """Find all linear layers for LoRA: those of GPT-2 too, which have another class, but no layer that only
+    pictures reach."""
     adapter: Any = importlib.import_module("axolotl.loaders.adapter")
     adapter.find_all_linear_names = linear_names
 
@@ -203,7 +203,7 @@ def freeze_vision(model: Any) -> int:
 
 
 def _has_vision(model: Any) -> bool:
-    """Whether the language model is one of several parts."""
+    """Return True if the language model is one of several parts."""
     config = model.config
     return getattr(config, "text_config", None) is not None and any(
         LANGUAGE in name.split(".") for name, _ in model.named_modules()
@@ -257,9 +257,9 @@ def add_kl(
     share_of_labels: Callable[[Any], Any],
     answers: AnswerLogits | None = None,
 ) -> None:
-    """Train with loss + coefficient · KL to the base model, as the task is scored. `base` None: the model
-    itself with its adapter switched off. `share_of_labels`: how many of a micro-batch's labels these are,
-    where it is split. `answers`: what leaves other logits out."""
+    """Train with loss + coefficient · KL to the base model, as the task is scored. Without a `base`, the
+    model itself with its adapter switched off is the base. `share_of_labels`: the share of its step's labels
+    that a split micro-batch has. `answers` leaves other logits out."""
     plain = trainer.compute_loss
     if answers is not None:
         answers.at_labels = True
@@ -287,15 +287,16 @@ def add_kl(
 
 
 def _share(trainer: Any, num_items_in_batch: Any) -> float:
-    """Where the engine sums the losses of a step's micro-batches instead of averaging them, so must this."""
+    """Return the weight of a micro-batch's KL: if the engine sums the losses of a step's micro-batches
+    instead of averaging them, so must this."""
     if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
         return float(trainer.current_gradient_accumulation_steps)
     return 1.0
 
 
 def _base_logits(trainer: Any, base: Any, inputs: dict[str, Any]) -> Any:
-    """As the evaluation computes them: without dropout and noise. With a cache, packed rows would see each
-    other."""
+    """Compute the base's logits as the evaluation does: without dropout and noise. With a cache, packed rows
+    would see each other."""
     import torch
 
     with torch.no_grad():

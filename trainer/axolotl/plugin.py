@@ -67,7 +67,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         """The first hook with the checked configuration."""
         import torch
 
-        # Axolotl pins several processes to accelerators by their rank, also where there is none.
+        # Axolotl pins processes to accelerators by their rank, even on machines that have none.
         if not torch.cuda.is_available():
             cfg.device_map = None
         # The session does both, for every kind of task and in the validator's metric.
@@ -100,7 +100,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
             "save_strategy": "no",
             "load_best_model_at_end": False,
             "eval_on_start": False,
-            # A loss that is no number is shown and counted, not replaced by the mean of those before.
+            # A NaN loss is shown and counted, not replaced by the mean of those before.
             "logging_nan_inf_filter": False,
             "dataloader_persistent_workers": loader.persistent_workers and loader.workers > 0,
         }
@@ -183,8 +183,9 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
 
 
 def _prompts(plan: TrainingPlan) -> int:
-    """As many as a training step generates tokens at once. A few more where memory is not known to be short:
-    a process with the whole model goes on in halves where it runs out, ranks of a sharded one cannot."""
+    """Return the number of prompts to answer at once: as many tokens as a training step generates. A few more
+    if memory is not known to be short: a process with the whole model continues in halves when it runs out;
+    ranks of a sharded one cannot."""
     together = plan.grpo.together if plan.grpo is not None else None
     completions = together or plan.batch.micro * plan.batch.accumulation
     tokens = completions * (plan.sequence.completion_limit or GRPO_COMPLETION)

@@ -126,7 +126,7 @@ class HeldOutScorer:
 
 
 def has_adapter(model: Any) -> bool:
-    """Whether disabling the adapter gives the base model."""
+    """Return True if disabling the adapter gives the base model."""
     return bool(getattr(model, "peft_config", None))
 
 

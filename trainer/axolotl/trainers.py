@@ -43,7 +43,7 @@ PAIR_METRICS = (
 
 
 class AnswerTokens(NamedTuple):
-    """Of a batch of pairs: the flat positions before the answers' tokens, and these tokens."""
+    """Flat positions before the answers' tokens in a batch of pairs, and these tokens."""
 
     places: torch.Tensor
     tokens: torch.Tensor
@@ -87,7 +87,7 @@ class PairTrainer(AxolotlDPOTrainer):  # type: ignore[misc]
 
     @property
     def _loss_is_plain(self) -> bool:
-        """Whether nothing but the sums of the answers' log-probs is needed."""
+        """Return True if the loss needs only the sums of the answers' log-probs."""
         sigmoid = self.loss_types == ["sigmoid"] and self.loss_weights == [1.0]
         plain = self.f_divergence_type == "reverse_kl" and self.ld_alpha is None and not self.use_weighting
         return sigmoid and plain and not self.aux_loss_enabled and self._heads_see_positions
@@ -156,7 +156,7 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
     """GRPO with what a step costs cut, and the same gradients: our sampling, the task's rewards beside other
     work, and passes no wider than the completions in them."""
 
-    #: Completions that are generated at once; None: all of a step.
+    #: Completions that are generated at once, if not all of a step.
     together: int | None = None
     #: Notices rewards that teach nothing.
     watch: RewardWatch | None = None
@@ -203,7 +203,7 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields)
 
     def _sampling_rules(self) -> SamplingRules | None:
-        """None where something is asked for that ours does not do."""
+        """Return the sampling rules, or None if our sampling lacks a requested one."""
         more = self.args.generation_kwargs or self.args.cache_implementation
         odd = self.top_p != 1.0 or self.min_p or self.repetition_penalty != 1.0
         if self.use_vllm or self.use_transformers_continuous_batching or more or odd:
@@ -261,8 +261,9 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
         return rewards
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """Where one generation is one step and each completion counts by itself, any order gives the same
-        gradients. TRL shuffles them, and pads all passes to the longest prompt and the longest completion."""
+        """Order completions by length: if one generation is one step and each completion counts by itself,
+        any order gives the same gradients. TRL shuffles them, and pads all passes to the longest prompt and
+        the longest completion."""
         parts = self.args.steps_per_generation
         if not self._cuts_by_length():
             return super()._prepare_inputs(generation_batch)
@@ -322,8 +323,8 @@ _OWN_COLUMNS = ("prompt", "completion", "completion_ids")
 
 
 def _is_tasks(reward: Any) -> bool:
-    """Whether it calls the task's own code in its process. A function of the operator's may be a coroutine or
-    a model, and may want all that TRL hands to one (`trainer_state`, `log_metric`), in TRL's thread."""
+    """Return True if it calls the task's own code in its process. An operator's function may be a coroutine
+    or a model, and may want all that TRL passes to one (`trainer_state`, `log_metric`), in TRL's thread."""
     return getattr(reward, "__module__", None) == REWARD_MODULE
 
 

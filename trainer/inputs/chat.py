@@ -156,7 +156,7 @@ def _content(value: Any) -> str:
 def content_spans(
     render: RenderTurns, turns: list[Turn], places: Sequence[int], text: str
 ) -> list[LearnedSpan]:
-    """Where the contents of the turns at these places lie in the text."""
+    """Return the spans of these turns' contents in the text."""
     return _verbatim(render, turns, places, text) or [
         _changed(render, turns, place, text) for place in places
     ]

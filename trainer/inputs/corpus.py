@@ -35,7 +35,7 @@ from trainer.session.ranks import Communicator
 
 #: Columns that hold a document's text, the likeliest first.
 COLUMNS = ("text", "content", "document", "body")
-#: A text file is read in pieces of about so many letters, which end where a line does.
+#: Letters of a piece in which a text file is read, about; each ends where a line does.
 PIECE = 1 << 20
 #: Texts encoded in one call: enough for all cores, few enough for memory.
 ENCODED_AT_ONCE = 512

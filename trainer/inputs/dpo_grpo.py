@@ -110,7 +110,7 @@ def shorten_prompts(
 
 
 def _special_count(tokenizer: Tokenizer) -> int:
-    """How many tokens the tokenizer adds by itself."""
+    """Return the number of tokens that the tokenizer adds by itself."""
     with_them = tokenized(tokenizer, "a")["input_ids"]
     return len(with_them) - len(tokenized(tokenizer, "a", add_special_tokens=False)["input_ids"])
 

@@ -78,7 +78,8 @@ def files_in(path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
     files = sorted(file for file in candidates if not _is_about(file.relative_to(path)))
     if not files:
         raise BadData(
-            f"{path} is no file and no folder with {', '.join(kinds)} files: the task's data is not there"
+            f"{path} is neither a file nor a directory with {', '.join(kinds)} files: "
+            "the task's data is missing"
         )
     # The columns of several formats of one dataset would mix; repositories often hold both.
     sizes = Counter[str]()
@@ -88,7 +89,7 @@ def files_in(path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
 
 
 def _is_about(inside: Path) -> bool:
-    """Whether it is a file about the data, of a repository or a download cache."""
+    """Return True for a file about the data, of a repository or a download cache."""
     return any(part.startswith(".") for part in inside.parts) or inside.name in _ABOUT
 
 

@@ -39,7 +39,7 @@ def prepare_images(spec: RunSpec, folder: Path, *, repeats: int = 1) -> Prepared
     """Unpack the task's zip; `BadData` for one without a picture to train on."""
     source = Path(spec.data_path)
     if not source.is_file():
-        raise BadData(f"{source} is no file: the task's pictures are not there")
+        raise BadData(f"{source} is not a file: the task's pictures are missing")
     wanted = f"{source.stat().st_size} {spec.trigger_word}"
     parent = folder / hashlib.sha256(wanted.encode()).hexdigest()[:16]
     pictures = parent / "img" / folder_name(repeats, spec.trigger_word)

@@ -118,7 +118,7 @@ def split_completion(row: LabelledRow, length: int) -> Iterator[LabelledRow]:
 
 
 def count_learned(labels: Ids) -> int:
-    """How many tokens of a row are learned."""
+    """Count the tokens of a row that are learned."""
     return len(labels) - labels.count(IGNORED)
 
 

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 RUN_TOKENS, ALL_RUNS = 4, 200_000
 #: Two rows are near-duplicates that share this part of the longer one's runs.
 SHARE = 0.5
-#: With fewer runs of its own a row has doubles only where the words are the same.
+#: A row with fewer runs is compared by its words alone.
 LEAST_RUNS = 3
-#: Runs in more than this share of the rows, and in more than so many, belong to a template.
+#: Runs in more than this share and number of rows belong to a template.
 TEMPLATE, TEMPLATE_ROWS = 0.005, 6
 #: Runs of each row that are compared first, and how many of them two rows must share to be compared in full.
 SKETCH, SHARED = 16, 2
@@ -182,7 +182,7 @@ def _ordered(answers: Sequence[Ids], places: Places, count: int) -> Places:
 
 
 def _measured(answers: Sequence[Ids]) -> tuple[Any, Any]:
-    """Of each answer the number of its tokens, and their mean −log frequency in all answers."""
+    """Return each answer's number of tokens, and their mean −log frequency in all answers."""
     numpy: Any = importlib.import_module("numpy")
     rows = numpy.repeat(numpy.arange(len(answers), dtype=numpy.int32), [len(ids) for ids in answers])
     tokens = numpy.concatenate([numpy.asarray(ids, dtype=numpy.int32) for ids in answers])

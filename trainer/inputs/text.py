@@ -145,7 +145,8 @@ def _labelled(
     tokenizer: Tokenizer,
     window: int | None,
 ) -> TextTask:
-    """Where no row is short enough, evaluation tries twice the length, up to the model's window."""
+    """Encode supervised rows. If no row is short enough, evaluation tries twice the length, up to the model's
+    window."""
     limit, most = sequence_limit(window), window or 2 * sequence_limit(window)
     known = within_vocabulary(spec)
     while True:
@@ -175,7 +176,7 @@ def _labelled(
 
 
 def within_vocabulary(spec: RunSpec) -> Callable[[Ids], bool]:
-    """Whether the model has a row for each of the tokens: one row of data beyond them would end the
+    """Return a check that the model has a row for each token: a single row of data beyond them would end the
     training."""
     rows = model_rows(spec.model_path)
     return lambda ids: max(ids, default=0) < rows
@@ -333,7 +334,8 @@ def _tokens(row: Row) -> Ids:
 
 
 def _answer(row: Row) -> Ids:
-    """What is learned of a row, by which rows are known as easy or difficult; other labels are ignored."""
+    """Return the learned tokens of a row, by which easy rows differ from difficult ones; other labels are
+    ignored."""
     if isinstance(row, LabelledRow):
         return row.labels
     return row.chosen if isinstance(row, PairRow) else _tokens(row)

@@ -74,7 +74,7 @@ class TokenWriter:
     def add(
         self, ids: Sequence[int] | Ids, trained: Sequence[bool] | NDArray[np.bool_] | None = None
     ) -> None:
-        """`trained`: which of them are learned; None: all."""
+        """Write one row. `trained`: which of its tokens are learned; by default all."""
         row = np.asarray(ids, dtype=np.int64)
         counts = np.ones(len(row), np.bool_) if trained is None else np.asarray(trained, dtype=np.bool_)
         if row.shape != counts.shape or row.ndim != 1:
@@ -119,7 +119,7 @@ class TokenFile:
 
     @classmethod
     def open(cls, folder: Path, vocabulary: int) -> Self:
-        """A folder that `TokenWriter` made, for a model with so many tokens."""
+        """Open a folder that `TokenWriter` made, for a model with this many tokens."""
         try:
             meta = json.loads((folder / META_FILE).read_text())
             made_for, dtype = int(meta["vocabulary"]), np.dtype(meta["dtype"])
@@ -148,7 +148,7 @@ class TokenFile:
         width = np.dtype(dtype)
         size = path.stat().st_size if path.is_file() else 0
         if not size or size % width.itemsize:
-            raise BadTokens(f"{path} has {size} bytes, no whole number of {width.name} tokens")
+            raise BadTokens(f"{path} has {size} bytes, which is not a whole number of {width.name} tokens")
         ids = _mapped(path, width, size // width.itemsize)
         for start in range(0, len(ids) if check else 0, _CHECKED_AT_ONCE):
             largest = int(ids[start : start + _CHECKED_AT_ONCE].max())

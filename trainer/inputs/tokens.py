@@ -24,7 +24,7 @@ BATCH = 1000
 
 
 class Tokenizer(Protocol):
-    """What we need of a tokenizer of transformers."""
+    """The part of a transformers tokenizer that we use."""
 
     bos_token_id: int | None
     eos_token_id: int | None
@@ -87,7 +87,7 @@ def forget_unknown(tokenizer: Any, rows: float) -> None:
 
 
 def model_rows(model_path: str) -> float:
-    """How many tokens the model knows: rows of its embeddings."""
+    """Return the number of tokens that the model knows: rows of its embeddings."""
     try:
         config = _config(model_path)
     except BadModel:
@@ -96,7 +96,7 @@ def model_rows(model_path: str) -> float:
 
 
 def pad_token_for_engine(tokenizer: Tokenizer) -> str | None:
-    """`RunInputs.pad_token`: the token to pad with, where the tokenizer has none of its own."""
+    """Return `RunInputs.pad_token`: the token to pad with, if the tokenizer lacks one."""
     return tokenizer.pad_token if tokenizer.pad_token_id == tokenizer.eos_token_id else None
 
 
@@ -156,7 +156,7 @@ def encode(
 
 
 def encode_filled(tokenizer: Tokenizer, texts: Sequence[str], limit: int | None) -> Iterator[list[int]]:
-    """As `encode`, but an empty text has no tokens, not even special ones."""
+    """Encode like `encode`, but leave an empty text without tokens, even special ones."""
     filled = encode(tokenizer, [text for text in texts if text], limit=limit)
     yield from (next(filled) if text else [] for text in texts)
 

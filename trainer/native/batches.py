@@ -1,4 +1,4 @@
-"""Which rows are trained in which step, and as which tensors.
+"""The order of rows in steps, and their tensors.
 
 The order is a pure function of seed, epoch and shape: a run resumes at the exact sample, and every rank gets
 the same number of batches.
@@ -96,7 +96,7 @@ class SampleOrder:
 
     @cached_property
     def sequences_per_epoch(self) -> int:
-        """Of the first epoch; packed differently, another may have some more or fewer."""
+        """Sequences of the first epoch; packed differently, another may have a few more or fewer."""
         return len(self._sequences(0)) if self.packing else len(self.usable)
 
     @property
@@ -181,7 +181,7 @@ class TokenBatch:
     #: Of packed sequences: from 0 in every document; padding is a document of its own. None: each sequence is
     #: one row, padded at the right.
     positions: Tensor | None
-    #: What each token's loss is multiplied by; None: 1.
+    #: Factor on each token's loss, if it is not 1.
     weights: Tensor | None
     #: Pairs: how much the base model preferred what was chosen.
     reference: Tensor | None
@@ -207,7 +207,7 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How sequences become tensors."""
+    """Rules by which sequences become tensors."""
 
     #: None: as long as the longest of the batch.
     length: int | None = None
@@ -221,7 +221,7 @@ class BatchLayout:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """What is trained on, or held out."""
+    """Rows for training, or held out."""
 
     tokens: TokenFile
     layout: BatchLayout
@@ -230,7 +230,7 @@ class TokenRows:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Of rows; of pairs the longer row's."""
+        """Lengths of rows, or of the longer row of each pair."""
         lengths = self.tokens.lengths
         return lengths.reshape(-1, 2).max(axis=1) if self.layout.pairs else lengths
 

@@ -40,7 +40,7 @@ class BadCheckpoint(TrainingError):
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """Where a run is."""
+    """Position of a run in its steps."""
 
     step: int
     #: Of the numbers that decide what a step is: a run resumes only from checkpoints of the same shape.
@@ -116,7 +116,7 @@ class Saver:
         save_file(weights, folder / "trained.safetensors")
         if rank_state:
             torch.save(rank_state, folder / "rank0.pt")
-        (folder / "place.json").write_text(json.dumps(asdict(position) | {"world": self._ranks.world}))
+        (folder / "position.json").write_text(json.dumps(asdict(position) | {"world": self._ranks.world}))
         sync_folder(folder)
         shutil.rmtree(finished, ignore_errors=True)
         folder.rename(finished)
@@ -160,7 +160,7 @@ def _read_checkpoint(
     from safetensors.torch import load_file
 
     try:
-        record = json.loads((folder / "place.json").read_text())
+        record = json.loads((folder / "position.json").read_text())
         world = record.pop("world")
         position = TrainingPosition(**record)
         weights = load_file(folder / "trained.safetensors")
@@ -212,8 +212,9 @@ def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
 
 
 def trained_weights(net: nn.Module, keep: bool = True) -> dict[str, Tensor]:
-    """What is trained, whole and on the host. Every rank must call this, for shards to be gathered; those
-    that do not `keep` it copy nothing: a machine has less memory than a model for each GPU."""
+    """Return the trained weights, whole and on the host. Every rank must call this, for shards to be
+    gathered; ranks that do not `keep` them copy nothing: a machine has less memory than a model for each GPU.
+    """
     named = ((name, weight.detach()) for name, weight in net.named_parameters() if weight.requires_grad)
     return _whole(named, keep)
 

@@ -68,7 +68,7 @@ class HeldOutLoss(Scorer):
 
 @torch.no_grad()
 def base_preferences(net: DpoLossModel, rows: TokenRows, ranks: NativeCommunicator, micro: int) -> Tensor:
-    """How much the model prefers what was chosen, pair by pair, as it is now."""
+    """Return how much the model, as it is now, prefers the chosen answer of each pair."""
     preferences = torch.zeros(len(rows.tokens) // 2, dtype=torch.float64)
     with _evaluating(net):
         for pairs, batch in _eval_batches(rows, ranks, micro):
@@ -91,8 +91,8 @@ def with_base_preferences(
     *,
     resumed: bool,
 ) -> TokenRows:
-    """What the base model prefers, beside the rows: computed before the first step, and on disk in a resumed
-    run."""
+    """Add the base model's preferences to the rows: computed before the first step, and read from disk in a
+    resumed run."""
     path = folder / f"reference-{rows.tokens.fingerprint()[-1]:08x}.pt"
     if resumed and path.exists():
         reference = torch.load(path, weights_only=True)
@@ -105,7 +105,7 @@ def with_base_preferences(
 
 
 def even_sample(count: int, share: float) -> NDArray[np.int64]:
-    """The places of so many rows out of `count`."""
+    """Return the places of an even sample of `count` rows."""
     taken = max(round(count * share), 1)
     return (np.arange(taken) * count) // taken
 

@@ -1,7 +1,7 @@
 """The micro-batches of one rank, made in time: one thread fills pinned memory while the GPU works.
 
 How many sequences share a pass may change between two steps. The rows of a step never do, nor does what its
-loss is divided by: the sequences are shared out anew before they become tensors.
+loss is divided by: the sequences are divided again before they become tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def regrouped(micros: Sequence[MicroBatch], most: int) -> list[MicroBatch]:
 class _LoadedStep(NamedTuple):
     #: As the order has them.
     micros: list[MicroBatch]
-    #: At most so many sequences are in one of the `batches`.
+    #: The most sequences in one of the `batches`.
     most: int
     batches: list[TokenBatch]
 
@@ -67,13 +67,14 @@ class BatchLoader:
             if isinstance(item, BaseException):
                 raise item
             self._step = item
-            # What was read ahead before a change is shared out anew.
+            # What was read ahead before a change is divided again.
             batches = item.batches if item.most == self._micro else self._batches(item.micros, self._micro)
             self.waited_s += time.perf_counter() - began
             yield batches
 
     def regroup(self, micro: int | None) -> MicroChange:
-        """From the next step on, at most so many sequences in a micro-batch; None: as the order has them."""
+        """From the next step on, put at most `micro` sequences in a micro-batch; with None, as many as the
+        order has."""
         sequences, before = self._order.micro * self._order.accumulation, self._micro
         wanted = self._order.micro if micro is None else micro
         after = even_micro(sequences, wanted)
@@ -86,7 +87,8 @@ class BatchLoader:
         return MicroChange(after)
 
     def undo_growth(self) -> tuple[int, list[TokenBatch]] | None:
-        """The size before the last growth, and the current step once more with it; None: it has not grown."""
+        """Return the size before the last growth and the current step's batches at that size, or None if it
+        has not grown."""
         if self._smaller is None:
             return None
         self._micro, self._smaller = self._smaller, None

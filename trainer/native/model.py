@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 #: fp32 logits in memory at a time.
 CHUNK_BYTES = 256 * 2**20
-#: Logits of up to so many bytes are kept for the backward pass.
+#: Bytes of logits that are kept for the backward pass, at most.
 KEPT_BYTES = 128 * 2**20
 
 
@@ -141,8 +141,8 @@ class LossModel(nn.Module):
         return self._summed(hidden, where, batch).reshape(1)
 
     def shares(self, count: float, learned: float, device: torch.device) -> Tensor:
-        """What each sum counts in the loss of batches with so many rows (or pairs, or tokens) and so many
-        predictions that are learned."""
+        """Return the factor of each sum in the loss of batches with this many rows (or pairs, or tokens) and
+        learned predictions."""
         return torch.tensor([1 / max(count, 1.0)], device=device)
 
     def row_sums(self, batch: TokenBatch) -> Tensor:
@@ -153,7 +153,7 @@ class LossModel(nn.Module):
         return torch.zeros(len(batch.ids), device=losses.device).index_add(0, rows, losses)
 
     def _hidden(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Of the tokens whose next one counts; and where those are."""
+        """Return hidden states of the tokens whose next one counts, and their positions."""
         where = places(batch.targets != IGNORED)
         return self._at(self._states(self.model, batch), where), where
 
@@ -238,8 +238,8 @@ class DpoLossModel(LossModel):
 
 
 def places(mask: Tensor) -> Tensor:
-    """Where a flattened mask is true. A GPU finishes what was queued before it says how many there are: ask
-    before the model's pass."""
+    """Return the positions where a flattened mask is true. A GPU finishes the queued work before it says how
+    many there are: call this before the model's pass."""
     return mask.flatten().nonzero()[:, 0]
 
 
@@ -254,9 +254,14 @@ def without_adapters(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator,no-any-return]
 
 
+class LoadedModel(NamedTuple):
+    model: nn.Module
+    attention: Attention
+
+
 def load_model(
     path: Path, plan: TrainingPlan, device: torch.device, mesh: DeviceMesh | None = None
-) -> tuple[nn.Module, Attention]:
+) -> LoadedModel:
     """Return the base model with the plan's adapters, in the plan's formats, on the device. With a `mesh`
     this process reads its shards, and `distributed.shard` must follow."""
     model, attention = _load_pretrained(path, plan, device, mesh)
@@ -268,8 +273,8 @@ def load_model(
     if plan.precision.gradient_checkpointing:
         enable_checkpointing(model, plan)
     if plan.adapter is None:
-        return model.train(), attention
-    return add_adapters(model, plan).train(), attention
+        return LoadedModel(model.train(), attention)
+    return LoadedModel(add_adapters(model, plan).train(), attention)
 
 
 def frozen_base(
@@ -382,7 +387,7 @@ def _set_magnitudes(model: nn.Module) -> None:
 
 def compute_dtype(plan: TrainingPlan) -> torch.dtype:
     """Return the format of computation. A full fine-tune's fp32 weights are the optimizer's
-    (`master_weights`)."""
+    (`optimizer.MasterWeights`)."""
     if plan.precision.bf16:
         return torch.bfloat16
     return torch.float16 if plan.precision.fp16 else torch.float32

@@ -17,7 +17,7 @@ _WIDTH_PER_LAYER = 80
 
 
 def shape_of(params: int, vocabulary: int, length: int) -> dict[str, Any]:
-    """A configuration with about so many parameters, its tied table of tokens included."""
+    """Return a configuration with about this many parameters, its tied table of tokens included."""
     best: dict[str, Any] = {}
     smallest_difference = float("inf")
     for width in range(_HEAD, 8192 + 1, _HEAD):

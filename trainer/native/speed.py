@@ -1,4 +1,4 @@
-"""What makes steps faster on this GPU: TF32, fp8, compilation, and the largest micro-batch that really fits.
+"""Faster steps on this GPU: TF32, fp8, compilation, and the largest micro-batch that really fits.
 
 Each has a fallback, and a note says why when it is left off.
 """
@@ -90,7 +90,7 @@ def _without_graphs(mode: CompileMode, plan: TrainingPlan) -> str:
 
 #: Of the GPU's memory; the rest is for what the allocator cannot use and what others take.
 MEMORY_SHARE = 0.9
-#: Beyond so many tokens in a pass nothing gets faster.
+#: Tokens in a pass beyond which nothing gets faster.
 ENOUGH_TOKENS = 16_384
 
 

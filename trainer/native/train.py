@@ -23,7 +23,6 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from core.domain.choices import Attention
 from core.planning.plan import TrainingPlan
 from core.recipes.native import settings_of
 from core.runs.progress import CheckpointEvent
@@ -40,6 +39,7 @@ from trainer.native.loader import BatchLoader
 from trainer.native.model import (
     DpoLossModel,
     KlLossModel,
+    LoadedModel,
     LossModel,
     frozen_base,
     load_model,
@@ -115,25 +115,19 @@ def train(
     setup = set_up(spec, plan, progress, ranks)  # all ranks
     plan, net = setup.plan, setup.net
 
+    # Optimizer
+    work = Path(spec.run.work_dir)
+    stepper = Stepper(net, plan, ranks)  # all ranks
+
     # Session
     scorer = HeldOutLoss(net, setup.held_out, ranks, plan.batch.eval_micro) if setup.held_out else None
-    host = NativeHost(net, ranks, scorer)
+    prober = prober_of(setup, stepper, ranks, work / "snapshots")
+    host = NativeHost(net, ranks, scorer, prober, moving_average(net, plan))
     session = session_of(spec, plan, progress, ranks, host)
     session.controls.begin(planned_micro)
     on_session(session)
-
-    # Optimizer
-    trainer = Trainer(
-        setup,
-        ranks,
-        session,
-        host,
-        stepper=Stepper(net, plan, ranks),  # all ranks
-        saver=Saver(Path(spec.run.work_dir) / "output", ranks, plan.steps.keep_checkpoints),
-        position=TrainingPosition(0, setup.shape),
-    )
-    host.average = moving_average(net, plan)
-    prepare_states(trainer, Path(spec.run.work_dir) / "snapshots")
+    saver = Saver(work / "output", ranks, plan.steps.keep_checkpoints)
+    trainer = Trainer(setup, ranks, session, host, stepper, saver, TrainingPosition(0, setup.shape))
 
     # Resume
     if spec.resume_from and not resume(trainer, Path(spec.resume_from)):  # all ranks
@@ -146,7 +140,7 @@ def train(
 
 @dataclass
 class TrainingSetup:
-    """What is trained, and on what."""
+    """The objects of a training: model, rows and their order."""
 
     #: With the batch that was found to fit.
     plan: TrainingPlan
@@ -176,8 +170,6 @@ def run_loop(trainer: Trainer, on_first_step: Callable[[], None] = lambda: None)
     """Until the last step or a reason to stop; the best model has been submitted by then."""
     setup, ranks, session, host = trainer.setup, trainer.ranks, trainer.session, trainer.host
     loading, meter = setup.plan.loader, SpeedMeter(setup.plan)
-    if host.snapshots is not None:
-        host.prober = NativeProber(trainer.stepper, setup.train, setup.order, ranks, host.snapshots)
     session.begin()  # all ranks: score the untouched model, search for a rate
     on_first_step()
     loader = BatchLoader(
@@ -255,13 +247,13 @@ def set_up(
     speed.allow_tf32(plan)
     progress.stage("load", "the model")
     mesh = shard_mesh(plan, ranks)  # all ranks
-    model, attention = load_model(Path(spec.run.model_path), plan, ranks.device, mesh)  # all ranks
+    loaded = load_model(Path(spec.run.model_path), plan, ranks.device, mesh)  # all ranks
     ranks.heartbeat()
-    vocabulary = int(without_adapters(model).config.vocab_size)
+    vocabulary = int(without_adapters(loaded.model).config.vocab_size)
     train, held_out = load_rows(spec, plan, ranks, vocabulary, "train"), None  # all ranks
     if spec.prepared.eval_path is not None:
         held_out = load_rows(spec, plan, ranks, vocabulary, "eval")  # all ranks
-    net = build_objective(spec, plan, model, attention, train.layout.pairs, ranks.device, mesh)
+    net = build_objective(spec, plan, loaded, train.layout.pairs, ranks.device, mesh)
     speed.convert_to_fp8(net, plan, progress.note)
     shard(net, plan, mesh, ranks.device)  # all ranks
     # A sharded model's passes wait for all ranks, also for one that has just run out of memory.
@@ -300,20 +292,19 @@ def load_rows(
 def build_objective(
     spec: LaunchSpec,
     plan: TrainingPlan,
-    model: torch.nn.Module,
-    attention: Attention,
+    loaded: LoadedModel,
     pairs: bool,
     device: torch.device,
     mesh: DeviceMesh | None,
 ) -> LossModel:
     """The model with the loss that the task is scored by."""
     if pairs:
-        return DpoLossModel(model, attention, plan.targets.dpo_beta)
+        return DpoLossModel(*loaded, plan.targets.dpo_beta)
     if not spec.run.kl_coefficient:
-        return LossModel(model, attention)
+        return LossModel(*loaded)
     path = Path(spec.run.model_path)
     base = frozen_base(path, plan, device, mesh) if plan.adapter is None else None
-    return KlLossModel(model, attention, spec.run.kl_coefficient, base)
+    return KlLossModel(*loaded, spec.run.kl_coefficient, base)
 
 
 def sample_order(train: TokenRows, plan: TrainingPlan, world: int) -> SampleOrder:
@@ -332,15 +323,20 @@ def sample_order(train: TokenRows, plan: TrainingPlan, world: int) -> SampleOrde
 
 
 class NativeHost:
-    """What the session needs of this engine."""
+    """This engine, as the session needs it."""
 
-    def __init__(self, net: LossModel, ranks: NativeCommunicator, scorer: Scorer | None) -> None:
-        self._net, self._ranks, self.scorer = net, ranks, scorer
-        self.average: MovingAverage | None = None
+    def __init__(
+        self,
+        net: LossModel,
+        ranks: NativeCommunicator,
+        scorer: Scorer | None,
+        prober: Prober | None = None,
+        average: MovingAverage | None = None,
+    ) -> None:
+        self._net, self._ranks = net, ranks
+        self.scorer, self.prober, self.average = scorer, prober, average
         #: As long as steps are made.
         self.loader: BatchLoader | None = None
-        self.prober: Prober | None = None
-        self.snapshots: Snapshots | None = None
 
     def write(self, folder: Path | None) -> None:
         checkpoints.export_model(self._net, folder, self._ranks)
@@ -355,8 +351,9 @@ class NativeHost:
 
 
 def smaller_batches(trainer: Trainer) -> Callable[[], list[TokenBatch] | None]:
-    """What a step is made with after memory ran out in a micro-batch that had grown. Several processes cannot
-    go back: the others wait for the one that ran out, and the run ends as out of memory."""
+    """Return a function that makes the step's smaller batches after a grown micro-batch ran out of memory.
+    Several processes cannot go back: the others wait for the one that ran out, and the run ends as out of
+    memory."""
 
     def smaller() -> list[TokenBatch] | None:
         loader = trainer.host.loader
@@ -383,12 +380,14 @@ def moving_average(net: LossModel, plan: TrainingPlan) -> MovingAverage | None:
     return MovingAverage(trained_parameters(net), plan.ema.decay, plan.ema.every, drop)
 
 
-def prepare_states(trainer: Trainer, folder: Path) -> None:
-    """Prepare to put the weights aside while learning rates are tried out."""
-    setup, host, plan = trainer.setup, trainer.host, trainer.setup.plan
-    per_machine = plan.launch.processes // plan.launch.machines
-    drop = partial(drop_gathered, setup.net)
-    host.snapshots = Snapshots(trained_parameters(setup.net), folder, trainer.ranks, per_machine, drop)
+def prober_of(
+    setup: TrainingSetup, stepper: Stepper, ranks: NativeCommunicator, folder: Path
+) -> NativeProber:
+    """Prepare to try learning rates out; `folder` is for weights that memory has no room for meanwhile."""
+    launch, drop = setup.plan.launch, partial(drop_gathered, setup.net)
+    per_machine = launch.processes // launch.machines
+    states = Snapshots(trained_parameters(setup.net), folder, ranks, per_machine, drop)
+    return NativeProber(stepper, setup.train, setup.order, ranks, states)
 
 
 def resume(trainer: Trainer, folder: Path) -> Path | None:

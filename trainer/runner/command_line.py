@@ -56,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def text_run(arguments: Sequence[str]) -> RunSpec:
-    """The run of a text task; `UsageError` for a command line without one."""
+    """Return the run of a text task; raise `UsageError` if the command line has none."""
     if (run := _run_file(arguments)) is not None:
         return run
     parser = _common("trainer.text")
@@ -81,7 +81,7 @@ def text_run(arguments: Sequence[str]) -> RunSpec:
 
 
 def image_run(arguments: Sequence[str]) -> RunSpec:
-    """The run of an image task; `UsageError` for a command line without one."""
+    """Return the run of an image task; raise `UsageError` if the command line has none."""
     if (run := _run_file(arguments)) is not None:
         return run
     parser = _common("trainer.image")

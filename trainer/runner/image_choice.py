@@ -1,8 +1,8 @@
-"""Which file of an image run is submitted: the best of several by the evaluator's own measure.
+"""Choice of the file of an image run to submit: the best of several by the evaluator's own measure.
 
 The engine has ended and its last file is the submission already. Another process of the engine's Python
-(`trainer.scoring.pictures`) loads the base and scores some files on a few pictures. Its report counts only
-if it has all of them: whatever fails or takes too long leaves the last file where it is.
+(`trainer.scoring.pictures`) loads the base and scores some files on a few pictures. Its report counts only if
+it has all of them: whatever fails or takes too long leaves the last file where it is.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pictures_in(folder: Path) -> list[Path]:
 
 def hold_out(images: PreparedImages, count: int) -> Path | None:
     """Move some pictures with their captions out of the training's folder, the same ones each time, whatever
-    their names; None where too few would be left."""
+    their names. Return None if too few would be left."""
     paths = pictures_in(images.folder)
     if count > MOST_HELD_OUT * len(paths) or len(paths) - count < LEAST_TRAINED:
         return None
@@ -70,14 +70,14 @@ def hold_out(images: PreparedImages, count: int) -> Path | None:
 
 
 def spread(items: Sequence[Path], count: int) -> list[Path]:
-    """So many of them, evenly spread, the last among them."""
+    """Pick `count` items, evenly spread, the last among them."""
     count = min(count, len(items))
     return [items[math.ceil((at + 1) * len(items) / count) - 1] for at in range(count)]
 
 
 @dataclass(frozen=True)
 class ScoringJob:
-    """What the scoring process is asked; it reads this as JSON."""
+    """Order for the scoring process, which reads it as JSON."""
 
     engine: str
     engine_dir: str
@@ -155,6 +155,6 @@ def describe_scores(files: Sequence[Path], scores: Mapping[str, float]) -> str:
 
 
 def choice_deadline(choice: CheckpointChoice, now: float, end: float) -> float | None:
-    """When the comparison must be over; None: there is no time for it."""
+    """Return the time at which the comparison must be over, or None if there is no time for it."""
     deadline = min(now + OVERRUN * choice.seconds, end)
     return deadline if deadline - now >= LEAST_SHARE * choice.seconds else None

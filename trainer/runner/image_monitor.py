@@ -202,7 +202,7 @@ class ImageMonitor:
 
     @property
     def doing(self) -> str:
-        """For the reason why it was ended."""
+        """Current activity, for the message that says why it was ended."""
         return f"after step {self.step.step:,}" if self.step and self.step.step else "before the first step"
 
     @property
@@ -219,7 +219,7 @@ class ImageMonitor:
             self._checked_at = self.now()
             self.place()
         if self._nan >= MAX_NAN:
-            return Termination(RunEnd.NAN, f"the loss is no number since step {self.step and self.step.step}")
+            return Termination(RunEnd.NAN, f"the loss has been NaN since step {self.step and self.step.step}")
         return self._replan()
 
     def place(self) -> None:
@@ -251,7 +251,7 @@ class ImageMonitor:
                 return
 
     def _is_behind(self, path: Path) -> bool:
-        """Whether what an earlier launch or attempt has submitted is better."""
+        """Return True if the submission of an earlier launch or attempt is better."""
         return self.earlier is not None and self.trained(path).worth < self.earlier.worth
 
     def trained(self, path: Path) -> TrainedSteps:
@@ -311,9 +311,9 @@ UNUSUAL_STEPS = 2
 SLACK = 0.05
 #: A decay may be cut off where its rate has come down to this share of the peak.
 LOW_RATE = 0.1
-#: Fewer steps that end their decay are worth so many of a training that is cut off at a high rate.
+#: A step of a training that is cut off at a high rate is worth this part of one whose decay ends.
 CUT_OFF_WORTH = 0.5
-#: Another start must bring so many more steps than going on: it can fail, and the first one works.
+#: Another start must bring this many times the steps of going on: it can fail, and the first one works.
 LEAST_GAIN = 1.2
 _CONSTANT = (LrSchedule.CONSTANT, LrSchedule.CONSTANT_WITH_WARMUP)
 
@@ -330,15 +330,15 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Replan:
-    #: The steps of another start; None: the engine goes on.
+    #: The steps of another start, or None if the engine goes on.
     restart: int | None
     #: What was decided, by which figures.
     text: str
 
 
 def timed_steps(total: int, taken: float = 0.0) -> int:
-    """How many steps are measured before it is decided; `taken`: the share of the launch's time that those
-    measured so far have taken."""
+    """Return the number of steps to measure before deciding; `taken`: the share of the launch's time that the
+    measured steps have taken."""
     usual = min(TIMED_STEPS, max(round(TIMED_SHARE * total), LEAST_TIMED))
     return LEAST_TIMED if taken >= TIMED_TIME_SHARE else usual
 
@@ -389,13 +389,13 @@ def worth(plan: TrainingPlan, step: int) -> float:
 
 
 def is_cut_off(plan: TrainingPlan, step: int) -> bool:
-    """Whether a file of this step comes from the part of a decay where the rate is still high."""
+    """Return True if a file of this step comes from the part of a decay where the rate is still high."""
     total = plan.steps.total
     return step < total and not is_constant(plan) and rate_at(plan, step / total) > LOW_RATE
 
 
 def save_seconds(plan: TrainingPlan) -> float:
-    """What saving adds to a step, as planned."""
+    """Return the planned seconds that saving adds to a step."""
     return plan.time["save"] / max(plan.steps.total, 1)
 
 

@@ -143,7 +143,7 @@ class Follower:
 
     @property
     def work(self) -> Path:
-        """For what only this machine needs."""
+        """Directory for files that only this machine needs."""
         return Path(self.run.work_dir) / f"machine-{self.machine.rank}"
 
     def _wait(self, folder: Path, limit: float) -> MachinesLaunch | TrainerExitCode:
@@ -169,7 +169,7 @@ class Follower:
     def _train(self, order: MachinesLaunch) -> None:
         rank = self.machine.rank
         spec = order.spec.model_copy(update={"wrapper_pid": os.getpid()})
-        more = {**self._own_paths(order.env), LAUNCH_SPEC_VARIABLE: str(spec.write(f"sheet-{rank}.json"))}
+        more = {**self._own_paths(order.env), LAUNCH_SPEC_VARIABLE: str(spec.write(f"launch-{rank}.json"))}
         rewards = (str(spec.prepared.rewards_dir),) if spec.prepared.rewards_dir else ()
         command = _with_head(order.commands[rank], self.machine.head)
         child = self.start(command, child_environment(self.work, more, rewards), self.work)
@@ -195,7 +195,7 @@ class Follower:
         return {key: mapped.get(value, value) for key, value in env.items()}
 
     def _limits(self, spec: LaunchSpec) -> SupervisionLimits:
-        """Whether the training hangs is for the first machine to say."""
+        """Limits of a follower: the first machine decides whether the training hangs."""
 
         def over() -> Termination | None:
             return Termination(RunEnd.STOPPED, "the first machine has ended") if self._is_over() else None

@@ -158,7 +158,7 @@ def _parsed(parse: Callable[[Sequence[str]], RunSpec], arguments: Sequence[str])
 
 
 def _is_public(run: RunSpec) -> bool:
-    """Whether competitors read what is printed: in a tournament, not with a daemon."""
+    """Return True if competitors can read the output: in a tournament, not with a daemon."""
     return run.era is Era.TOURNAMENTS and run.plan_path is None
 
 
@@ -263,7 +263,7 @@ class PublicLog:
 
 
 def error_line(detail: str) -> str:
-    """Of a failure's text the one line that says most."""
+    """Pick the most telling line of a failure's text."""
     lines = [line.strip() for line in detail.splitlines() if line.strip()]
     said = [line for line in lines if _ERROR.search(line)]
     return (said[-1] if said else lines[0] if lines else "no details")[:_LONGEST]

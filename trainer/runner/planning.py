@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ DEVICES = Path("/dev")
 
 
 def detect_machine(disk: Path) -> Hardware:
-    """What may be used, by the container's limits; `disk` is where checkpoints will lie."""
+    """Return the resources that the container's limits allow; `disk` is where checkpoints will lie."""
     return Hardware(
         gpus=visible_gpus(),
         cpu_cores=usable_cores(),
@@ -71,9 +72,9 @@ def visible_gpus() -> GpuSet:
     kinds = _by_torch() if importlib.util.find_spec("torch") else _by_driver()
     if not kinds:
         return GpuSet(kind=CPU, count=1)
-    best = max(kinds, key=lambda kind: kind.memory_bytes)
+    best = max(kinds, key=attrgetter("memory_bytes"))
     same_kind = [kind for kind in kinds if kind.name == best.name]
-    return GpuSet(kind=min(same_kind, key=lambda kind: kind.memory_bytes), count=len(same_kind))
+    return GpuSet(kind=min(same_kind, key=attrgetter("memory_bytes")), count=len(same_kind))
 
 
 def unusable_gpus() -> list[str]:
@@ -119,7 +120,7 @@ def _kind_of(pynvml: Any, handle: Any) -> GpuKind:
 
 
 def _visible(handles: list[Any]) -> list[Any]:
-    """Of the container's GPUs those that CUDA may use."""
+    """Filter the container's GPUs to those that CUDA may use."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return handles
@@ -152,7 +153,7 @@ def make_own_plan(
     rows_made: bool = True,
 ) -> TrainingPlan:
     """The plan; with `engines` given, for one of those that this image has. Environments are planned for
-    before their rows are made, and anew when they are."""
+    before their rows are made, and again afterwards."""
     hardware = detect_machine(Path(run.work_dir))
     # Not for pictures: their engines have a torch of their own, which may see more than we do.
     if hardware.gpus.is_cpu and run.task_type.is_text and (gpus := unusable_gpus()):
@@ -223,7 +224,7 @@ WORTH = 2.0
 
 @dataclass(frozen=True)
 class FailedLaunch:
-    """How a launch failed, as far as the choice of a remedy cares."""
+    """A failed launch, as far as the choice of a remedy needs it."""
 
     end: RunEnd
     moment: str | None
@@ -250,7 +251,7 @@ class Remedy:
 
 
 def remedy_for(plan: TrainingPlan, failed: FailedLaunch, earlier: Sequence[Remedy]) -> Remedy | None:
-    """None: nothing helps, or nothing would be over in time."""
+    """Return a remedy, or None if nothing would help or finish in time."""
     reason = REASON_OF_RUN_END[failed.end]
     if failed.end in GOOD_ENDS or failed.left_s < WORTH * failed.start_s:
         return None

@@ -1,4 +1,4 @@
-"""Rows to files, and a plan where there is none: a process of its own, because tokenizers bring torch along.
+"""Rows to files, and a plan if there is none yet: a process of its own, because tokenizers bring torch along.
 
 python -m trainer.runner.prepare SPEC.json
 """
@@ -121,7 +121,7 @@ def _facts(run: RunSpec) -> ModelFacts:
 
 
 def _plans_before(run: RunSpec) -> Iterator[TrainingPlan]:
-    """For several numbers of rows: encoding more than can be trained on takes time from the training."""
+    """Plan for several numbers of rows: encoding more than can be trained on takes time from the training."""
     model = _facts(run)
     for share in ROWS_SHARES:
         facts = assumed_facts(run.task_type, round(MADE_ROWS * share))
@@ -129,7 +129,7 @@ def _plans_before(run: RunSpec) -> Iterator[TrainingPlan]:
 
 
 def _start_making(run: RunSpec, asked: TrainingPlan | None) -> RowsInTheMaking:
-    """As many rows as can be trained on in what the making leaves of the time."""
+    """Start to make as many rows as can be trained on in the time that is left after making them."""
     plan = asked or max(_plans_before(run), key=trained_rows)
     making = RowsInTheMaking.start(run, plan)
     if making.processes:

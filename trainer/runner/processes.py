@@ -39,8 +39,8 @@ _PORTS = range(10_000, 20_000)
 
 
 def free_port() -> int:
-    """A port that is free now; accelerate takes it a few seconds later. It is none that the system gives to
-    whoever asks for any. Not by `random`: a training's seed would give all trainings the same."""
+    """Return a port that is free now; accelerate takes it a few seconds later. The system gives it to nobody
+    who asks for any port. Not by `random`: a training's seed would give all trainings the same."""
     for port in SystemRandom().sample(_PORTS, len(_PORTS)):
         with contextlib.suppress(OSError), socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
@@ -168,7 +168,8 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def child_environment(work: Path, more: Mapping[str, str], path: tuple[str, ...] = ()) -> dict[str, str]:
-    """For a child that runs our code: the plan's variables over ours, our packages first on its path."""
+    """Return the environment of a child that runs our code: the plan's variables over ours, our packages
+    first on its path."""
     environment = _offline(work, more)
     inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     environment["PYTHONPATH"] = os.pathsep.join([*path, str(ROOT), *inherited])
@@ -178,7 +179,8 @@ def child_environment(work: Path, more: Mapping[str, str], path: tuple[str, ...]
 
 
 def engine_environment(work: Path, more: Mapping[str, str]) -> dict[str, str]:
-    """For an image engine: it imports its own modules from its script's directory, and nothing of ours."""
+    """Return the environment of an image engine: it imports its own modules from its script's directory, and
+    nothing of ours."""
     environment = _offline(work, more)
     environment.pop("PYTHONPATH", None)
     environment.pop("PYTHONSAFEPATH", None)
@@ -200,9 +202,10 @@ def _offline(work: Path, more: Mapping[str, str]) -> dict[str, str]:
 
 
 def _driver_is_older() -> bool:
-    """Whether the host's driver is of an older branch than the image's CUDA needs: CUDA 13 needs 580, many
-    hosts have 535 to 570. NVIDIA supports this on data center GPUs from 535 on; container toolkits of 1.17.4
-    and some later ones do not set it up. With a driver as new or newer, the image's half would fail."""
+    """Return True if the host's driver is of an older branch than the image's CUDA needs: CUDA 13 needs 580,
+    many hosts have 535 to 570. NVIDIA supports this on data center GPUs from 535 on; container toolkits of
+    1.17.4 and some later ones do not set it up. With a driver as new or newer, the image's half would fail.
+    """
     try:
         host = re.search(r"\b(\d{3,})\.\d", DRIVER.read_text("utf-8"))
     except OSError:

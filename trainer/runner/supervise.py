@@ -32,7 +32,7 @@ DUMP_S = 2.0
 
 
 class SupervisedProcess(Protocol):
-    """What is supervised."""
+    """A child process under supervision."""
 
     @property
     def tail(self) -> Iterable[str]:
@@ -64,13 +64,13 @@ class ProcessEnd(NamedTuple):
 
 @dataclass
 class SupervisionLimits:
-    """What a child is ended for. Times are seconds since the epoch."""
+    """Limits at which a child is ended. Times are seconds since the epoch."""
 
     #: A child that still runs then is ended.
     hard_end: float
     #: Until this exists, nothing has been trained that is worth waiting for.
     begun: Path | None = None
-    #: Must exist after so many seconds: our plugin writes it once it is loaded.
+    #: Must exist after this many seconds: our plugin writes it once it is loaded.
     marker: Path | None = None
     marker_s: float = 600.0
     #: A training hangs when none of these files has changed for `hang_s`, and `heard` is as long ago.

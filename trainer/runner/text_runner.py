@@ -49,7 +49,7 @@ from trainer.session.submission import submission_kind
 #: Engines write this one last.
 LAST_WRITTEN = "trainer_state.json"
 #: Of the native trainer's checkpoints, which get their name once they are completely on disk.
-NATIVE_MARKER = "place.json"
+NATIVE_MARKER = "position.json"
 
 
 def newest_checkpoint(output: Path) -> str | None:
@@ -160,7 +160,7 @@ class TextRunner:
             prepared_out=str(folder / "prepared.json"),
             failure_out=str(folder / "failure.json"),
         )
-        spec_path = folder / "ask.json"
+        spec_path = folder / "prepare.json"
         spec_path.write_text(spec.model_dump_json(indent=2), encoding="utf-8")
         command = (sys.executable, "-m", "trainer.runner.prepare", str(spec_path))
         spec.trial_path.unlink(missing_ok=True)  # of a launch in the same place that was ended in it

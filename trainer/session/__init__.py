@@ -1,1 +1,1 @@
-"""What decides about a running training, whatever engine trains: clock, rate, best model, submission."""
+"""Decisions about a running training, whatever engine trains: clock, rate, best model, submission."""

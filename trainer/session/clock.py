@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
@@ -19,10 +20,12 @@ from core.runs.run_files import HeldOutScore
 UNUSUAL_STEPS = 3
 #: Steps remembered. Rows differ in length, so one step is no measure.
 WINDOW = 64
+#: Evaluations, submissions and saves remembered.
+LATEST = 4
 #: Evaluations may take this share of the time.
 EVAL_SHARE = 0.1
-#: Of the time that is left after all wanted steps, evaluations may take the same share, up to so many
-#: seconds: a very short training is evaluated as often as was asked, and nobody pays for an hour of it.
+#: Evaluations may take the same share of the time that is left after all wanted steps, up to these seconds: a
+#: very short training is evaluated as often as was asked, and nobody pays for an hour of it.
 SPARE_S = 60.0
 #: One checkpoint may take this share of the time that is left.
 SAVE_SHARE = 0.03
@@ -39,7 +42,7 @@ ENOUGH_STEPS = 3
 
 
 class StepOrders(NamedTuple):
-    """What happens after a step; the same on all ranks."""
+    """Orders after a step; the same on all ranks."""
 
     total: int
     evaluate: bool = False
@@ -61,11 +64,11 @@ class RunClock:
     duty: float = 1.0
     eval_every: int = 1
     save_every: int = 1
-    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _steps: deque[float] = field(default_factory=partial(deque, maxlen=WINDOW))
     _unusual: int = 0
-    _evaluations: deque[float] = field(default_factory=lambda: deque(maxlen=4))
-    _submissions: deque[float] = field(default_factory=lambda: deque(maxlen=4))
-    _saves: deque[float] = field(default_factory=lambda: deque(maxlen=4))
+    _evaluations: deque[float] = field(default_factory=partial(deque, maxlen=LATEST))
+    _submissions: deque[float] = field(default_factory=partial(deque, maxlen=LATEST))
+    _saves: deque[float] = field(default_factory=partial(deque, maxlen=LATEST))
     _probed: bool = False
     _evaluated: int = -1
     _saved: int = -1
@@ -124,7 +127,7 @@ class RunClock:
 
     @property
     def sure(self) -> bool:
-        """Whether enough steps have been timed to say how long one takes."""
+        """Return True once enough steps have been timed to tell how long one takes."""
         return len(self._steps) >= ENOUGH_STEPS
 
     @property
@@ -160,7 +163,7 @@ class RunClock:
         return _with_slack(self.eval_s + self.submission_s)
 
     def room_for(self, seconds: float) -> bool:
-        """Whether something that takes so long fits before the finish must begin."""
+        """Return whether `seconds` of work fit before the finish must begin."""
         return self.left >= seconds + self.finish_s
 
     def after_step(self) -> StepOrders:
@@ -249,7 +252,7 @@ def _latest(measured: Sequence[float], planned: float) -> float:
 
 @dataclass
 class BestScore:
-    #: Evaluations without a better one before the training stops; None: never.
+    #: Evaluations without a better one before the training stops, or None for never.
     patience: int | None = None
     score: HeldOutScore | None = None
     #: The untouched model's.
@@ -257,7 +260,7 @@ class BestScore:
     waited: int = 0
 
     def update(self, score: HeldOutScore) -> bool:
-        """Whether this is better than everything before. NaN is never better."""
+        """Take a score; return True if it is better than everything before. NaN is never better."""
         better = math.isfinite(score.value) and score.beats(self.score)
         if better:
             self.score, self.waited = score, 0

@@ -22,7 +22,7 @@ PAUSE_CHECK_S = 0.5
 
 
 class MicroChange(NamedTuple):
-    """What came of a request for another micro-batch."""
+    """Result of a request for another micro-batch."""
 
     #: Sequences of a pass from now on.
     micro: int
@@ -34,7 +34,7 @@ class ControlFile:
     """The newest request, read when the file has changed, at most every `every_s`."""
 
     def __init__(self, path: Path | None, note: Callable[[str, str], None], every_s: float = 1.0) -> None:
-        """None: nobody asks. `note` gets a kind and a text."""
+        """Without a `path`, no request ever comes. `note` gets a kind and a text."""
         self._path, self._note, self._every = path, note, every_s
         self._next = 0.0
         self._seen: tuple[int, ...] | None = None
@@ -78,9 +78,9 @@ def wait_for_gpu() -> None:
 
 @dataclass
 class Controls:
-    """What holds of the requests so far. `clock.duty` is a part of it: forecasts need it as well."""
+    """The requests in force. `clock.duty` is part of them: forecasts need it as well."""
 
-    #: The engine's: at most so many sequences in a pass from the next step on; None: as it began.
+    #: Sets the most sequences in a pass of the engine, from the next step on; None restores the first number.
     regroup: Callable[[int | None], MicroChange]
     clock: RunClock
     progress: ProgressLog
@@ -134,7 +134,7 @@ class Controls:
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """Of a plain file: whether it is another one than before. None where there is none."""
+    """Identify a plain file, so that a new one is recognised. Return None if there is none."""
     try:
         status = os.stat(path)
     except OSError:

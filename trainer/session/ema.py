@@ -67,15 +67,15 @@ class MovingAverage:
 
 
 def own_part(weight: Any) -> Any:
-    """What this rank has of a tensor, sharing its memory: all of it unless it is split. Numbers stay as they
-    are."""
+    """Return this rank's part of a tensor, sharing its memory: all of it unless it is split. The numeric
+    format stays."""
     if getattr(weight, "requires_grad", False):
         weight = weight.detach()
     return weight.to_local() if hasattr(weight, "to_local") else weight
 
 
 def drop_gathered(model: Any) -> None:
-    """Free the weights that FSDP2 keeps gathered after a forward pass: the next one gathers them anew."""
+    """Free the weights that FSDP2 keeps gathered after a forward pass: the next one gathers them again."""
     from torch.distributed.fsdp import FSDPModule
 
     for part in model.modules():

@@ -1,4 +1,4 @@
-"""What went wrong in a training process, as a record that the runner reads.
+"""Failures of a training process, as records that the runner reads.
 
 One rank that fails while the others wait for it would hang them all, so it records why and ends at once; the
 launcher then ends the others.
@@ -103,7 +103,7 @@ def is_disk_full(text: str) -> bool:
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether GPU memory ran out, or a host allocation of torch failed."""
+    """Return True if GPU memory ran out, or a host allocation of torch failed."""
     if isinstance(error, MemoryError):
         return True
     return type(error).__name__ == "OutOfMemoryError" or (

@@ -6,9 +6,11 @@ the way over the steps that are left: a new forecast bends the curve and never m
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, Protocol
 
@@ -16,7 +18,8 @@ from core.domain.choices import LrSchedule
 from core.domain.evaluation import RewardScore
 from core.domain.evaluation import gains_over_base as rewarded_gains
 from core.domain.tasks import TaskType
-from core.planning.plan import LrSearchPlan, OptimizerPlan, PlateauPlan
+from core.planning.plan import LrSearchPlan, OptimizerPlan, PlateauPlan, TrainingPlan
+from core.system.files import write_atomically
 from trainer.session.ranks import Communicator
 
 #: Where one-cycle begins, as a share of the peak.
@@ -207,8 +210,8 @@ TUNED_LOSS, TUNED_FIRST = 0.7, 0.2
 
 
 def is_tuned(task_type: TaskType, base: float) -> bool:
-    """Whether so low a score says that the base was trained for the task before. A loss on preferences says
-    nothing: it begins at ln 2 with any model."""
+    """Return True if so low a score shows that the base was already trained for the task. A loss on
+    preferences shows nothing: it begins at ln 2 with any model."""
     return task_type.is_supervised and base < TUNED_LOSS
 
 
@@ -270,7 +273,7 @@ class LrSearch:
     pairs: bool = False
     #: Whether an adapter is trained.
     adapter: bool = False
-    #: The steps of the training that follows, if one takes so many seconds.
+    #: Steps of the training that follows, by the seconds that one takes.
     whole_steps: Callable[[float], float] = lambda step_s: 1.0
     #: Called with every candidate, while the model is still as it was scored.
     on_probe: Callable[[Probe, int], None] = lambda probe, steps: None
@@ -297,9 +300,7 @@ class LrSearch:
         finally:
             self.prober.restore()
             self.prober.end()
-        chosen = choose_rate(
-            self.probes, base, self.lower_is_better, self.noise, self.longer, self.pairs, self.adapter
-        )
+        chosen = choose_rate(self.probes, base, self.lower_is_better, self.noise, self._lowered, self.pairs)
         return None if chosen is None else min(max(chosen, self._lowest), self._highest)
 
     @property
@@ -450,14 +451,14 @@ def gains_of(probes: Sequence[Probe], base: float, lower_is_better: bool) -> dic
 
 
 def _around(gains: dict[float, float], rung: float) -> Iterator[float]:
-    best = max(gains, key=lambda factor: gains[factor])
+    best = max(gains, key=gains.__getitem__)
     lower, higher = _neighbours(gains, best)
     down_first = gains.get(lower, -math.inf) > gains.get(higher, -math.inf)
     yield from (best / rung, best * rung) if down_first else (best * rung, best / rung)
 
 
 def _neighbours(gains: dict[float, float], factor: float) -> tuple[float, float]:
-    """The next lower and the next higher candidate; NaN where there is none."""
+    """Return the next lower and the next higher candidate, or NaN."""
     lower = max((other for other in gains if other < factor), default=math.nan)
     return lower, min((other for other in gains if other > factor), default=math.nan)
 
@@ -467,13 +468,12 @@ def choose_rate(
     base: float,
     lower_is_better: bool,
     noise: float = 0.0,
-    longer: float = 1.0,
+    lowered: float = 1.0,
     pairs: bool = False,
-    adapter: bool = False,
 ) -> float | None:
-    """The factor that the candidates speak for, of a training that is so many times as long."""
+    """Return the factor that the candidates suggest for the whole training, whose best rate is lower than
+    theirs by up to `lowered` (of `lowered_by`). Return None if there are no candidates."""
     gains = gains_of(probes, base, lower_is_better)
-    lowered = lowered_by(longer, pairs, adapter) if pairs else 1.0
     if not gains:
         # All diverged. Those of preferences begin far above the planned rate and say nothing about it.
         return min([1.0, *(probe.factor for probe in probes)]) if probes else None
@@ -488,15 +488,15 @@ def choose_rate(
         return min(harmless / lowered, RUNG) if pairs else harmless
     peak = _peak(gains)
     if pairs or len(probes) == 1:  # a planned rate that nothing speaks against
-        return peak / lowered
+        return peak / lowered if pairs else peak
     untouched = 1.0
     if base:
         untouched = (best / abs(base) - TUNED_GAIN) / (UNTOUCHED_GAIN - TUNED_GAIN)
-    return float(peak * lowered_by(longer, pairs, adapter) ** -min(max(untouched, 0.0), 1.0))
+    return float(peak * lowered ** -min(max(untouched, 0.0), 1.0))
 
 
 def lowered_by(longer: float, pairs: bool, adapter: bool) -> float:
-    """How much higher the best rate of a candidate is than that of a training so many times as long."""
+    """Return the ratio of a candidate's best rate to that of a training `longer` times as long."""
     return float(min(longer, MOST_LONGER) ** (SHORTER + ADAPTER_SHORTER * adapter + PAIRS_SHORTER * pairs))
 
 
@@ -514,7 +514,7 @@ def _highest_harmless(gains: dict[float, float], most: float) -> float:
 def _peak(gains: dict[float, float]) -> float:
     """The top of a parabola, over the rate's logarithm, through the best candidate and its neighbours; at
     most halfway to the nearer one."""
-    best = max(gains, key=lambda factor: gains[factor])
+    best = max(gains, key=gains.__getitem__)
     lower, higher = _neighbours(gains, best)
     if math.isnan(lower) or math.isnan(higher):
         return best
@@ -524,3 +524,31 @@ def _peak(gains: dict[float, float]) -> float:
     shift = (up**2 * loss_down - down**2 * loss_up) / (2 * curvature) if curvature > 0 else 0.0
     most = min(down, up) / 2
     return float(best * math.exp(min(max(shift, -most), most)))
+
+
+@dataclass
+class FoundRate:
+    """A factor on the planned rate that a search found, in a file for the launches that follow."""
+
+    file: Path
+
+    def factor(self, plan: TrainingPlan) -> float:
+        """Return the factor found for such a training, or 0."""
+        try:
+            record = json.loads(self.file.read_text("utf-8"))
+            if record["of"] != self._searched(plan):
+                return 0.0
+            # Out of memory may have cost some of the batch: noise grows with its root.
+            factor = float(record["factor"]) * math.sqrt(plan.batch.effective / float(record["batch"]))
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            return 0.0
+        return factor if math.isfinite(factor) and factor > 0 else 0.0
+
+    def remember(self, plan: TrainingPlan, factor: float) -> None:
+        record = {"of": self._searched(plan), "batch": plan.batch.effective, "factor": factor}
+        write_atomically(self.file, json.dumps(record).encode(), mode=0o644)
+
+    def _searched(self, plan: TrainingPlan) -> list[str]:
+        """Identify the trainings that a found rate applies to. After a failure the planned rate is lower and
+        the factor stays, so the rate is lower as well."""
+        return [plan.task.task_type, plan.method, plan.optimizer.name, plan.model.model_id]

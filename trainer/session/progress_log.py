@@ -40,7 +40,7 @@ class ProgressLog:
     several processes never mix."""
 
     def __init__(self, path: Path | None) -> None:
-        """None: a rank that reports nothing."""
+        """Without a `path`, report nothing: such ranks are not the first."""
         self.path = path
         self._printed = EventPrinter(_print)
 
@@ -105,7 +105,7 @@ class SpeedMeter:
 
     @cached_property
     def _peak(self) -> float | None:
-        """Of many layers with ranks of their own it takes milliseconds."""
+        """Peak speed; computing it takes milliseconds with many layers that have ranks of their own."""
         return peak_speed(self.plan)
 
 

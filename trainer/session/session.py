@@ -1,18 +1,18 @@
-"""What decides about a running training, the same for every engine and on every rank.
+"""Decisions about a running training, the same for every engine and on every rank.
 
 The engine calls it after each step and does what it orders. All ranks call every method at the same point;
-rank 0 decides, the others follow. Which model is best is decided by the scorer, in the validator's metric.
+rank 0 decides, the others follow. The scorer decides which model is best, in the validator's metric.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from core.domain.evaluation import RewardScore
 from core.domain.units import show_seconds
@@ -27,6 +27,7 @@ from trainer.session.control import ControlFile, Controls, MicroChange
 from trainer.session.failures import NotANumber
 from trainer.session.learning_rate import (
     SAMPLED_NOISE,
+    FoundRate,
     LrSearch,
     PlateauFactor,
     Probe,
@@ -73,7 +74,7 @@ class TrainingHost(Protocol):
     """The engine, as far as the session needs it."""
 
     scorer: Scorer | None
-    #: What tries learning rates out; None where the engine cannot undo a step.
+    #: Tries learning rates out; None if the engine cannot undo a step.
     prober: Prober | None
 
     def write(self, folder: Path | None) -> None:
@@ -84,8 +85,8 @@ class TrainingHost(Protocol):
         """A context in which the model has its averaged weights, where there are any."""
 
     def regroup(self, micro: int | None) -> MicroChange:
-        """From the next step on, at most so many sequences in a pass, and as many passes as that takes;
-        None: as it began. All ranks call it."""
+        """From the next step on, put at most `micro` sequences in a pass, and as many passes as that takes;
+        with None, as at the start. All ranks call it."""
 
 
 def session_of(
@@ -112,7 +113,33 @@ class StopReason(NamedTuple):
 
 
 _ENDS = tuple(RunEnd)
-_NONE = -1.0
+
+
+class _Agreement(NamedTuple):
+    """Rank 0's decisions after a step, sent to the other ranks as numbers."""
+
+    total: int = 0
+    evaluate: bool = False
+    save: bool = False
+    end: RunEnd | None = None
+    #: Steps until the next agreement.
+    steps_between: int = 1
+    control: RunControl | None = None
+
+    def numbers(self) -> list[float]:
+        end = -1 if self.end is None else _ENDS.index(self.end)
+        control = self.control
+        asked = (control.number, control.micro or 0, control.duty) if control else (0, 0, 1.0)
+        return [self.total, self.evaluate, self.save, end, self.steps_between, *asked]
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Self:
+        *counts, duty = numbers
+        total, evaluate, save, end, steps_between, number, micro = map(int, counts)
+        control = RunControl(number=number, micro=micro or None, duty=duty) if number else None
+        return cls(
+            total, bool(evaluate), bool(save), _ENDS[end] if end >= 0 else None, steps_between, control
+        )
 
 
 @dataclass
@@ -140,11 +167,13 @@ class Session:
     #: The factor on the planned peak rate that the search found.
     peak: float = 1.0
     controls: Controls = field(init=False)
+    _found_rate: FoundRate = field(init=False)
     schedule: ScheduleProgress = field(init=False)
     best: BestScore = field(init=False)
     plateau: PlateauFactor | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self._found_rate = FoundRate(self.submission.beside("rate.json"))
         self.controls = Controls(self.host.regroup, self.clock, self.progress, self.plan.batch.micro)
         self.schedule = ScheduleProgress(
             total=self.clock.total, asked_warmup=self.plan.optimizer.warmup_steps
@@ -197,7 +226,9 @@ class Session:
 
     def _search(self, plan: LrSearchPlan) -> None:
         """The peak rate by trial, or as a launch before this one found it."""
-        known = self.ranks.from_first([self.submission.peak(self.plan) if self.ranks.rank == 0 else 0.0])[0]
+        known = self.ranks.from_first([self._found_rate.factor(self.plan) if self.ranks.rank == 0 else 0.0])[
+            0
+        ]
         scorer, prober, base = self.host.scorer, self.host.prober, self.best.base
         if known:
             self.peak = known
@@ -233,7 +264,7 @@ class Session:
             return
         self.peak = factor
         if self.ranks.rank == 0:
-            self.submission.remember_peak(self.plan, factor)
+            self._found_rate.remember(self.plan, factor)
         text = f"for {search.longer:.3g} times as many steps {self._rate_text(factor)} is trained with"
         self.progress.note("lr-search", text)
 
@@ -276,27 +307,31 @@ class Session:
 
     def _agree(self) -> StepOrders:
         """Rank 0's orders on all ranks; `stop` is set with them."""
-        numbers: list[float] = [_NONE] * 8
-        if self.ranks.rank == 0:
-            orders = self.clock.after_step()
-            stop = self._stop_reason(orders)
-            self.stop_detail = stop.detail if stop else self.stop_detail
-            steps_between = min(int(AGREE_S / max(self.clock.step_s, 1e-3)), MAX_STEPS_BETWEEN_AGREEMENTS)
-            steps_between = max(steps_between, 1) if self.clock.sure else 1
-            end = float(_ENDS.index(stop.end)) if stop else _NONE
-            asked = self.take_control()
-            control = [asked.number, asked.micro or 0, asked.duty] if asked else [0, 0, 1.0]
-            numbers = [orders.total, orders.evaluate, orders.save, end, steps_between, *control]
-        *agreed, duty = self.ranks.from_first(numbers)
-        total, evaluate, save, end, steps_between, number, micro = map(int, agreed)
-        self.clock.total = total
-        self.schedule.forecast(total)
-        self._agree_at = min(self.step + steps_between, max(total, self.step + 1))
-        if end >= 0 and self.stop is None:
-            self.stop = StopReason(_ENDS[end], self.stop_detail)
-        if number:
-            self.controls.carry_out(RunControl(number=number, micro=micro or None, duty=duty), self.step)
-        return StepOrders(total, bool(evaluate), bool(save), self.stop is not None)
+        agreed = _Agreement.of(self.ranks.from_first(self._decided().numbers()))
+        self.clock.total = agreed.total
+        self.schedule.forecast(agreed.total)
+        self._agree_at = min(self.step + agreed.steps_between, max(agreed.total, self.step + 1))
+        if agreed.end is not None and self.stop is None:
+            self.stop = StopReason(agreed.end, self.stop_detail)
+        if agreed.control is not None:
+            self.controls.carry_out(agreed.control, self.step)
+        return StepOrders(agreed.total, agreed.evaluate, agreed.save, self.stop is not None)
+
+    def _decided(self) -> _Agreement:
+        if self.ranks.rank:
+            return _Agreement()
+        orders = self.clock.after_step()
+        stop = self._stop_reason(orders)
+        self.stop_detail = stop.detail if stop else self.stop_detail
+        steps_between = min(int(AGREE_S / max(self.clock.step_s, 1e-3)), MAX_STEPS_BETWEEN_AGREEMENTS)
+        return _Agreement(
+            total=orders.total,
+            evaluate=orders.evaluate,
+            save=orders.save,
+            end=stop.end if stop else None,
+            steps_between=max(steps_between, 1) if self.clock.sure else 1,
+            control=self.take_control(),
+        )
 
     def _stop_reason(self, orders: StepOrders) -> StopReason | None:
         if self._nan >= MAX_NAN:
@@ -426,7 +461,7 @@ class Session:
                 self._submit(None)
 
     def _submitted_score(self) -> HeldOutScore | None:
-        """What the submission of an earlier attempt scored."""
+        """Return the score of an earlier attempt's submission, if known."""
         if self.ranks.rank or not self.submission.exists:
             return None
         score, base, own = self.submission.score, self.submission.base_score, self.best.base
@@ -466,7 +501,7 @@ class Session:
     # — across attempts
 
     def state(self) -> dict[str, Any]:
-        """What a resumed training must know."""
+        """Return the state that a resumed training needs."""
         return {
             "step": self.step,
             "peak": self.peak,

@@ -1,7 +1,7 @@
-"""Which rows of a step pass together: those of like length, so that little is padded.
+"""Order of a step's rows: those of similar length pass together, so that little is padded.
 
-A step has random rows, and its gradient is the same however they are cut into passes, where each row or label
-weighs the same in all of them.
+A step has random rows, and its gradient is the same however they are cut into passes, as long as each row or
+label weighs the same in all of them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ model with a worse one.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Set
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from core.domain.tasks import ImageModelType, TaskType
-from core.planning.plan import TrainingPlan
 from core.runs.run_files import HeldOutScore
 from core.submission.check import BaseModelRef, DigestFile, examine
 from core.submission.digests import FileDigest, OnBytesRead, check_weights
@@ -51,7 +49,7 @@ _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 class TrainedSteps(NamedTuple):
-    """How far the training of a submission was that nothing has scored."""
+    """Training progress of an unscored submission."""
 
     step: int
     #: By this two submissions are compared; 0: unknown.
@@ -73,7 +71,7 @@ class Submission:
         """Once, by one process: clean up what an earlier attempt left unfinished."""
         self.place.parent.mkdir(parents=True, exist_ok=True)
         recover_swap(self.place)
-        shutil.rmtree(self._beside("new"), ignore_errors=True)
+        shutil.rmtree(self.beside("new"), ignore_errors=True)
 
     @property
     def exists(self) -> bool:
@@ -89,14 +87,13 @@ class Submission:
 
     @property
     def base_score(self) -> HeldOutScore | None:
-        """Of the untouched model, on the rows of `score`."""
+        """The untouched model's score on the rows of `score`."""
         known = self._record().get("base")
         return HeldOutScore.model_validate(known) if known else None
 
     @property
     def trained(self) -> TrainedSteps | None:
-        """How far the existing folder's training was; None: there is no folder, or none that could be
-        submitted."""
+        """Training progress of the existing folder, or None if nothing there could be submitted."""
         if not self.exists:
             return None
         try:
@@ -114,7 +111,7 @@ class Submission:
     ) -> None:
         """`write` fills an empty folder with the weights. `BadSubmission` when the result is not a complete
         model. `base`: the untouched model's score."""
-        new = self._beside("new")
+        new = self.beside("new")
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True, mode=0o755)
         try:
@@ -127,23 +124,8 @@ class Submission:
         finally:
             shutil.rmtree(new, ignore_errors=True)
 
-    def peak(self, plan: TrainingPlan) -> float:
-        """The factor on the planned rate that an earlier launch found for such a training; 0: none."""
-        try:
-            record = json.loads(self._beside("rate.json").read_text("utf-8"))
-            if record["of"] != _searched(plan):
-                return 0.0
-            # Out of memory may have cost some of the batch: noise grows with its root.
-            factor = float(record["factor"]) * math.sqrt(plan.batch.effective / float(record["batch"]))
-        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
-            return 0.0
-        return factor if math.isfinite(factor) and factor > 0 else 0.0
-
-    def remember_peak(self, plan: TrainingPlan, factor: float) -> None:
-        record = {"of": _searched(plan), "batch": plan.batch.effective, "factor": factor}
-        write_atomically(self._beside("rate.json"), json.dumps(record).encode(), mode=0o644)
-
-    def _beside(self, kind: str) -> Path:
+    def beside(self, kind: str) -> Path:
+        """A path next to the folder that no upload includes."""
         return self.place.parent / f".{self.place.name}.{kind}"
 
     def _finish(self, folder: Path) -> None:
@@ -174,21 +156,15 @@ class Submission:
         kept = {_identity(folder): record}
         if self.place.is_dir():
             kept[_identity(self.place)] = self._record()
-        write_atomically(self._beside("scores.json"), json.dumps(kept).encode(), mode=0o644)
+        write_atomically(self.beside("scores.json"), json.dumps(kept).encode(), mode=0o644)
 
     def _record(self) -> dict[str, Any]:
-        """What was noted of the existing folder."""
+        """Return the record of the existing folder."""
         try:
-            record = json.loads(self._beside("scores.json").read_text("utf-8"))[_identity(self.place)]
+            record = json.loads(self.beside("scores.json").read_text("utf-8"))[_identity(self.place)]
         except (OSError, ValueError, KeyError, TypeError):
             return {}
         return record if isinstance(record, dict) else {}
-
-
-def _searched(plan: TrainingPlan) -> list[str]:
-    """What a found rate applies to. After a failure the planned rate is lower and the factor stays, so the
-    rate is lower as well."""
-    return [plan.task.task_type, plan.method, plan.optimizer.name, plan.model.model_id]
 
 
 def _identity(folder: Path) -> str:
@@ -245,8 +221,8 @@ def _header(file: Path) -> SafetensorsHeader:
 
 
 def _header_alone(file: Path, on_read: OnBytesRead | None) -> FileDigest:
-    """Whether a weight file is as long as its header says. Reading all of it would take as long as writing
-    it; whether its numbers are finite the evaluation has shown."""
+    """Check that a weight file is as long as its header says. Reading all of it would take as long as writing
+    it; evaluation has already shown that its values are finite."""
     size = file.stat().st_size
     return FileDigest("", size, header=_header(file) if file.name.endswith(".safetensors") else None)
 

@@ -31,9 +31,8 @@ class Snapshots:
         per_machine: int = 1,
         drop_gathered: Callable[[], None] = lambda: None,
     ) -> None:
-        """`parameters`: those that are trained, by name, split already. `folder` is for files; so many ranks
-        `per_machine` share its memory. `drop_gathered` is called around a change: what was gathered is of
-        before."""
+        """`parameters`: the trained ones, by name, split already. `folder` is for files; `per_machine` ranks
+        share its memory. `drop_gathered` is called around a change, since gathered weights are older."""
         self._weights, self._folder, self._ranks = dict(parameters), folder, ranks
         self._drop_gathered = drop_gathered
         self._owners = _owners(self._weights, ranks.world)
@@ -114,7 +113,7 @@ class Snapshots:
 
 
 def _owners(weights: Mapping[str, Any], world: int) -> dict[str, int | None]:
-    """By name: the rank that keeps a weight which all have; None where each has a part of it."""
+    """Map each weight that all ranks have to the rank that keeps it, and each split weight to None."""
     owners: dict[str, int | None] = {}
     loads = [0] * world
     for name in sorted(weights, key=lambda name: -int(weights[name].numel())):
@@ -131,7 +130,7 @@ def _bytes(tensor: Any) -> int:
 
 
 class StepUndo:
-    """What steps change, as it was when this was made: before the optimizer's first step."""
+    """The state that steps change, as it was before the optimizer's first step."""
 
     def __init__(self, states: Snapshots, optimizers: Iterable[Any]) -> None:
         """`states` has the weights; see `of`."""
@@ -145,7 +144,8 @@ class StepUndo:
 
     @classmethod
     def of(cls, states: Snapshots, optimizers: Iterable[Any]) -> StepUndo | None:
-        """None where there is no room to put the weights aside. All ranks call it, and what follows."""
+        """Put the weights aside; return None if there is no room for them. All ranks call it, and the methods
+        that follow."""
         return cls(states, optimizers) if states.keep() else None
 
     def end(self) -> None:
@@ -162,8 +162,8 @@ class StepUndo:
 
 
 def _forget_steps(optimizer: Any) -> None:
-    """As if it had never stepped. Paged states of bitsandbytes are never freed, so they are zeroed in place;
-    other optimizers create their state again where it is missing."""
+    """Reset an optimizer that has stepped. Paged states of bitsandbytes are never freed, so they are zeroed
+    in place; other optimizers create their state again where it is missing."""
     import torch
 
     if not type(getattr(optimizer, "optimizer", optimizer)).__module__.startswith("bitsandbytes"):

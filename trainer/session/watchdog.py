@@ -120,7 +120,7 @@ class HangWatchdog:
 
 
 def own_frame(frame: FrameType | None) -> str:
-    """Where in our own code a thread is, and whether it waits for other processes."""
+    """Return the line of our own code where a thread is, and whether it waits for other processes."""
     waits = False
     while frame is not None:
         code = frame.f_code

@@ -104,7 +104,7 @@ def test_a_plain_file_of_tokens_is_taken_as_it_is_or_refused_with_the_reason(tmp
         corpus.open_corpus(tmp_path / "tokens.bin", 99, 32, check=True)
     assert BadTokens.end is BadData.end
     (tmp_path / "tokens.bin").write_bytes(b"abc")
-    with pytest.raises(BadTokens, match="no whole number"):
+    with pytest.raises(BadTokens, match="not a whole number"):
         corpus.open_corpus(tmp_path / "tokens.bin", 100, 32)
 
 

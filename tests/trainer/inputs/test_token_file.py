@@ -69,7 +69,8 @@ def test_a_plain_stream_of_tokens_is_cut_into_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"", "0 bytes"), (b"abc", "no whole number"), (b"\xff\xff", "another tokenizer")]
+    ("content", "said"),
+    [(b"", "0 bytes"), (b"abc", "not a whole number"), (b"\xff\xff", "another tokenizer")],
 )
 def test_an_invalid_stream_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "stream.bin"

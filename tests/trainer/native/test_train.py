@@ -106,7 +106,7 @@ def test_a_state_that_is_torn_or_of_another_run_is_left_for_an_older_one_or_none
     assert all("of another model" in note for note in tiny.notes(tmp_path / "full", "resume"))
     assert all(torch.equal(one, two) for one, two in zip(before, full.setup.net.parameters(), strict=True))
 
-    for torn in ("trained.safetensors", "rank0.pt", "place.json"):
+    for torn in ("trained.safetensors", "rank0.pt", "position.json"):
         content = (newest / torn).read_bytes()
         (newest / torn).write_bytes(content[: len(content) // 2])
         again = tiny.training(tmp_path, tiny.plan(steps=12), name=f"after-{torn}")

@@ -21,9 +21,8 @@ def weights(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def prober_of(trainer: Trainer) -> NativeProber:
-    setup = trainer.setup
-    assert trainer.host.snapshots is not None
-    return NativeProber(trainer.stepper, setup.train, setup.order, trainer.ranks, trainer.host.snapshots)
+    assert isinstance(trainer.host.prober, NativeProber)
+    return trainer.host.prober
 
 
 def probed(prober: NativeProber, steps: int = 3) -> list[float]:

@@ -31,7 +31,7 @@ from trainer.native.checkpoints import Saver, TrainingPosition
 from trainer.native.distributed import NativeCommunicator, shard, shard_mesh
 from trainer.native.evaluation import HeldOutLoss, with_base_preferences
 from trainer.native.optimizer import Stepper
-from trainer.native.train import NativeHost, Trainer, TrainingSetup, moving_average, prepare_states
+from trainer.native.train import NativeHost, Trainer, TrainingSetup, moving_average, prober_of
 from trainer.session.clock import RunClock
 from trainer.session.progress_log import ProgressLog
 from trainer.session.session import Session
@@ -173,7 +173,19 @@ def training(
         trained, held = (
             with_base_preferences(net, each, ranks, 4, own, resumed=False) for each in (trained, held)
         )
-    host = NativeHost(net, ranks, HeldOutLoss(net, held, ranks, 4))
+    batch, sampling = planned.batch, {"seed": 7, **order}
+    sample_order = SampleOrder(
+        trained.lengths, planned.sequence.length, batch.micro, batch.accumulation, ranks.world, **sampling
+    )
+    setup = TrainingSetup(planned, net, trained, held, sample_order, "tiny")
+    stepper = Stepper(net, planned, ranks)
+    host = NativeHost(
+        net,
+        ranks,
+        HeldOutLoss(net, held, ranks, 4),
+        prober_of(setup, stepper, ranks, own / "snapshots"),
+        moving_average(net, planned),
+    )
     session = Session(
         plan=planned,
         clock=RunClock(planned, end_by=time.time() + 3600),
@@ -183,19 +195,5 @@ def training(
         host=host,
         stop_requested=lambda: stop_at is not None and session.step >= stop_at,
     )
-    batch, sampling = planned.batch, {"seed": 7, **order}
-    sample_order = SampleOrder(
-        trained.lengths, planned.sequence.length, batch.micro, batch.accumulation, ranks.world, **sampling
-    )
-    trainer = Trainer(
-        TrainingSetup(planned, net, trained, held, sample_order, "tiny"),
-        ranks,
-        session,
-        host,
-        stepper=Stepper(net, planned, ranks),
-        saver=Saver(own / "states", ranks, planned.steps.keep_checkpoints),
-        position=TrainingPosition(0, "tiny"),
-    )
-    host.average = moving_average(net, planned)
-    prepare_states(trainer, own / "snapshots")
-    return trainer
+    saver = Saver(own / "states", ranks, planned.steps.keep_checkpoints)
+    return Trainer(setup, ranks, session, host, stepper, saver, TrainingPosition(0, "tiny"))

@@ -50,7 +50,7 @@ def events(run: RunSpec) -> list[ProgressEvent]:
 
 def launch_spec(run: RunSpec, launch: int = 1) -> LaunchSpec:
     return LaunchSpec.model_validate_json(
-        (Path(run.work_dir) / f"launch-{launch}" / "sheet.json").read_bytes()
+        (Path(run.work_dir) / f"launch-{launch}" / "launch.json").read_bytes()
     )
 
 

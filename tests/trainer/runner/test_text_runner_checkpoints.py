@@ -38,6 +38,6 @@ def test_without_any_there_is_none(tmp_path: Path) -> None:
 def test_a_state_of_the_native_trainer_is_whole_when_it_has_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-40"
     folder.mkdir()
-    for name in ("place.json", "trained.safetensors", "rank0.pt"):
+    for name in ("position.json", "trained.safetensors", "rank0.pt"):
         (folder / name).write_bytes(b"x")
     assert newest_checkpoint(tmp_path) == str(folder)

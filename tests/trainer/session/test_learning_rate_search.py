@@ -25,6 +25,7 @@ from trainer.session.learning_rate import (
     Probe,
     choose_rate,
     is_tuned,
+    lowered_by,
     probe_rate_factor,
 )
 from trainer.session.ranks import Communicator
@@ -293,9 +294,13 @@ def test_the_choice_is_the_top_of_the_gains(
 def test_where_no_candidate_gains_anything_the_highest_that_does_no_harm_is_taken(
     probes: list[tuple[float, float]], chosen: float
 ) -> None:
-    found = choose_rate([Probe(*one) for one in probes], 1.008, lower_is_better=True, longer=10)
+    found = choose_rate(
+        [Probe(*one) for one in probes], 1.008, lower_is_better=True, lowered=lowered_by(10, False, False)
+    )
     assert found == pytest.approx(chosen, rel=0.03)
-    pairs = choose_rate([Probe(*one) for one in probes], 1.008, True, longer=2, pairs=True)
+    pairs = choose_rate(
+        [Probe(*one) for one in probes], 1.008, True, lowered=lowered_by(2, True, False), pairs=True
+    )
     assert pairs == pytest.approx(min(chosen / 2**0.4, RUNG), rel=0.03), "preferences: near the plan"
 
 
@@ -307,7 +312,7 @@ def test_the_longer_the_training_the_lower_the_rate() -> None:
         chosen.append(lr_search.run(2.0, 1000.0))
         assert lr_search.steps == MAX_STEPS
     assert chosen == pytest.approx([1.0, 10**-0.3, 10**-0.6], rel=0.01)
-    one = choose_rate([Probe(1, 0.5)], 2.0, lower_is_better=True, longer=100)
+    one = choose_rate([Probe(1, 0.5)], 2.0, lower_is_better=True, lowered=lowered_by(100, False, False))
     assert one == 1, "of one there is no choice"
 
 
@@ -316,11 +321,11 @@ def test_the_less_the_candidates_gain_the_less_a_longer_training_lowers_their_ra
     chosen = []
     for gain in (1.5, 0.8, 0.55, 0.3):
         probes = [Probe(0.3, 2.0 - 0.9 * gain), Probe(1, 2.0 - gain), Probe(10 / 3, 2.0 - 0.9 * gain)]
-        chosen.append(choose_rate(probes, 2.0, lower_is_better=True, longer=100))
+        chosen.append(choose_rate(probes, 2.0, lower_is_better=True, lowered=lowered_by(100, False, False)))
     assert chosen == pytest.approx([10**-0.6, 10**-0.6, 10**-0.3, 1.0], rel=0.01)
     probes = [Probe(0.3, 0.65), Probe(1, 0.5), Probe(10 / 3, 0.65)]
     for pairs, adapter, decades in ((False, True, 0.45), (True, False, 0.4), (True, True, 0.55)):
-        lowered = choose_rate(probes, 2.0, True, longer=100, pairs=pairs, adapter=adapter)
+        lowered = choose_rate(probes, 2.0, True, lowered=lowered_by(100, pairs, adapter), pairs=pairs)
         assert lowered == pytest.approx(100**-decades, rel=0.01)
 
 
@@ -349,8 +354,11 @@ def test_candidates_of_preferences_go_down_until_one_holds() -> None:
 
 def test_of_preferences_that_all_diverge_the_planned_rate_is_kept() -> None:
     probes = [Probe(10, None), Probe(3, None)]
-    assert choose_rate(probes, 0.693, True, longer=10, pairs=True) == 1
-    assert choose_rate([*probes, Probe(0.9, None)], 0.693, True, longer=10, pairs=True) == 0.9
+    assert choose_rate(probes, 0.693, True, lowered=lowered_by(10, True, False), pairs=True) == 1
+    assert (
+        choose_rate([*probes, Probe(0.9, None)], 0.693, True, lowered=lowered_by(10, True, False), pairs=True)
+        == 0.9
+    )
 
 
 def test_the_rate_found_keeps_to_the_profiles_limit_which_candidates_may_exceed() -> None:
@@ -472,15 +480,15 @@ def test_another_launch_takes_the_rate_that_was_found_and_spends_no_time(tmp_pat
 def test_a_smaller_batch_gets_a_lower_rate_and_another_training_none(tmp_path: Path) -> None:
     run = searched(tmp_path, Slope(rate=0.01))
     run.session.begin()
-    plan, place = run.plan, run.session.submission
+    plan, found = run.plan, run.session._found_rate
     half = plan.batch.model_copy(update={"micro": plan.batch.micro // 2})
-    assert place.peak(plan.model_copy(update={"batch": half})) == pytest.approx(
+    assert found.factor(plan.model_copy(update={"batch": half})) == pytest.approx(
         run.session.peak / math.sqrt(2)
     )
     other = plan.optimizer.model_copy(update={"name": "lion_8bit"})
-    assert place.peak(plan.model_copy(update={"optimizer": other})) == 0.0
+    assert found.factor(plan.model_copy(update={"optimizer": other})) == 0.0
     (tmp_path / ".submission.rate.json").write_text(json.dumps(["nonsense"]))
-    assert place.peak(plan) == 0.0
+    assert found.factor(plan) == 0.0
 
 
 def test_a_resumed_training_keeps_its_rate(tmp_path: Path) -> None:

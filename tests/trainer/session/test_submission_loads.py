@@ -34,7 +34,7 @@ def test_a_model_that_is_whole_answers(tmp_path: Path) -> None:
     ("tear", "said"),
     [
         (cut, "SafetensorError"),
-        (broken, "no number"),
+        (broken, "NaN"),
         (lambda folder: (folder / "config.json").write_text("{"), "JSONDecodeError"),
         (lambda folder: (folder / "config.json").unlink(), "neither adapter nor model"),
         (lambda folder: (folder / ".model.half").write_text(""), "neither adapter nor model"),
