@@ -77,9 +77,9 @@ class AnswerLogits:
         places, self._targets = labelled(inputs["labels"], self.at_labels)
         own = _labels_among(places, inputs["labels"]) if self.at_labels else None
         with self.head.at(inputs["labels"].shape, places):
-            found = self._compute(model, inputs, *rest, **named)
+            loss = self._compute(model, inputs, *rest, **named)
             self.labels = own if self.head.cut else None
-        return found
+        return loss
 
     def _model_loss(self, logits: Any, labels: Any, vocab_size: int, **named: Any) -> Any:
         if not self.head.cut:

@@ -80,9 +80,9 @@ def prompt_kl(
         else:
             with trainer.accelerator.unwrap_model(model).disable_adapter():
                 known = model(**inputs).logits
-    found = model(**inputs).logits
+    logits = model(**inputs).logits
     means = [
-        checkpoint(_row_kl, found[row, :width], known[row, :width], use_reentrant=False)
+        checkpoint(_row_kl, logits[row, :width], known[row, :width], use_reentrant=False)
         for row, width in enumerate(mask.sum(dim=1).tolist())
     ]
     return (torch.stack(means) * counts).sum() / rows

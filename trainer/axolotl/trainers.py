@@ -119,9 +119,9 @@ class PairTrainer(AxolotlDPOTrainer):  # type: ignore[misc]
         others = {key: value for key, value in inputs.items() if key not in _PAIRS_OWN}
         with head.at(ids.shape, answers.places):
             logits = head.logits_at(model(**others, use_cache=False).logits)
-        found = log_probs(Predicted(logits, answers.tokens, answers.places))
+        by_token = log_probs(Predicted(logits, answers.tokens, answers.places))
         # Not added up by row: on a GPU the order of such sums varies from run to run.
-        return found.new_zeros(ids.numel()).index_copy(0, answers.places, found).view_as(ids).sum(dim=1)
+        return by_token.new_zeros(ids.numel()).index_copy(0, answers.places, by_token).view_as(ids).sum(dim=1)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.pair_means and self.model.training:
@@ -149,7 +149,7 @@ def following(inputs: Mapping[str, torch.Tensor]) -> AnswerTokens:
 def _pair_means(chosen: torch.Tensor, rejected: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
     """`PAIR_METRICS` of one pass."""
     right, margins = (chosen > rejected).float(), chosen - rejected
-    return torch.stack([one.mean() for one in (chosen, rejected, right, margins, *sums.chunk(2))])
+    return torch.stack([values.mean() for values in (chosen, rejected, right, margins, *sums.chunk(2))])
 
 
 class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
@@ -213,12 +213,12 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
         return SamplingRules(self.temperature, self.top_k or 0, longest, () if end is None else (end,), pad)
 
     def _complete(self, prompt_ids: list[list[int]], rules: SamplingRules) -> list[list[int]]:
-        prompts, each = _grouped(prompt_ids, self.num_generations)
+        prompts, times = _grouped(prompt_ids, self.num_generations)
         calls = self._calls if self._calls is not None and self._calls.any_slow else None
 
         def finished(prompt: int, completions: list[list[int]]) -> None:
             assert calls is not None
-            calls.hand_in_early(*self._scored(range(prompt * each, (prompt + 1) * each), completions))
+            calls.hand_in_early(*self._scored(range(prompt * times, (prompt + 1) * times), completions))
 
         # From torch's own generator: it is restored with a checkpoint, and after a search for a rate.
         seed = int(torch.randint(1 << 62, (1,)))
@@ -227,7 +227,7 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
             return complete(
                 model,
                 prompts,
-                each,
+                times,
                 rules,
                 seed,
                 together=self.together,
@@ -298,11 +298,11 @@ class PromptTrainer(AxolotlGRPOTrainer):  # type: ignore[misc]
             named = {"batch_size": batch_size, "compute_entropy": entropy, **more}
             log_probs, entropies, loss = compute(model, input_ids, attention_mask, logits_to_keep, **named)
             return log_probs, entropies if entropy else -log_probs.detach(), loss
-        found = input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32)
+        gathered = input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32)
         for rows in attention_mask.sum(dim=1).argsort(descending=True, stable=True).split(batch_size):
             ids, mask, kept = _narrow(input_ids[rows], attention_mask[rows], logits_to_keep)
-            found[rows, :kept] = compute(model, ids, mask, kept)[0].float()
-        return found, None, None
+            gathered[rows, :kept] = compute(model, ids, mask, kept)[0].float()
+        return gathered, None, None
 
 
 class RawPromptTrainer(PromptTrainer):
@@ -332,8 +332,8 @@ def _grouped(prompt_ids: list[list[int]], most: int) -> tuple[list[list[int]], i
     """Prompts that follow each other as often as all others, each once, and how often, at `most`: two equal
     prompts of the data are two."""
     runs = [len(list(run)) for _, run in groupby(prompt_ids)]
-    each = math.gcd(*runs, most)
-    return prompt_ids[::each], each
+    times = math.gcd(*runs, most)
+    return prompt_ids[::times], times
 
 
 def _narrow(ids: Any, mask: Any, completion: int) -> tuple[Any, Any, int]:

@@ -99,11 +99,11 @@ def _alike(rows: Sequence[Ids]) -> Iterator[tuple[int, int]]:
     both = row[sample[near]] * len(rows) + row[sample[near + 1]]
     pairs, times = numpy.unique(both, return_counts=True)
     for pair in pairs[times >= SHARED].tolist():
-        one, other = divmod(pair, len(rows))
-        own, others = (run[starts[place] : starts[place + 1]] for place in (one, other))
+        first, second = divmod(pair, len(rows))
+        own, others = (run[starts[place] : starts[place + 1]] for place in (first, second))
         common = len(numpy.intersect1d(own, others, assume_unique=True))
         if common >= SHARE * max(len(own), len(others)):
-            yield one, other
+            yield first, second
 
 
 def _runs(rows: Sequence[Ids]) -> tuple[Numbers, Numbers, Numbers]:
@@ -159,10 +159,10 @@ def hold_out(clusters: Sequence[int], answers: Sequence[Ids], count: int, seed: 
     sizes, most = Counter(clusters), max(int(count * LARGE_CLUSTER), 2)
     clusters = [first if sizes[first] <= most else place for place, first in enumerate(clusters)]
     sizes = Counter(clusters)
-    each = numpy.array(list(sizes), dtype=numpy.int64)
-    wanted = round(count * len(each) / len(clusters))
+    firsts = numpy.array(list(sizes), dtype=numpy.int64)
+    wanted = round(count * len(firsts) / len(clusters))
     held, total = set[int](), 0
-    for first in _one_of_each_part(each[_ordered(answers, each, count)], wanted, chance):
+    for first in _one_of_each_part(firsts[_ordered(answers, firsts, count)], wanted, chance):
         if total + sizes[first] <= count:
             held.add(first)
             total += sizes[first]

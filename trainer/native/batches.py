@@ -123,8 +123,8 @@ class SampleOrder:
             yield step[rank]
 
     def _size(self, step: int) -> int:
-        batches, each = self.batches_of(step)
-        return batches * each * self.world
+        batches, sequences = self.batches_of(step)
+        return batches * sequences * self.world
 
     def _sequences(self, epoch: int) -> list[PackedRows]:
         random = np.random.default_rng((self.seed, epoch))

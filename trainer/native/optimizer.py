@@ -370,7 +370,7 @@ class MasterWeights:
     @property
     def layout(self) -> list[str]:
         """Describe the order of a state's numbers: only a state with the same layout can be loaded."""
-        kinds = [f"{type(one).__name__} × {len(one.param_groups)}" for one in self.parts]
+        kinds = [f"{type(part).__name__} × {len(part.param_groups)}" for part in self.parts]
         return [f"masters kept: {self._kept}", *kinds, *map(str, self._sizes())]
 
     def _sizes(self) -> Iterator[int]:
@@ -423,13 +423,13 @@ def _in_blocks(named: list[tuple[str, nn.Parameter]], by_rows: bool) -> Iterator
     for name, weight in named:
         own = own_part(weight)
         rows = _row_slices(own) if by_rows else [_ALL]
-        for place, each in enumerate(rows, start=1):
-            values = _rows(own, each).float() if by_rows else weight.detach().float()
+        for place, part in enumerate(rows, start=1):
+            values = _rows(own, part).float() if by_rows else weight.detach().float()
             numbers = own_part(values).numel()
             if block and size + numbers > UPDATE_BLOCK:
                 yield block
                 block, size = [], 0
-            block.append((name, WeightPart(weight, each, nn.Parameter(values), place == len(rows))))
+            block.append((name, WeightPart(weight, part, nn.Parameter(values), place == len(rows))))
             size += numbers
     if block:
         yield block

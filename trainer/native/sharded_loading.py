@@ -122,8 +122,8 @@ def put_stand_ins(model: nn.Module, device: torch.device) -> None:
         if not isinstance(weight.data, DTensor):
             continue
         if id(weight) not in seen:
-            one = torch.empty(1, dtype=weight.dtype, device=device)
-            seen[id(weight)] = nn.Parameter(one.expand(weight.shape), requires_grad=weight.requires_grad)
+            number = torch.empty(1, dtype=weight.dtype, device=device)
+            seen[id(weight)] = nn.Parameter(number.expand(weight.shape), requires_grad=weight.requires_grad)
             setattr(seen[id(weight)], _SHARD, weight.data)
         module._parameters[own] = seen[id(weight)]
 

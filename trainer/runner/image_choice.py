@@ -134,7 +134,7 @@ def read_scores(report: Path) -> tuple[dict[str, float], str]:
     """The losses so far by file, and why there are not all of them; "" if there are."""
     try:
         document = json.loads(report.read_text("utf-8"))
-        scores = {str(one["path"]): float(one["loss"]) for one in document["files"]}
+        scores = {str(file["path"]): float(file["loss"]) for file in document["files"]}
         complete, reason = document["complete"] is True, str(document.get("reason") or "")
     except (OSError, ValueError, KeyError, TypeError):
         return {}, "there is no report"

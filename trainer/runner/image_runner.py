@@ -221,8 +221,8 @@ class ImageRunner:
         kept = self.work / "earlier.safetensors"
         kept.unlink(missing_ok=True)
         try:
-            (found,) = Path(self.run.submission_dir).rglob(LAST_FILE)
-            link_into_submission(found, kept.name)(self.work)
+            (file,) = Path(self.run.submission_dir).rglob(LAST_FILE)
+            link_into_submission(file, kept.name)(self.work)
         except (OSError, ValueError) as error:
             self.progress.note("submission", f"it will not be compared: {error}")
         else:

@@ -178,8 +178,8 @@ class Follower:
             result = LaunchResult(RunEnd.FINISHED, "")
         else:
             plan = spec.plan
-            each = plan.gpus.per_node
-            own = range(rank * each, (rank + 1) * each)
+            per_node = plan.gpus.per_node
+            own = range(rank * per_node, (rank + 1) * per_node)
             failures = [read_record(TrainingFailure, spec.failure_path(number)) for number in own]
             outcome = read_record(TrainingOutcome, spec.outcome_path)
             result = launch_result(ended, outcome, failures, marked=True)

@@ -45,10 +45,10 @@ class ControlFile:
         if self._path is None or time.monotonic() < self._next:
             return None
         self._next = time.monotonic() + self._every
-        found = _identity(self._path)
-        if found is None or found == self._seen:
+        identity = _identity(self._path)
+        if identity is None or identity == self._seen:
             return None
-        self._seen = found
+        self._seen = identity
         control = read_control(self._path)
         if control is None:
             self._note("control", f"{self._path.name} cannot be read as a request: it is ignored")

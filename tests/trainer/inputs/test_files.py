@@ -66,7 +66,7 @@ def test_what_has_no_rows_is_bad_data_with_the_files_name(tmp_path: Path, text: 
 
 
 def test_a_file_that_is_not_there_is_bad_data(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="not there"):
+    with pytest.raises(BadData, match="data is missing"):
         read_rows(tmp_path / "none.json")
 
 
