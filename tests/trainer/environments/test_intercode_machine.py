@@ -18,6 +18,7 @@ from random import Random
 import pytest
 
 from core.system.seccomp import ARCHITECTURES, BREAKOUTS
+from tests.doubles.each import each
 from trainer.environments.intercode.commands import FIRST_COMMANDS_UID
 from trainer.environments.intercode.filesystems import FileEntry, FileSystem, file_system
 from trainer.environments.intercode.machine import ShellMachine, ShellUnavailable, remove_open_folders
@@ -55,7 +56,7 @@ def shell(machine: ShellMachine, gold: str = "true", seconds: float = 20.0) -> S
     return Shell(machine, ShellTask("?", gold, (), FILES, Template(gold, ("?",))), command_s=seconds)
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "output"),
     [
         ("cat /testbed/dir1/notes.txt | wc -l", "3\n"),
@@ -291,7 +292,7 @@ def test_a_submission_earns_what_its_last_output_and_changes_are_worth(
     assert its.reward().total == pytest.approx(reward)
 
 
-@pytest.mark.parametrize("kind", [1, 2, 3, 4])
+@each("kind", [1, 2, 3, 4])
 def test_a_seed_gives_one_file_system(machine: ShellMachine, kind: int) -> None:
     files = file_system(kind, Random(3))
     assert files == file_system(kind, Random(3))

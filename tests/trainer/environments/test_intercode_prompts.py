@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.doubles.each import each
 from trainer.environments.intercode import prompts
 from trainer.environments.intercode.reward import shell_reward
 from trainer.environments.intercode.shell import resolved
@@ -124,10 +125,8 @@ def test_messages_and_tools_are_byte_for_byte_the_evaluators() -> None:
 
 
 @with_upstream
-@pytest.mark.parametrize("workdir", ["/", "/testbed", "/testbed/dir1 && ls"])
-@pytest.mark.parametrize(
-    "target", ["", "/", "..", "../..", "a/./b", "/a//b/../c", "~", "-", "/testbed && ls /x", "a/"]
-)
+@each("workdir", ["/", "/testbed", "/testbed/dir1 && ls"])
+@each("target", ["", "/", "..", "../..", "a/./b", "/a//b/../c", "~", "-", "/testbed && ls /x", "a/"])
 def test_cd_goes_where_the_evaluator_takes_it_to_go(workdir: str, target: str) -> None:
     assert resolved(workdir, target) == evaluator()["LocalBashEnv"]._simplify_path(workdir, target)
 

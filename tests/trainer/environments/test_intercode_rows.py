@@ -6,13 +6,15 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from itertools import islice, pairwise
 from random import Random
 
 import pytest
 
+from tests.doubles.each import each
 from trainer.environments.intercode import prompts
-from trainer.environments.intercode.filesystems import file_system
+from trainer.environments.intercode.filesystems import FileSystem, file_system
 from trainer.environments.intercode.generation import Row, generate, rows_of
 from trainer.environments.intercode.machine import ShellMachine
 from trainer.environments.intercode.rehearsal import play_task, rehearse
@@ -98,7 +100,7 @@ import errno, json, sys
 from random import Random
 from core.system.seccomp import SyscallRule, set_filter
 set_filter([SyscallRule("landlock_create_ruleset", (444, 444), errno.ENOSYS)])
-from trainer.environments.intercode.filesystems import file_system
+from trainer.environments.intercode.filesystems import FileSystem, file_system
 from trainer.environments.intercode.generation import rows_of
 from trainer.environments.intercode.machine import ShellMachine
 from trainer.environments.intercode.tasks import fill
@@ -127,10 +129,15 @@ def test_there_are_many_templates_each_asked_in_several_ways() -> None:
     assert {kind for template in TEMPLATES for kind in template.kinds} == {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.gold)
+@cache
+def file_systems(kind: int) -> list[FileSystem]:
+    return [file_system(kind, Random(seed)) for seed in range(6)]
+
+
+@each("template", TEMPLATES)
 def test_every_template_can_be_asked_and_has_no_slot_left(template: Template) -> None:
     draw = Random(template.gold)
-    drawn = [fill(template, file_system(kind, draw), draw) for kind in template.kinds * 6]
+    drawn = [fill(template, files, draw) for kind in template.kinds for files in file_systems(kind)]
     tasks = [task for task in drawn if task is not None]
     assert tasks
     for task in tasks:
@@ -175,7 +182,7 @@ def test_who_never_calls_a_tool_has_ten_turns_and_what_no_change_is_worth() -> N
     assert played.reward == pytest.approx(0.67)
 
 
-@pytest.mark.parametrize(
+@each(
     ("calls", "observation"),
     [
         ((prompts.execute("printf first"), prompts.execute("printf second")), "first"),

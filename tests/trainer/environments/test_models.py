@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.doubles.each import each
 from trainer.environments import models, prompts
 from trainer.environments.models import (
     AnswerTimeout,
@@ -187,7 +188,7 @@ def test_what_is_no_answer_has_no_call(site: Site, body: bytes) -> None:
     assert ask(site).calls == ()
 
 
-@pytest.mark.parametrize("address", ["ftp://somewhere", "http://", "http://a:b/v1", "http://a:99999/v1"])
+@each("address", ["ftp://somewhere", "http://", "http://a:b/v1", "http://a:99999/v1"])
 def test_an_address_is_checked(address: str) -> None:
     with pytest.raises(BadModel, match="not the address of a server"):
         EndpointModel(address)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.doubles.each import each
 from trainer.environments.swe import DATASET, MOST_LETTERS, MOST_OBSERVATION, edits, swe_row, swe_rows
 
 EDIT = "THOUGHT: fix it\n\n```bash\nsed -i 's/a/b/' src/x.py\n```"
@@ -83,7 +84,7 @@ def test_long_observations_are_cut_in_the_middle_and_the_task_is_not() -> None:
     assert len(row["messages"][1]["content"]) == 5_000
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "changes"),
     [
         ("sed -i 's/a/b/' x.py", True),
