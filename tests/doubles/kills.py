@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -42,17 +41,11 @@ class RunningContainer(Protocol):
         """SIGKILL to all of it, without notice; return when nothing of it runs."""
 
 
-class KillKind(StrEnum):
-    RANDOM = "random"
-    SAVE = "save"
-
-
 @dataclass(frozen=True)
 class KillMoment:
-    kind: KillKind
     #: Counted from the first submission.
     seconds: float
-    #: Changes in the directory to wait for after `seconds`, in a save.
+    #: Changes in the directory to wait for after `seconds`; 0 unless the kill is to come in a save.
     changes: int = 0
 
 
@@ -60,10 +53,6 @@ class KillMoment:
 class Kill:
     number: int
     moment: KillMoment
-    #: Seconds from the start to the first submission, if there was one.
-    first_s: float | None
-    #: Seconds from the start to the kill.
-    killed_s: float
     #: True if the kill left an unfinished save beside the submission.
     in_save: bool
     #: True if the training had ended by itself.
@@ -76,15 +65,6 @@ class Kill:
         """Return True if the training had ended before its kill, with a submission that scores."""
         return self.ended and self.problem is None
 
-    @property
-    def survived(self) -> bool:
-        return self.problem is None and not self.ended
-
-    def summary(self) -> str:
-        if self.is_late:
-            return f"kill {self.number}: its training had ended before it"
-        return f"kill {self.number}: {self.problem or 'what it left scores'}"
-
 
 @dataclass(frozen=True)
 class KillReport:
@@ -94,20 +74,8 @@ class KillReport:
     kills: tuple[Kill, ...]
 
     @property
-    def survivors(self) -> int:
-        return sum(1 for kill in self.kills if kill.survived)
-
-    @property
-    def in_saves(self) -> int:
-        return sum(1 for kill in self.kills if kill.in_save)
-
-    @property
     def late(self) -> int:
         return sum(1 for kill in self.kills if kill.is_late)
-
-    @property
-    def passed(self) -> bool:
-        return bool(self.kills) and self.survivors == len(self.kills)
 
     @property
     def problem(self) -> str | None:
@@ -120,13 +88,9 @@ class KillReport:
         return None
 
     def summary(self) -> str:
-        parts = [
-            f"{self.survivors} of {len(self.kills) - self.late} kills left a submission that scores",
-            f"{self.in_saves} came in the middle of a save",
-        ]
-        if self.late:
-            parts.append(f"{self.late} trainings had ended before their kill")
-        return f"{'; '.join(parts)}; the seed {self.seed} repeats their moments"
+        in_saves = sum(1 for kill in self.kills if kill.in_save)
+        kills = f"{len(self.kills)} kills, {in_saves} in the middle of a save"
+        return f"{self.problem or 'every kill left a submission that scores'} ({kills}; seed {self.seed})"
 
 
 def kill_moments(count: int, seed: int, span_s: float = SPAN_S) -> list[KillMoment]:
@@ -135,10 +99,8 @@ def kill_moments(count: int, seed: int, span_s: float = SPAN_S) -> list[KillMome
     moments = []
     for number in range(count):
         seconds, changes = chance.uniform(0, span_s), chance.randint(1, MOST_CHANGES)
-        in_save = number % 2 == 1
-        kind = KillKind.SAVE if in_save else KillKind.RANDOM
         # Saves become rare later in a training: these are looked for in the first half.
-        moments.append(KillMoment(kind, seconds / 2 if in_save else seconds, changes if in_save else 0))
+        moments.append(KillMoment(seconds / 2, changes) if number % 2 else KillMoment(seconds))
     return moments
 
 
@@ -185,18 +147,15 @@ def _one_kill(
         first_s = time.monotonic() - began
         if first:
             _wait(container, lambda: False, began + first_s + moment.seconds)
-            if moment.kind is KillKind.SAVE:
+            if moment.changes:
                 _wait_in_save(container, moment.changes, began + first_s + span_s)
         ended = not container.is_running()
     finally:
         container.kill()
-    killed_s = time.monotonic() - began
     none = f"no submission within {first_s:.0f} s" + (": the training ended" if ended else "")
     return Kill(
         number=number,
         moment=moment,
-        first_s=round(first_s, 2) if first else None,
-        killed_s=round(killed_s, 2),
         in_save=any(entry.name.endswith(".new") for entry in _beside(container.place)),
         ended=ended,
         problem=check(container.place) if first else none,

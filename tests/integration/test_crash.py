@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, closing, contextmanager, suppress
-from random import Random
-
-import pytest
 
 from miner.dev.stack import ChildProcess
 from miner.store.database import FILE_NAME
@@ -32,8 +29,6 @@ LANES = 20
 #: Answers after which the daemon is killed, one life each: at once, and deep in the stream, with commits of
 #: every size under way.
 LIVES = (1, 200)
-INSTANTS = int(os.environ.get("GOD_MINER_INSTANTS", "5"))
-SEED = int(os.environ.get("GOD_MINER_SEED", "56"))
 
 
 def kill(daemon: ChildProcess) -> None:
@@ -90,21 +85,9 @@ async def assert_first_answers_stand(validator: Validator, sent: list[Sent]) -> 
 async def test_what_was_acknowledged_survives_kill_9(
     validator: Validator, running: Callable[..., ChildProcess]
 ) -> None:
-    await survives(validator, running, LIVES)
-
-
-@pytest.mark.campaign
-async def test_what_was_acknowledged_survives_kill_9_at_any_instant(
-    validator: Validator, running: Callable[..., ChildProcess]
-) -> None:
-    random = Random(SEED)
-    await survives(validator, running, [random.randint(2, 1000) for _ in range(INSTANTS)])
-
-
-async def survives(validator: Validator, running: Callable[..., ChildProcess], lives: Iterable[int]) -> None:
     ever: list[Sent] = []
     daemon = running(**GENEROUS)
-    for answers in lives:
+    for answers in LIVES:
         stream = await live(validator, daemon, answers)
         with store(validator.stack) as connection:
             assert_whole(connection)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -194,33 +193,6 @@ async def test_an_engine_killed_before_any_part_of_a_submit_runs_it_once(
         assert not ownership.marked_processes(ownership.run_mark(data_id(bench.data_dir), spec.key))
         await bench.engine.remove(run.ref)
         assert containers(restorable) == []
-
-
-@pytest.mark.campaign
-async def test_an_engine_killed_at_any_instant_of_a_submit_runs_it_once(
-    restorable: Dockerd, tmp_path: Path
-) -> None:
-    dice = random.Random(5)
-    bench = on(restorable, tmp_path)
-    seen: set[EndCause | None] = set()
-    for _ in range(10):
-        spec = bench.code("open('ran', 'a').write('x')")
-        submitting = asyncio.create_task(bench.engine.submit(spec))
-        await asyncio.sleep(dice.uniform(0, 0.3))
-        await asyncio.to_thread(restorable.kill)
-        with suppress(EngineUnreachable):
-            await submitting
-        await asyncio.to_thread(restorable.start)
-        run = await submitted_at_last(bench, spec)
-        status = await bench.end_of(run)
-        seen.add(status.why)
-        # Cut off by Docker's death, it may have ended before it did anything; it never starts twice.
-        assert run.file("ran") in (("x",) if status.why is EndCause.OK else ("x", ""))
-        assert not ownership.marked_processes(ownership.run_mark(data_id(bench.data_dir), spec.key))
-        await bench.engine.remove(run.ref)
-        assert containers(restorable) == []
-    assert EndCause.OK in seen
-    assert seen <= {EndCause.OK, EndCause.KILLED, EndCause.LOST}
 
 
 async def test_an_engine_that_hangs_is_unreachable_and_not_waited_for(

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -29,7 +28,6 @@ from tests.miner.inputs.models import sharded
 DATASET = InstructDataset(field_instruction="q", field_output="a")
 DATA = json.dumps([{"q": "word " * 20, "a": "three little words"} for _ in range(12_000)]).encode()
 MODEL = sharded(3, 6000)
-KILLS = 24
 
 
 @pytest.fixture
@@ -87,35 +85,6 @@ def kill_workers(others: set[int]) -> None:
     for pid in children() - others:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.campaign
-async def test_workers_killed_at_random_instants_leave_nothing_that_is_trusted_and_lose_little(
-    hub: Hub, store: FileStore, tmp_path: Path
-) -> None:
-    picker = random.Random(5)
-    inputs, wanted = inputs_in(tmp_path, hub), wanted_in(tmp_path, store)
-    hub.fail("GET /store", rate=1_500_000.0, times=None)
-    store.fail(rate=1_500_000.0, times=None)
-    kills, others = 0, children()
-    while kills < KILLS:
-        task = asyncio.create_task(inputs.fetch(wanted, silent))
-        await asyncio.wait({task}, timeout=picker.uniform(0.1, 1.5))
-        if task.done():  # all of it came through: once more from nothing
-            check(task.result())
-            inputs.release(1)
-            inputs.cache.prune()
-            (wanted.folder / "data.json").unlink()
-            continue
-        kill_workers(others)
-        kills += 1
-        with contextlib.suppress(StepFailed):
-            check(await task)
-        if (wanted.folder / "data.json").exists():
-            assert (wanted.folder / "data.json").read_bytes() == DATA
-        for snapshot in inputs.cache.snapshots():
-            assert contents(snapshot.path) == MODEL
-    check(await inputs.fetch(wanted, silent))
 
 
 async def test_workers_killed_wherever_they_are_leave_nothing_that_is_trusted(

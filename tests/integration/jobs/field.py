@@ -63,8 +63,7 @@ QUICK = JobTimings(
 #: A cap, on machines of any speed: what is waited for is there long before, or never.
 LIMIT_S = 240.0
 
-#: At so many random instants a fault comes in a campaign, which prints its seed.
-INSTANTS = int(os.environ.get("GOD_MINER_INSTANTS", "2"))
+#: Of the campaign, which prints it.
 SEED = int(os.environ.get("GOD_MINER_SEED", "56"))
 
 

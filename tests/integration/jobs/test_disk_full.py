@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from random import Random
 
 import pytest
 import pytest_asyncio
 
-from core.domain.job_states import EndReason, JobState
+from core.domain.job_states import EndReason
 from tests.doubles.required import missing
 from tests.integration.disks import Disk, small_disk
-from tests.integration.jobs.field import INSTANTS, SEED, Field, Files, process_field
+from tests.integration.jobs.field import Field, Files, process_field
 
 
 @pytest.fixture
@@ -45,18 +43,6 @@ async def test_a_disk_that_fills_up_while_a_model_is_saved_costs_an_attempt_and_
     assert await field.ends(job) == [EndReason.DISK_FULL, EndReason.TRAINED]
 
 
-@pytest.mark.thorough
-async def test_at_whatever_save_the_disk_is_full_what_was_saved_before_is_whole(field: Field) -> None:
-    random = Random(SEED)
-    for number in range(INSTANTS):
-        full = random.randint(1, 12)
-        saves = list(range(1, 13, random.randint(1, 3)))
-        first = {"steps": 12, "save": saves, "checkpoint": saves, "at": {str(full): "fill"}}
-        job = await field.start(f"t{number}", {"1": first, "*": {"steps": 4}})
-        await field.published(job)
-        assert (await field.ends(job))[-1] == EndReason.TRAINED, f"full at step {full}"
-
-
 @pytest.mark.parametrize("count", [40, 8000], ids=["before it comes", "halfway"])
 async def test_a_disk_that_is_full_while_a_dataset_comes_is_waited_for(
     field: Field, disk: Disk, files: Files, count: int
@@ -74,22 +60,3 @@ async def test_a_disk_that_is_full_while_a_dataset_comes_is_waited_for(
     disk.free(os.getpid())
     await field.published(job)
     assert_dataset_is_whole(field, files, job, 1)
-
-
-@pytest.mark.campaign
-async def test_at_whatever_instant_the_disk_is_full_the_dataset_is_whole_in_the_end(
-    field: Field, disk: Disk, files: Files
-) -> None:
-    """Before a dataset comes, while it comes, when it is counted, or after it: for as long as it may be."""
-    random = Random(SEED)
-    for number in range(INSTANTS):
-        files.fail(f"/t{number}", rate=400_000)
-        job = await field.start(f"t{number}", {"*": {"steps": 4}}, count=8000)
-        await asyncio.sleep(instant := random.uniform(0.0, 2.5))
-        disk.fill(os.getpid())
-        await asyncio.sleep(random.uniform(0.1, 1.0))
-        disk.free(os.getpid())
-        row = await field.over(job)
-        assert row.state is JobState.DONE, f"full after {instant:.2f} s: {await field.describe(job)}"
-        await field.published(job)
-        assert_dataset_is_whole(field, files, job, len(await field.attempts(job)))

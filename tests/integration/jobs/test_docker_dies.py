@@ -6,7 +6,6 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from random import Random
 
 import pytest
 import pytest_asyncio
@@ -14,12 +13,11 @@ import pytest_asyncio
 from core.domain.job_states import EndReason
 from miner.backends.base import EXIT_FILE
 from miner.backends.registry import build_here
-from miner.jobs.recovery import sweep_orphans
 from miner.settings import BackendKind
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 from tests.doubles.engine_fixtures import own_dockerd
-from tests.integration.jobs.field import INSTANTS, LIMIT_S, SEED, Field, Files, field_of, field_settings
+from tests.integration.jobs.field import LIMIT_S, Field, Files, field_of, field_settings
 
 pytestmark = [
     pytest.mark.docker,
@@ -98,29 +96,3 @@ async def test_an_engine_that_is_killed_while_inputs_come_starts_the_training_wh
     dockerd.start()
     await field.published(job)
     assert await field.ends(job) == [EndReason.TRAINED]
-
-
-@pytest.mark.campaign
-async def test_at_whatever_instant_it_is_killed_one_model_is_published_and_nothing_is_left(
-    field: Field, dockerd: Dockerd
-) -> None:
-    """While inputs come, while a container is made or started, in the training, at its end, while a model is
-    published."""
-    random = Random(SEED)
-    for number in range(INSTANTS):
-        first = {"steps": 30, "step_s": 0.05, "save": [3, 9, 27], "checkpoint": [3, 9, 27]}
-        job = await field.start(f"t{number}", {"1": first, "*": {"steps": 10, "save": [3]}})
-        await asyncio.sleep(instant := random.uniform(0.0, 3.0))
-        dockerd.kill()
-        await asyncio.sleep(random.uniform(0.0, 0.5))
-        dockerd.start()
-        await field.over(job)
-        details = f"killed after {instant:.2f} s: {await field.describe(job)}"
-        if await field.orphans():  # it ended while there was nobody to remove it: what comes round later does
-            await sweep_orphans(field.jobs.services)
-        await field.published(job)
-        *before, last = await field.ends(job)
-        assert last == EndReason.TRAINED, details
-        assert set(before) <= {EndReason.KILLED}, details
-        assert not (before and dockerd.live_restore), details
-        assert all(field.launches(job, attempt) <= 1 for attempt in range(1, len(before) + 2)), details

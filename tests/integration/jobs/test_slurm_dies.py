@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from random import Random
 
 import pytest
 import pytest_asyncio
 
 from core.domain.job_states import EndReason
 from miner.backends.base import EXIT_FILE
-from miner.jobs.recovery import sweep_orphans
 from miner.settings import BackendKind
 from tests.doubles.base_image import PYTHON
 from tests.doubles.engine_bench import quick_engine
 from tests.doubles.slurm import CONTROLLER, OwnSlurm, own_slurm
-from tests.integration.jobs.field import INSTANTS, LIMIT_S, SEED, Field, Files, field_of, field_settings
+from tests.integration.jobs.field import LIMIT_S, Field, Files, field_of, field_settings
 
 
 @pytest.fixture
@@ -73,25 +71,3 @@ async def test_a_node_that_fails_costs_no_model_and_leaves_no_orphan(field: Fiel
     assert field.run(job, 2)["resume_from"] is not None
     assert field.launches(job, 1) == field.launches(job, 2) == 1
     assert len({repo for repo, _ in field.light_hub.commits}) == 1
-
-
-@pytest.mark.campaign
-async def test_at_whatever_instant_a_daemon_is_killed_one_model_is_published_and_nothing_is_left(
-    field: Field, mortal: OwnSlurm
-) -> None:
-    random = Random(SEED)
-    for number in range(INSTANTS):
-        first = {"steps": 30, "step_s": 0.05, "save": [3, 9, 27], "checkpoint": [3, 9, 27]}
-        job = await field.start(f"t{number}", {"*": first})
-        await asyncio.sleep(instant := random.uniform(0.0, 5.0))
-        victim = random.choice((CONTROLLER, *mortal.nodes))
-        mortal.kill(victim)
-        await asyncio.sleep(random.uniform(0.0, 2.0))
-        await asyncio.to_thread(mortal.start)
-        await field.over(job)
-        details = f"{victim} killed after {instant:.2f} s: {await field.describe(job)}"
-        if await field.orphans():
-            await sweep_orphans(field.jobs.services)
-        await field.published(job)
-        attempts = range(1, len(await field.ends(job)) + 1)
-        assert all(field.launches(job, attempt) <= 1 for attempt in attempts), details

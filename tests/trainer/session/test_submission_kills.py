@@ -1,8 +1,7 @@
 """A real training of each engine, killed at random moments and in the middle of a save: what is there then
 is uploaded by the uploader's rules, loaded and scored.
 
-`tests/integration/test_kills.py` does the same with the image's own containers, which takes far longer: here
-everything is imported already, and the engine's process alone is killed, which is the one that writes.
+Everything is imported already, and the engine's process alone is killed: the one that writes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from core.domain.tasks import TaskType
 from core.runs.progress import ProgressEvent, StageEvent, parse_events
 from core.runs.run_files import EvalTask, RunResult, RunSpec
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
-from tests.doubles.kills import Kill, KillKind, run_kills
+from tests.doubles.kills import Kill, run_kills
 from tests.trainer import tiny
 from tests.trainer.forks import Fork, ForkServer
 from tests.trainer.tasks import plan_of, planned, task, write_profile
@@ -141,7 +140,7 @@ def test_killed_twice_it_leaves_what_scores(forks: ForkServer, tmp_path: Path, e
     killed = Killed(tmp_path, forks, engine)
     report = run_kills(killed.start, 2, SEED, killed.check, span_s=1.0, on_kill=killed.show)
     assert report.problem is None, report.summary()
-    assert [kill.moment.kind for kill in report.kills] == [KillKind.RANDOM, KillKind.SAVE]
+    assert [kill.moment.changes > 0 for kill in report.kills] == [False, True]
 
 
 @pytest.mark.campaign
