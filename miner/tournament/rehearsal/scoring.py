@@ -116,7 +116,7 @@ def load_problems(repository: Path, task: TournamentTask, base: Path, model_id: 
 
 
 @dataclass(frozen=True)
-class Scorer:
+class ImageScorer:
     """The image that trained a task, to score a repository beside the base and another submission."""
 
     client: DockerClient
@@ -154,7 +154,7 @@ class Scorer:
         return found
 
 
-def score_text(scorer: Scorer, *, base: Path, rows: Path) -> FolderScore:
+def score_text(scorer: ImageScorer, *, base: Path, rows: Path) -> FolderScore:
     """Score a text submission as the evaluator finds it; `rows` were not trained on. Raise `CannotScore` with
     the scorer's words: a submission that does not load is one."""
     began = time.monotonic()
@@ -238,7 +238,7 @@ FEW_GAMES = 2
 MATCH_S = 300.0
 
 
-def score_games(scorer: Scorer, *, base: Path) -> FolderScore | None:
+def score_games(scorer: ImageScorer, *, base: Path) -> FolderScore | None:
     """Score by the mean over the task's environments: the share of points against the base, or the reward of
     shell tasks. Return None if none of the environments is played here."""
     began = time.monotonic()
@@ -364,7 +364,7 @@ def pictures_in(folder: Path) -> list[tuple[Path, str]]:
 
 
 def score_pictures(
-    scorer: Scorer, *, cache: Path, configuration: Path, pictures: Sequence[tuple[Path, str]]
+    scorer: ImageScorer, *, cache: Path, configuration: Path, pictures: Sequence[tuple[Path, str]]
 ) -> FolderScore:
     """Score by the validator's reconstruction loss, as far as the engine computes it. `pictures` were not
     trained on, and come with their captions."""

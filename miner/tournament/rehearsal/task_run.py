@@ -35,8 +35,8 @@ from miner.tournament.rehearsal.report import (
 from miner.tournament.rehearsal.scoring import (
     CannotScore,
     FolderScore,
+    ImageScorer,
     NoScorer,
-    Scorer,
     keep_configuration,
     load_problems,
     pictures_in,
@@ -303,7 +303,7 @@ class TaskRun:
             if problems:
                 raise CannotScore(f"evaluators would reject it: {'; '.join(problems)}")
             self.say(f"{self.task.name}: scoring")
-            scorer = Scorer(
+            scorer = ImageScorer(
                 self.client,
                 image,
                 self.task,
@@ -323,7 +323,7 @@ class TaskRun:
                 self._note_deviation(str(error))
                 return None
 
-    def _scored_pictures(self, scorer: Scorer, layout: CacheLayout, test: Path) -> FolderScore:
+    def _scored_pictures(self, scorer: ImageScorer, layout: CacheLayout, test: Path) -> FolderScore:
         if self.configuration is None:
             raise NoScorer
         found = score_pictures(

@@ -18,8 +18,8 @@ from miner.tournament.rehearsal import scoring
 from miner.tournament.rehearsal.scoring import (
     CannotScore,
     FolderScore,
+    ImageScorer,
     NoScorer,
-    Scorer,
     load_problems,
     score_pictures,
     score_text,
@@ -59,7 +59,7 @@ class Image:
 
 
 def scored(task: TournamentTask, folder: Path, against: Path | None = None) -> FolderScore:
-    scorer = Scorer(CLIENT, "image", task, folder, Path("/ours"), against)
+    scorer = ImageScorer(CLIENT, "image", task, folder, Path("/ours"), against)
     return score_text(scorer, base=Path("/b"), rows=Path("/r"))
 
 
@@ -169,7 +169,7 @@ def pictures_scored(tmp_path: Path) -> FolderScore:
     for name in ("ours/checkpoints/last.safetensors", "boss/last.safetensors", "config.yaml", "one.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    scorer = Scorer(
+    scorer = ImageScorer(
         CLIENT, "image", TASKS["krea2"], tmp_path / "scratch", tmp_path / "ours", tmp_path / "boss"
     )
     return score_pictures(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from miner.tournament.rehearsal.scoring import CannotScore, FolderScore, Scorer, score_games
+from miner.tournament.rehearsal.scoring import CannotScore, FolderScore, ImageScorer, score_games
 from miner.tournament.rules import TASKS
 from tests.miner.tournament.rehearsal.test_scoring import CLIENT, Image
 
@@ -37,7 +37,7 @@ def scored(
     tmp_path: Path, against: Path | None = None, names: tuple[str, ...] = ("othello", "intercode")
 ) -> FolderScore | None:
     task = replace(TASKS["environment"], dataset={"environment_names": list(names)})
-    scorer = Scorer(CLIENT, "image", task, tmp_path / "scratch", Path("/r"), against)
+    scorer = ImageScorer(CLIENT, "image", task, tmp_path / "scratch", Path("/r"), against)
     return score_games(scorer, base=Path("/b"))
 
 
