@@ -100,9 +100,9 @@ def training_command(which: str, training: str, report: Path, seed: int) -> list
 
 
 def trainers(which: str) -> list[str]:
-    return (
-        [test for test in changed_tests() if "trainer" in test] if which == "changed" else ["tests/trainer"]
-    )
+    if which != "changed":
+        return ["tests/trainer"]
+    return [test for test in changed_tests() if test.startswith("tests/trainer")]
 
 
 @cache

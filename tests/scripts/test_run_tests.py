@@ -127,12 +127,16 @@ def test_changed_code_is_tested_by_its_mirror_and_else_by_its_folder(
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "all")
-    for name in ("core/a/fit.py", "core/b/alone.py", "tests/core/a/test_new.py", "page.md"):
+    changed = ("core/a/fit.py", "core/b/alone.py", "tests/core/a/test_new.py", "page.md")
+    for name in (*changed, "tests/trainer/test_text.py", "tests/miner/test_trainer_image.py"):
         put(name, "2")
     monkeypatch.setattr(run_tests, "ROOT", tmp_path)
     monkeypatch.delenv("BASE", raising=False)
     run_tests.changed_tests.cache_clear()
     try:
-        assert run_tests.changed_tests() == sorted([*mirror[:2], "tests/core/a/test_new.py", "tests/core/b"])
+        core = [*mirror[:2], "tests/core/a/test_new.py", "tests/core/b"]
+        more = ["tests/miner/test_trainer_image.py", "tests/trainer/test_text.py"]
+        assert run_tests.changed_tests() == sorted([*core, *more])
+        assert run_tests.trainers("changed") == more[1:]
     finally:
         run_tests.changed_tests.cache_clear()
