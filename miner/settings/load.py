@@ -18,7 +18,7 @@ from pydantic_settings import EnvSettingsSource
 from core.domain.errors import ConfigError, Problem, nearest_name
 from miner.observe.redact import HIDDEN
 from miner.settings.model import SECRET_FIELDS, Settings, Source, without_keys
-from miner.settings.values import BackendKind
+from miner.settings.values import BackendKind, split_list
 
 DEFAULT_ENV_FILE = ".env"
 _SHOWN_LENGTH = 80
@@ -66,8 +66,9 @@ def load_settings(
     if env_file is not None:
         _read_env_file(Path(env_file), read)
     environment = os.environ if env is None else env
-    if _names_backends(environment.get("ENGINE")):  # others may have a variable of this name too
-        read.problems.append(_renamed("ENGINE"))
+    for name, value in environment.items():
+        if name.lower() in _RENAMED and _names_backends(value):  # others may have a variable of this name too
+            read.problems.append(_renamed(name))
     read.warnings.extend(_is_gone(name) for name in environment if name.lower() in GONE)
     read.add("env", _EnvSource(environment)())
     read.add("override", overrides)
@@ -135,8 +136,9 @@ def _find_mistakes(path: Path, text: str, read: _ReadSettings) -> None:
             read.warnings.append(f"{line.key} is not a setting; did you mean {meant.upper()}?")
 
 
-def _names_backends(value: str | None) -> bool:
-    return value is not None and set(value.split(",")) <= {str(kind) for kind in BackendKind}
+def _names_backends(value: str) -> bool:
+    words = split_list(value)
+    return bool(words) and set(words) <= {*BackendKind}
 
 
 def _renamed(name: str, where: str = "") -> Problem:

@@ -245,9 +245,11 @@ def test_the_old_name_of_a_setting_is_refused_with_the_new_one(tmp_path: Path) -
     (tmp_path / ".env").write_text("ENGINE=docker\n")
     with pytest.raises(ConfigError, match=r"ENGINE.*: is BACKEND now"):
         load(tmp_path / ".env")
-    with pytest.raises(ConfigError, match="ENGINE: is BACKEND now"):
-        load_settings(env={"ENGINE": "docker,slurm"}, env_file=None)
-    assert load_settings(env={"ENGINE": "of another program"}, env_file=None).backend == ("auto",)
+    for name, value in (("ENGINE", "docker,slurm"), ("ENGINE", "docker, slurm"), ("engine", "none")):
+        with pytest.raises(ConfigError, match=rf"{name}: is BACKEND now"):
+            load_settings(env={name: value}, env_file=None)
+    for value in ("of another program", ""):
+        assert load_settings(env={"ENGINE": value}, env_file=None).backend == ("auto",)
 
 
 def test_a_setting_that_is_gone_is_warned_of_once_wherever_it_is_set(tmp_path: Path) -> None:
