@@ -128,7 +128,7 @@ async def missing_in_image(
     engine: ExecutionEngine, parent: Path, image: str, *, gpus: tuple[str, ...] = (), key: str = ""
 ) -> MissingByEngine:
     """Ask `trainer.runner.check_engines` in this image what its training engines lack. `TrialFailed`."""
-    argv = ("python", "-m", "trainer.runner.check_engines", image)
+    argv = ("python", "-m", "trainer.runner.check_engines", image, *(["gpu"] if gpus else []))
     output = await run_trial(engine, parent, Trial(argv, image, gpus, key=key))
     try:
         # Libraries may write something after it, as they are unloaded.

@@ -1,7 +1,8 @@
-"""Say what this environment can train with: python -m trainer.runner.check_engines text|image|toolkit
+"""Say what this environment can train with: python -m trainer.runner.check_engines text|image|toolkit [gpu]
 
-Prints one JSON object: each training engine of that image, and what it lacks ("" for nothing). The daemon
-runs it as a training before it accepts work; the Dockerfiles import it as their last check.
+Prints one JSON object: each training engine of that image, and what it lacks ("" for nothing). With `gpu`,
+one that CUDA cannot use counts as lacking. The daemon runs it as a training before it accepts work; the
+Dockerfiles import it as their last check.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ NATIVE = ("transformers", "tokenizers", "safetensors", "jinja2")
 AXOLOTL = (*NATIVE, "datasets", "peft", "trl", "axolotl")
 SCRIPTS = {Engine.KOHYA: "sdxl_train_network.py", Engine.AI_TOOLKIT: "run.py"}
 ENGINE_PYTHON_S = 120.0
+NO_GPU = "a GPU was given, and torch finds none: see the driver, gres.conf, and whether torch is for CUDA"
 
 
-def missing_packages(image: str) -> dict[Engine, str]:
+def missing_packages(image: str, with_gpu: bool = False) -> dict[Engine, str]:
     """By training engine of this image: what is missing, or "" where everything is there."""
-    return _CHECKS[image]()
+    missing = _CHECKS[image]()
+    return {engine: why or (_gpu_problem() if with_gpu else "") for engine, why in missing.items()}
 
 
 def _text() -> dict[Engine, str]:
@@ -49,6 +52,11 @@ def _unloadable(name: str) -> str:
     except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
         return f"{name}: {type(error).__name__}: {error}"
     return ""
+
+
+def _gpu_problem() -> str:
+    """A job may be given a GPU that CUDA cannot use: by its driver, its device files, or torch's build."""
+    return "" if importlib.import_module("torch").cuda.is_available() else NO_GPU
 
 
 def _images(engine: Engine) -> dict[Engine, str]:
@@ -86,11 +94,11 @@ _CHECKS: dict[str, Callable[[], dict[Engine, str]]] = {
 }
 
 
-def main(image: str) -> int:
-    missing = missing_packages(image)
+def main(image: str, *more: str) -> int:
+    missing = missing_packages(image, with_gpu="gpu" in more)
     sys.stdout.write(f"{json.dumps(missing)}\n")
     return 0 if not all(missing.values()) else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1]))
+    raise SystemExit(main(*sys.argv[1:]))

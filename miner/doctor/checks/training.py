@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from core.domain.errors import ConfigError
 from core.profile.explain import ProfileFinding as Remark
@@ -22,10 +22,6 @@ from miner.offers.policies.load import load_policy, policy_files
 from miner.offers.policies.selection import ActiveConfig, active_config
 from miner.settings import BackendKind, Settings
 from miner.support.findings import Finding, fail, is_healthy, ok, warn
-
-if TYPE_CHECKING:
-    pass
-
 
 #: A driver that wakes its GPUs first takes long.
 SCAN_LIMIT_SECONDS = 40.0

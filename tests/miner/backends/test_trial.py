@@ -49,7 +49,7 @@ class Answering:
     async def submit(self, spec: EngineSpec) -> str:
         assert spec.argv[:3] == ("python", "-m", "trainer.runner.check_engines")
         assert spec.hostile
-        assert not spec.gpus
+        assert spec.argv[4:] == (("gpu",) if spec.gpus else ())
         self.tried.append(spec.image)
         (spec.run_dir / LOG_FILE).write_text(f"a warning of some library\n{self.output}\n")
         return spec.key
@@ -160,6 +160,12 @@ async def test_missing_parts_are_tried_again_and_count_until_the_next_result(
 async def test_what_a_library_says_at_the_end_does_not_hide_the_answer(tmp_path: Path) -> None:
     engine = Answering(f"{READY}\nException ignored in: <function finalize>")
     assert await missing_in_image(engine, tmp_path, "text") == {}  # type: ignore[arg-type]
+
+
+async def test_a_gpu_that_the_trial_gets_is_asked_for(tmp_path: Path) -> None:
+    engine = Answering()
+    await missing_in_image(engine, tmp_path, "text", gpus=("0",))  # type: ignore[arg-type]
+    assert engine.tried == ["text"]
 
 
 async def test_a_trial_that_was_killed_is_a_failure(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,19 @@ def test_packages_that_are_not_there_are_named_by_engine(monkeypatch: pytest.Mon
     assert check_engines.missing_packages("text") == {Engine.AXOLOTL: "no no_such_axolotl", Engine.NATIVE: ""}
     monkeypatch.setattr(check_engines, "LOADED", ("no_such_torch",))
     assert "no_such_torch" in check_engines.missing_packages("text")[Engine.NATIVE]
+
+
+@pytest.mark.parametrize("visible", [True, False])
+def test_a_promised_gpu_must_be_visible_to_cuda(monkeypatch: pytest.MonkeyPatch, visible: bool) -> None:
+    for name in ("LOADED", "NATIVE", "AXOLOTL"):
+        monkeypatch.setattr(check_engines, name, ("json",))
+    monkeypatch.setitem(
+        sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: visible))
+    )
+    expected = "" if visible else check_engines.NO_GPU
+    assert set(check_engines.missing_packages("text", with_gpu=True).values()) == {expected}
+    assert set(check_engines.missing_packages("text").values()) == {""}
+    assert check_engines.main("text", "gpu") == (0 if visible else 1)
 
 
 def test_image_engines_need_their_scripts_and_a_python_with_torch(
