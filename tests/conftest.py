@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[1]
 #: A fast test fails if it starts a process, opens a socket or imports torch.
 TIERS = ("process", "docker", "training", "campaign")
 FOLDERS = {"integration": "process", "fuzz": "process"}
-#: A row of a test of several engines.
+#: A row of a test of several engines. Only the sandbox of local processes has all of them in `make test`.
 DOCKER = re.compile(r"\[(?:[^]]*-)?docker(?:-[^]]*)?\]$")
-OTHER_ENGINE = re.compile(r"\[(docker|slurm)[]-]")
+OTHER_ENGINE = re.compile(r"\[(process|docker|slurm)[]-]")
 
 #: Importing one of these is what makes a test of the trainer's one of the training stack.
 STACK = (

@@ -80,10 +80,6 @@ def engine() -> Iterator[Dockerd]:
         yield engine
 
 
-def test_an_engine_of_the_tests_own_answers(engine: Dockerd) -> None:
-    assert engine.answers()
-
-
 @pytest.mark.parametrize("line", LINES.values(), ids=list(LINES))
 def test_the_check_and_the_builder_agree(engine: Dockerd, line: str) -> None:
     text = dockerfile(line)

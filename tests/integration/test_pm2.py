@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -21,7 +20,6 @@ from tests.integration.traffic import (
     assert_kept,
     assert_whole,
     say_all,
-    statuses,
     store,
 )
 
@@ -46,7 +44,7 @@ async def answering(pm2: Pm2, limit_s: float = 90.0) -> None:
 
 
 async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
-    pm2: Pm2, validator: Validator, capsys: pytest.CaptureFixture[str]
+    pm2: Pm2, validator: Validator
 ) -> None:
     pm2("start", "ecosystem.config.js", "--only", NAME)
     await answering(pm2)
@@ -58,9 +56,7 @@ async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
     streaming = asyncio.create_task(stream.run(CONCURRENT))
     async with asyncio.timeout(240):
         await stream.reach(BEFORE)
-        began = time.perf_counter()
         await asyncio.to_thread(pm2, "restart", "god-miner")
-        taken = time.perf_counter() - began
         await stream.reach(stream.answered + AFTER)
     stream.stopping = True
     await streaming  # a torn reply is raised here
@@ -87,16 +83,8 @@ async def test_a_restart_amid_200_concurrent_offers_tears_and_loses_nothing(
     (fresh,) = await say_all(validator.stack.public_port, [validator.offer(validator.task()).request])
     assert fresh.json["accepted"] is False
 
-    replies = dict(statuses(one.answer for one in stream.sent if one.answer))
-    with capsys.disabled():
-        print(
-            f"\n  pm2 restart took {taken:.1f} s under {CONCURRENT} connections: whole replies {replies}, "
-            f"torn 0, ended before the first byte {stream.unanswered}, refused {stream.refused} (all tried "
-            f"again after 50 ms), accepted {len(accepted_offers)}, all known afterwards"
-        )
 
-
-async def test_a_wrong_setting_is_tried_once_and_works_once_it_is_mended(pm2: Pm2) -> None:
+async def test_a_wrong_setting_is_tried_once_and_a_daemon_that_crashes_is_started_again(pm2: Pm2) -> None:
     pm2.settings(NETUID="fifty-six", MAX_HOURS="-1")
     pm2("start", "ecosystem.config.js", "--only", NAME)
     # pm2 notes the code first and that there is no process any more a moment later.
@@ -114,10 +102,6 @@ async def test_a_wrong_setting_is_tried_once_and_works_once_it_is_mended(pm2: Pm
     await answering(pm2)
     assert pm2.state()["status"] == "online"
 
-
-async def test_after_a_crash_it_is_started_again(pm2: Pm2) -> None:
-    pm2("start", "ecosystem.config.js", "--only", NAME)
-    await answering(pm2)
     before = pm2.state()
     os.kill(before["pid"], signal.SIGKILL)
     after = await asyncio.to_thread(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from miner.dev.stack import prepare_stack
+from tests.doubles.each import each
 from tests.doubles.http_bytes import Reply, Torn, request
 from tests.integration import raw
 from tests.integration.traffic import Stream, Validator
@@ -41,24 +42,18 @@ def resets(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def test_a_whole_reply_is_an_answer() -> None:
+async def test_a_whole_reply_is_an_answer_and_an_end_before_its_first_byte_is_none() -> None:
     answer = await asked(sends(WHOLE))
     assert answer is not None
     assert (answer.status, answer.json) == (200, {"a": 1})
-
-
-@pytest.mark.parametrize("manner", [sends(b""), resets])
-async def test_an_end_before_the_first_byte_is_no_answer(manner: Manner) -> None:
-    assert await asked(manner) is None
-
-
-async def test_a_closed_port_is_no_answer() -> None:
+    assert await asked(sends(b"")) is None
+    assert await asked(resets) is None
     with raw.socket.create_server((raw.LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
     assert await raw.ask(port, b"GET / HTTP/1.1\r\n\r\n") is None
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         WHOLE[:1],

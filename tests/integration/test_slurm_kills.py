@@ -12,10 +12,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
@@ -27,6 +27,7 @@ from tests.doubles.engine_bench import WAIT_S, EngineBench, Run, slurm_bench
 from tests.doubles.slurm import CONTROLLER, MUNGE, OwnSlurm, own_slurm
 
 ROOT = Path(__file__).parents[2]
+T = TypeVar("T")
 #: Counts itself, and goes on when it may.
 WAITS = """
 import os, time
@@ -101,26 +102,21 @@ async def nothing_left(mortal: OwnSlurm) -> None:
             await asyncio.sleep(0.05)
 
 
-async def submitted_at_last(bench: EngineBench, spec: EngineSpec) -> Run:
+async def at_last(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask again while Slurm is in trouble, as the pipeline does."""
     async with asyncio.timeout(WAIT_S):
         while True:
             with suppress(EngineUnreachable):
-                return await bench.submit(spec)
-            await asyncio.sleep(0.05)
-
-
-async def status_at_last(bench: EngineBench, run: Run) -> RunStatus:
-    """Asked again while Slurm is in trouble, as the pipeline does."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            with suppress(EngineUnreachable):
-                return await bench.status(run)
+                return await ask()
             await asyncio.sleep(0.05)
 
 
 async def end_at_last(bench: EngineBench, run: Run) -> RunStatus:
     async with asyncio.timeout(WAIT_S):
-        while (status := await status_at_last(bench, run)).phase in (RunPhase.RUNNING, RunPhase.QUEUED):
+        while (status := await at_last(lambda: bench.status(run))).phase in (
+            RunPhase.RUNNING,
+            RunPhase.QUEUED,
+        ):
             await asyncio.sleep(0.05)
         return status
 
@@ -203,7 +199,7 @@ async def test_a_controller_that_is_gone_gets_the_run_when_it_is_back(
     with pytest.raises(EngineUnreachable):
         await submit
     mortal.start(until_nodes_answer=False)
-    run = await submitted_at_last(bench, spec)
+    run = await at_last(lambda: bench.submit(spec))
     assert (await once(bench, mortal, run)).why is EndCause.OK
 
 
@@ -297,7 +293,7 @@ async def test_a_training_outlives_slurms_daemons(victim: str, bench: EngineBenc
         with pytest.raises(EngineUnreachable):
             await bench.engine.stop(run.ref)
     mortal.start(until_nodes_answer=False)
-    assert (await status_at_last(bench, run)).phase is RunPhase.RUNNING
+    assert (await at_last(lambda: bench.status(run))).phase is RunPhase.RUNNING
     assert await bench.again().submit(run.spec) == run.ref
     assert (await once(bench, mortal, run)).why is EndCause.OK
 

@@ -116,24 +116,6 @@ def run(
     )
 
 
-# The parts are made one by one, each by a test of its own: a test that had to wait for all of them would be
-# given the time of one.
-
-
-def test_an_engine_shows_the_training_environment_to_its_containers(engine: Dockerd) -> None:
-    assert engine.answers()
-
-
-def test_the_image_is_built_from_its_dockerfile(engine: Dockerd, image: str) -> None:
-    with engine.client() as client:
-        assert client.images.get(image).attrs["Config"]["Entrypoint"]
-
-
-def test_what_a_validator_downloads_lies_where_it_puts_it(cache: Path) -> None:
-    assert (cache / "models/org--tiny/config.json").is_file()
-    assert len(json.loads((cache / f"datasets/{TASK}_train_data.json").read_text("utf-8"))) == 100
-
-
 def test_a_tournaments_container_trains_as_any_user_and_leaves_a_model_to_upload(
     engine: Dockerd, image: str, cache: Path, training: Path, tmp_path: Path
 ) -> None:

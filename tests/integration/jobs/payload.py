@@ -3,11 +3,10 @@
 It is handed to the interpreter as text, so it runs wherever a Python is: as a process, in a sandbox, in a
 container without any package. What it is to do stands in the first row of its dataset, by attempt:
 
-    {"_do": {"1": {"steps": 20, "step_s": 0.05, "save": [5, 10], "at": {"12": "oom"}}, "*": {"torch": true}}}
+    {"_do": {"1": {"steps": 20, "step_s": 0.05, "save": [5, 10], "at": {"12": "oom"}}, "*": {"steps": 6}}}
 
 With "wait_at" it stays at that step, and says so, until a file `go` lies in its attempt's folder: it is still
-there when a test looks, however long that takes. With "torch" it really trains: an adapter on a frozen
-layer, by gradient descent on the CPU.
+there when a test looks, however long that takes.
 """
 
 import faulthandler
@@ -45,53 +44,19 @@ def score(value, step):
     return {"value": value, "metric": "eval_loss", "lower_is_better": True, "step": step}
 
 
-class Plain:
-    """Numbers that look like weights."""
-
-    def step(self, number):
-        return 2.0 / number
-
-    def weights(self):
-        dice = random.Random(self.__class__.__name__ + ATTEMPT + str(time.time()))
-        return [[struct.pack("<f", dice.uniform(-1, 1)) for _ in range(HIDDEN * RANK)] for _ in "AB"]
+def weights():
+    """Return numbers that look like weights."""
+    return [[struct.pack("<f", random.uniform(-1, 1)) for _ in range(HIDDEN * RANK)] for _ in "AB"]
 
 
-class Torch:
-    """A real training."""
-
-    def __init__(self):
-        import torch
-
-        torch.manual_seed(RUN["seed"])
-        self.torch = torch
-        self.frozen = torch.randn(HIDDEN, HIDDEN)
-        self.goal = self.frozen + 0.5 * torch.randn(HIDDEN, HIDDEN)
-        self.a = torch.nn.Parameter(torch.randn(RANK, HIDDEN) / 4)
-        self.b = torch.nn.Parameter(torch.zeros(HIDDEN, RANK))
-        self.optimizer = torch.optim.AdamW([self.a, self.b], lr=1e-2)
-
-    def step(self, number):
-        rows = self.torch.randn(32, HIDDEN)
-        loss = ((rows @ (self.frozen + self.b @ self.a).T - rows @ self.goal.T) ** 2).mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return float(loss)
-
-    def weights(self):
-        return [
-            [struct.pack("<f", one) for one in part.detach().flatten().tolist()] for part in (self.a, self.b)
-        ]
-
-
-def save(trained, step, value):
+def save(step, value):
     """A complete adapter, written beside and renamed in."""
     work, place = RUN["work_dir"], RUN["submission_dir"]
     fresh = os.path.join(work, f"fresh-{step}-{time.time()}")
     os.makedirs(fresh)
     layer = "base_model.model.model.layers.0.self_attn.q_proj"
     header, data = {}, b""
-    for name, shape, numbers in zip("AB", ([RANK, HIDDEN], [HIDDEN, RANK]), trained.weights(), strict=True):
+    for name, shape, numbers in zip("AB", ([RANK, HIDDEN], [HIDDEN, RANK]), weights(), strict=True):
         content = b"".join(numbers)
         offsets = [len(data), len(data) + len(content)]
         header[f"{layer}.lora_{name}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": offsets}
@@ -179,16 +144,15 @@ def wait(do):
         say("stage", stage="train")
 
 
-def train(do, trained):
+def train(do):
     steps, pause = do.get("steps", 10), do.get("step_s", 0.02)
     for step in range(1, steps + 1):
         if over(do):
-            save(trained, step, 1.0 / step)
+            save(step, 1.0 / step)
             end("clock" if time.time() >= RUN["end_by"] else "stopped")
-        loss = trained.step(step)
-        say("step", step=step, total=steps, loss=loss, tokens_s=1000.0)
+        say("step", step=step, total=steps, loss=2.0 / step, tokens_s=1000.0)
         if step in do.get("save", []):
-            save(trained, step, do.get("score", 1.0) / step)
+            save(step, do.get("score", 1.0) / step)
         if step in do.get("checkpoint", []):
             place = os.path.join(RUN["work_dir"], f"checkpoint-{step}")
             os.makedirs(place)
@@ -201,7 +165,7 @@ def train(do, trained):
         if step == do.get("wait_at"):
             wait(do)
         time.sleep(pause)
-    save(trained, steps, do.get("score", 1.0) / steps)
+    save(steps, do.get("score", 1.0) / steps)
     end("finished")
 
 
@@ -218,8 +182,7 @@ def main():
     if do.get("tell"):
         print(*(f"{name}={value}" for name, value in os.environ.items()), sys.argv, sep="\n", flush=True)
     say("stage", stage="load")
-    trained = Torch() if do.get("torch") else Plain()
-    train(do, trained)
+    train(do)
 
 
 main()
