@@ -148,7 +148,7 @@ def purpose(settings: Settings) -> Iterator[Finding]:
             "purpose",
             "no tournament entry is set, and validators have sent no offers since October 2025: "
             "this daemon earns nothing, and needs no GPUs until you have tasks of your own",
-            "docs/tournaments.md leads to an entry; then set TRAINING_REPO_TEXT_URL and _COMMIT",
+            "docs/first-entry.md leads to an entry; then set TRAINING_REPO_TEXT_URL and _COMMIT",
         )
 
 
