@@ -184,9 +184,10 @@ async def acquire(job: JobContext, inputs: FetchedInputs, history: AttemptHistor
     facts = _read_facts(job, inputs, history)
     plan = await asyncio.to_thread(draft_granted, facts, drafted, gpus)
     until = keep_gpus(job, plan)
-    if until is not None and not drafted.after_oom:
-        plan, until = await _plan_before_others(job, facts, gpus, plan, until)
-    return _grant_of(job, history, plan, until or FOREVER)
+    if until is None or drafted.after_oom:  # the next step of the ladder is not planned for fewer hours
+        return _grant_of(job, history, plan, FOREVER)
+    plan, until = await _plan_before_others(job, facts, gpus, plan, until)
+    return _grant_of(job, history, plan, until)
 
 
 async def _draft(job: JobContext, inputs: FetchedInputs, history: AttemptHistory) -> Draft:

@@ -25,7 +25,16 @@ from miner.jobs.history import read_plan
 from miner.jobs.timeline import JobTimings
 from miner.store.actions import ActionOutcome, NewAction, add_action
 from tests.doubles.each import each
-from tests.miner.jobs.harness import CAP_S, ROWS, VALIDATOR, JobsHarness, Trainer, open_harness, waits
+from tests.miner.jobs.harness import (
+    CAP_S,
+    ROWS,
+    VALIDATOR,
+    JobsHarness,
+    Trainer,
+    ending,
+    open_harness,
+    waits,
+)
 
 HOUR = 3600.0
 JOB, OTHER = TaskKey(VALIDATOR, "t1"), TaskKey(VALIDATOR, "t2")
@@ -92,6 +101,23 @@ async def test_a_job_that_could_not_train_at_all_before_others_takes_its_time(
     reserve(harness, JOB, 0, 0.02)
     reserve(harness, OTHER, 0.02, 1)
     assert await launched(harness, monkeypatch, 4, 20_000_000) > 3.5
+
+
+async def test_after_memory_ran_out_a_job_that_others_wait_for_keeps_its_time(
+    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ladder's next step is planned for the deadline, as the steps before it were."""
+    reserve(harness, JOB, 0, 0.02)
+    reserve(harness, OTHER, 0.02, 1)
+    harness.engine.scripts = [ending(RunEnd.OOM, moment="train")]
+    await launched(harness, monkeypatch, 4, 20_000_000)
+    await harness.until(lambda: len(harness.engine.submitted) == 2)
+    plan = read_plan(AttemptFolder(harness.engine.submitted[1].run_dir))
+    assert plan is not None
+    assert plan.oom_steps
+    (row,) = [row for row in await harness.attempts(1) if row.number == 2]
+    assert row.end_by is not None
+    assert (row.end_by - time.time()) / HOUR > 3.5
 
 
 async def test_a_training_that_proves_slower_keeps_its_gpus_for_longer(
