@@ -77,9 +77,7 @@ Two rules see only this miner's own traffic:
 - `batch: +20%`: more sequences in one pass, where the plan's memory model allows it, the memory measured
   stays below 85 %, and no pass was made smaller in this attempt.
 - `duty: -3%`: the trainer pauses between steps, so that the GPU computes 97 % of the time; never below
-  70 %. Once the alert is resolved, the pauses get shorter step by step. With `by: power` the GPU's power
-  limit is lowered instead, where this user may set it; it is put back step by step, when the training ends,
-  and when the daemon stops or starts.
+  70 %. Once the alert is resolved, the pauses get shorter step by step.
 
 An action is asked of the running training through its control file, and happens at a step boundary. The
 training answers what is in force from then on, or why it cannot change:

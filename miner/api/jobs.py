@@ -40,7 +40,7 @@ class LiveJob:
     mfu: float | None = None
     #: Share of the time that the GPU waits for data.
     wait: float | None = None
-    #: Speed of the latest steps relative to the plan's (`core/planning/efficiency.py`).
+    #: Speed of the latest steps relative to the plan's (`core/planning/time/calibration.py`).
     efficiency: float | None = None
     #: Of the GPU that uses the most, and what the plan expects of each.
     memory_bytes: int | None = None
@@ -142,7 +142,7 @@ class AttemptFigures(Answer):
     mfu: float | None = None
     #: Share of the time that the GPU waited for data.
     wait: float | None = None
-    #: Measured speed relative to the plan's (`core/planning/efficiency.py`).
+    #: Measured speed relative to the plan's (`core/planning/time/calibration.py`).
     efficiency: float | None = None
     #: Of the GPU that used the most, and what the plan expected of each.
     memory_bytes: int | None = None

@@ -253,7 +253,7 @@ class Fleet:
         return GpuGrant(key, ids, GpuSet(kind=kind, count=len(ids), nodes=len(nodes_of(ids))))
 
     def _are_linked(self, ids: Sequence[str]) -> bool:
-        """Map the links between these GPUs within each of their nodes."""
+        """Return True if all of these GPUs that share a node are linked."""
         return all(
             len(within) < 2 or topology_of(node.every).are_all_linked(within)
             for node in self.inventory.gpus_by_node
