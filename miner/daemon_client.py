@@ -87,7 +87,7 @@ def delete(settings: Settings, path: str, answer: type[AnswerT]) -> AnswerT:
     return _read(answer, _request(settings, "DELETE", path))
 
 
-def _read(answer: type[AnswerT], content: dict[str, Any]) -> AnswerT:
+def _read(answer: type[AnswerT], content: dict[str, object]) -> AnswerT:
     try:
         return answer.model_validate(content)
     except ValidationError as error:
@@ -98,7 +98,7 @@ def _read(answer: type[AnswerT], content: dict[str, Any]) -> AnswerT:
 
 
 @contextmanager
-def follow_page_events(settings: Settings, path: str) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
+def follow_page_events(settings: Settings, path: str) -> Iterator[Iterator[tuple[str, dict[str, object]]]]:
     """Follow the server-sent events of a page, as (kind, data), until the daemon ends them."""
     import httpx
 
@@ -111,7 +111,7 @@ def follow_page_events(settings: Settings, path: str) -> Iterator[Iterator[tuple
             raise NoDaemon(f"the daemon at {client.base_url} does not answer any more: {error}") from None
 
 
-def _parse_events(reply: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parse_events(reply: httpx.Response) -> Iterator[tuple[str, dict[str, object]]]:
     kind = ""
     for line in reply.iter_lines():
         name, _, value = line.partition(":")
@@ -123,13 +123,13 @@ def _parse_events(reply: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]
 
 def _request(
     settings: Settings, method: str, path: str, payload: Any = None, seconds: float = _TIMEOUT_SECONDS
-) -> dict[str, Any]:
+) -> dict[str, object]:
     import httpx
 
     with _client(settings, seconds) as client:
         try:
             reply = _raise_if_refused(client.request(method, path, json=payload))
-            content: dict[str, Any] = reply.json()
+            content: dict[str, object] = reply.json()
         except (httpx.HTTPError, ValueError) as error:
             raise NoDaemon(f"the daemon at {client.base_url} does not answer: {error}") from None
     return content

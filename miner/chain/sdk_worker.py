@@ -42,7 +42,7 @@ class ChainRequest:
     genesis: str | None = None
     #: To publish an axon instead of reading the metagraph: the public half of the hotkey, the socket of the
     #: process that signs with it, and the address.
-    hotkey: dict[str, Any] | None = None
+    hotkey: dict[str, object] | None = None
     channel: int = -1
     ip: str = ""
     port: int = 0
@@ -57,7 +57,7 @@ class WrongGenesis(Exception):
     """The node serves another chain."""
 
 
-async def run_request(request: ChainRequest) -> dict[str, Any]:
+async def run_request(request: ChainRequest) -> dict[str, object]:
     substrate, client = _connection(request)
     # The SDK's own `Client.connect` would do as well, but reads every subnet's token symbol on top.
     await _with_timeout(request.timeout, "connecting", substrate.connect())
@@ -72,12 +72,12 @@ async def run_request(request: ChainRequest) -> dict[str, Any]:
     return await _with_timeout(request.submit_timeout, "publishing the axon", _publish(client, request))
 
 
-async def _metagraph(client: Any, netuid: int) -> dict[str, Any] | None:
+async def _metagraph(client: Any, netuid: int) -> dict[str, object] | None:
     graph = await client.subnets.metagraph(netuid, commitments=False)
     return graph and {"block": graph.block, "nodes": [asdict(node_of(neuron)) for neuron in graph.neurons]}
 
 
-async def _publish(client: Any, request: ChainRequest) -> dict[str, Any]:
+async def _publish(client: Any, request: ChainRequest) -> dict[str, object]:
     assert request.hotkey is not None
     # The SDK takes any object that can sign. Neither it nor any of its 30 packages gets the key.
     channel = socket.socket(fileno=request.channel)
@@ -153,7 +153,7 @@ async def _with_timeout(seconds: float, what: str, call: Coroutine[Any, Any, T])
         raise NodeUnavailable(f"{what}: the answer makes no sense to the SDK: {error!r}") from error
 
 
-async def _response_of(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+async def _response_of(work: Awaitable[dict[str, object]]) -> dict[str, object]:
     try:
         return {"answer": await work}
     except WrongGenesis as error:

@@ -150,14 +150,14 @@ def _publish_code(result: PublishResult) -> int:
     return 0 if result.ok else NEEDS_ACTION
 
 
-def _hotkey_rows(view: _ChainView) -> dict[str, Any]:
-    rows: dict[str, Any] = {"hotkey": view.hotkey}
+def _hotkey_rows(view: _ChainView) -> dict[str, object]:
+    rows: dict[str, object] = {"hotkey": view.hotkey}
     return rows | ({"hotkey_problem": view.hotkey_problem} if view.hotkey_problem else {})
 
 
-def _graph_rows(view: _ChainView) -> dict[str, Any]:
+def _graph_rows(view: _ChainView) -> dict[str, object]:
     graph = view.graph
-    rows: dict[str, Any] = {"netuid": view.netuid}
+    rows: dict[str, object] = {"netuid": view.netuid}
     if graph is not None:
         rows |= {
             "source": graph.source,
@@ -172,7 +172,7 @@ def _graph_rows(view: _ChainView) -> dict[str, Any]:
     return rows
 
 
-def _own_rows(view: _ChainView) -> dict[str, Any]:
+def _own_rows(view: _ChainView) -> dict[str, object]:
     """Return this miner's entry in the metagraph."""
     from miner.chain.metagraph import not_registered
 

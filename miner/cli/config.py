@@ -33,7 +33,7 @@ def env() -> None:
     echo(env_example(), nl=False)
 
 
-def _settings_as_json(settings: Settings) -> dict[str, Any]:
+def _settings_as_json(settings: Settings) -> dict[str, object]:
     from miner.settings.reference import setting_docs
 
     found = {

@@ -120,7 +120,7 @@ def _cache(settings: Settings) -> ModelCache:
     return ModelCache(settings.model_cache_dir, settings.model_cache_bytes, settings.min_free_disk_bytes)
 
 
-def _as_json(cache: ModelCache, one: CachedModel) -> dict[str, Any]:
+def _as_json(cache: ModelCache, one: CachedModel) -> dict[str, object]:
     jobs = cache.leases.by_model().get(one.model, [])
     row = {"model": one.model, "commit": one.commit, "bytes": one.bytes, "used_at": one.used_at}
     return {**row, "path": str(one.path), "jobs": jobs}

@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from core.domain.errors import GodMinerError
 from core.domain.job_states import FINAL_STATES
@@ -45,7 +44,7 @@ _ALERTS_SHOWN_OTHERWISE = {
 }
 
 #: Called for every change with an event's kind and data.
-EventCallback = Callable[[str, dict[str, Any]], None]
+EventCallback = Callable[[str, dict[str, object]], None]
 
 
 class DaemonLost(GodMinerError):

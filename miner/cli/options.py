@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -178,7 +178,7 @@ def parse_time(text: str, now: float) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, object]:
     """Read a JSON object such as a config.json."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -272,7 +272,7 @@ def _on_host(
     """Return the hardware with its host's cores and memory, and a line that describes it."""
     from miner.fleet.fleet_file import follow_fleet_file
 
-    update: dict[str, Any] = {}
+    update: dict[str, object] = {}
     if settings.fleet_file and not is_here:
         update |= follow_fleet_file(settings.fleet_file).current.content.host.facts()
     if cpu_cores is not None:

@@ -6,7 +6,7 @@ import textwrap
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -194,7 +194,7 @@ def _settings() -> tuple[Settings | None, str]:
         return None, f"the settings cannot be used: {error.problems[0] if error.problems else error}"
 
 
-def _check_data(entry: CheckedEntry, findings: list[RuleFinding]) -> dict[str, Any]:
+def _check_data(entry: CheckedEntry, findings: list[RuleFinding]) -> dict[str, object]:
     return {
         "source": entry.source,
         "commit": entry.clone.commit,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -164,7 +164,7 @@ def clean(
     from miner.tournament.rehearsal.leftovers import find_leftovers, remove_leftover
 
     settings = load_settings()
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     with closing(docker_client(settings)) as client:
         for one in find_leftovers(client, [*_rehearsals(settings), *(outputs or [])]):
             goes = one.may_go(everything=everything)

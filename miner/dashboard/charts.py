@@ -29,7 +29,7 @@ _FORMATS = {
     "rate": "v => v == null ? '–' : v.toExponential(2)",
 }
 #: Options of ECharts, or a part of them.
-Options = dict[str, Any]
+Options = dict[str, object]
 Format = Literal["number", "percent", "bytes", "rate"]
 
 

@@ -61,7 +61,7 @@ class DemoResult:
     folder: str | None = None
     states: list[str] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {**asdict(self), "held": self.held}
 
     @property

@@ -80,7 +80,7 @@ def _tensor_shapes(vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "lm_head.weight", (vocabulary, _WIDTH)
 
 
-def _model_config(vocabulary: int) -> dict[str, Any]:
+def _model_config(vocabulary: int) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -114,7 +114,7 @@ def _byte_signs() -> list[str]:
     return signs
 
 
-def _tokenizer(vocabulary: dict[str, int]) -> dict[str, Any]:
+def _tokenizer(vocabulary: dict[str, int]) -> dict[str, object]:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
@@ -143,7 +143,7 @@ def _tokenizer(vocabulary: dict[str, int]) -> dict[str, Any]:
 
 def _weights(shapes: dict[str, tuple[int, ...]], random: Random) -> bytes:
     """Return a safetensors file in fp32: norms are one, everything else is small noise."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     content, at = bytearray(), 0
     for name, shape in shapes.items():
         size = prod(shape)
@@ -156,7 +156,7 @@ def _weights(shapes: dict[str, tuple[int, ...]], random: Random) -> bytes:
     return struct.pack("<Q", len(text)) + text + bytes(content)
 
 
-def _json_bytes(value: dict[str, Any]) -> bytes:
+def _json_bytes(value: dict[str, object]) -> bytes:
     return json.dumps(value, indent=2, ensure_ascii=False).encode()
 
 
@@ -198,7 +198,7 @@ class LoopbackSite:
             siblings.append({"rfilename": name, "blobId": _blob_id(content), "size": len(content)})
             for revision in ("main", _COMMIT):
                 self._files[f"/{model_id}/resolve/{revision}/{name}"] = content
-        info: dict[str, Any] = {
+        info: dict[str, object] = {
             "_id": "0" * 24,
             "id": model_id,
             "modelId": model_id,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
 
 from core.domain.tasks import OFFERED_TASKS, ImageModelType, TaskType
 
@@ -79,7 +78,7 @@ class SampleTask:
     expected_repo_name: str
     data_url: str
     #: The dataset_type object of a text task, empty for images.
-    dataset_type: dict[str, Any]
+    dataset_type: dict[str, object]
     image_family: ImageModelType | None = None
 
     @property
@@ -90,7 +89,7 @@ class SampleTask:
     def start_path(self) -> str:
         return START_PATH[self.task_type]
 
-    def offer(self) -> dict[str, Any]:
+    def offer(self) -> dict[str, object]:
         return {
             "ds_size": self.ds_size,
             "model": self.model,
@@ -100,7 +99,7 @@ class SampleTask:
             "model_params_count": self.params,
         }
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> dict[str, object]:
         common = {
             "model": self.model,
             "task_id": self.task_id,
@@ -176,7 +175,7 @@ def _image_task(random: Random) -> SampleTask:
     )
 
 
-def _instruct(random: Random) -> dict[str, Any]:
+def _instruct(random: Random) -> dict[str, object]:
     return {
         "system_prompt": "",
         "system_format": "{system}",
@@ -190,7 +189,7 @@ def _instruct(random: Random) -> dict[str, Any]:
     }
 
 
-def _chat(_random: Random) -> dict[str, Any]:
+def _chat(_random: Random) -> dict[str, object]:
     return {
         "chat_template": "chatml",
         "chat_column": "conversations",
@@ -201,7 +200,7 @@ def _chat(_random: Random) -> dict[str, Any]:
     }
 
 
-def _dpo(random: Random) -> dict[str, Any]:
+def _dpo(random: Random) -> dict[str, object]:
     return {
         "field_prompt": "prompt",
         "field_system": random.choice((None, "system")),
@@ -213,7 +212,7 @@ def _dpo(random: Random) -> dict[str, Any]:
     }
 
 
-def _grpo(random: Random) -> dict[str, Any]:
+def _grpo(random: Random) -> dict[str, object]:
     sources = random.sample(REWARD_FUNCTIONS, random.randint(1, len(REWARD_FUNCTIONS)))
     raw = [random.uniform(0.1, 10) for _ in sources]
     rewards = [

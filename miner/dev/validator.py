@@ -179,7 +179,7 @@ def _json_of(reply: MinerReply | None) -> Any:
         raise ValueError("200, but the body is not JSON") from None
 
 
-def _json_object(reply: MinerReply | None) -> dict[str, Any]:
+def _json_object(reply: MinerReply | None) -> dict[str, object]:
     answer = _json_of(reply)
     if not isinstance(answer, dict):
         raise ValueError(f"a JSON object was needed, not {_short_repr(answer)}")
@@ -235,7 +235,7 @@ class Exchange:
         shown = _TOKEN_VALUE.sub(rb"\1***", self.reply.body)
         return shown[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "call": self.call,
             "request": f"{self.method} {self.path}",
@@ -295,7 +295,7 @@ class ValidatorClient:
         self,
         call: str,
         path: str,
-        payload: dict[str, Any],
+        payload: dict[str, object],
         read: Callable[[MinerReply | None], ValidatorConclusion],
         limit_s: float,
     ) -> Exchange:

@@ -42,7 +42,7 @@ class HostTerms(Record):
     upload: Bytes | None = Field(default=None, description="From this host to the hub, per second.")
     disk: Bytes | None = Field(default=None, description="From the disk into GPU memory, per second.")
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """The fields of `Hardware` that are set."""
         facts = {
             "cpu_cores": self.cpu_cores,

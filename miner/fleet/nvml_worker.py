@@ -15,8 +15,9 @@ import math
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pynvml as nv
 
@@ -101,9 +102,16 @@ def error_text(error: Any) -> str:
 # Scans
 
 
-def scan_gpus() -> dict[str, Any]:
+class NvmlScan(TypedDict):
+    """A scan of the host: an entry for each GPU or slice, and the version of the driver."""
+
+    gpus: list[dict[str, object]]
+    driver: str
+
+
+def scan_gpus() -> NvmlScan:
     """Every GPU: what it is, what it is linked to, how much of it is used, or what is wrong with it."""
-    gpus = []
+    gpus: list[dict[str, object]] = []
     for index in range(nv.nvmlDeviceGetCount()):
         try:
             gpus += _scanned_in_slot(index)
@@ -112,7 +120,7 @@ def scan_gpus() -> dict[str, Any]:
     return {"gpus": gpus, "driver": text_of(nv.nvmlSystemGetDriverVersion())}
 
 
-def _scanned_in_slot(index: int) -> list[dict[str, Any]]:
+def _scanned_in_slot(index: int) -> list[dict[str, object]]:
     """The GPU in a slot, or its slices where it is split (MIG)."""
     handle = nv.nvmlDeviceGetHandleByIndex(index)
     capability = list(nv.nvmlDeviceGetCudaComputeCapability(handle))
@@ -139,7 +147,7 @@ def near_cores(bus: str, devices: Path = _PCI_DEVICES) -> str:
         return ""
 
 
-def _facts(handle: Any, slot: int, capability: list[int]) -> dict[str, Any]:
+def _facts(handle: Any, slot: int, capability: list[int]) -> dict[str, object]:
     memory = memory_of(handle)
     return {
         "slot": slot,
@@ -152,7 +160,7 @@ def _facts(handle: Any, slot: int, capability: list[int]) -> dict[str, Any]:
     }
 
 
-def _links(handle: Any) -> dict[str, Any]:
+def _links(handle: Any) -> dict[str, object]:
     """The bus addresses at the other ends of its NVLinks, and whether one of them is a switch."""
     peers, switch = set(), False
     for link in range(nv.NVML_NVLINK_MAX_LINKS):
@@ -187,7 +195,7 @@ class NvmlSampler:
                 continue  # a scan says what is wrong with it
         self._xids = _XidEvents([gpu.whole for gpu in self._gpus])
 
-    def sample(self) -> list[dict[str, Any]]:
+    def sample(self) -> list[dict[str, object]]:
         """Return an entry for each GPU that answers, with the fields of `GpuSample`."""
         xids = self._xids.since_last()
         answers = []
@@ -230,7 +238,7 @@ class _MeasuredGpu:
         self._max_clock = self._ask("max clock", nv.nvmlDeviceGetMaxClockInfo, whole, nv.NVML_CLOCK_SM)
         self._gpm = _Gpm.of(handle, whole)
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, object]:
         memory = self._ask("memory", memory_of, self.handle)
         measured = self._gpm.read() if self._gpm is not None else {}
         return {
@@ -482,7 +490,7 @@ class NvmlWorker:
         self._uuids: list[str] = []
         self._sampler: NvmlSampler | None = None
 
-    def answer(self, request: str) -> dict[str, Any]:
+    def answer(self, request: str) -> Mapping[str, object]:
         try:
             if not self._is_started:
                 nv.nvmlInit()
@@ -495,15 +503,15 @@ class NvmlWorker:
                 "absent": error.value == nv.NVML_ERROR_LIBRARY_NOT_FOUND,
             }
 
-    def _scan(self) -> dict[str, Any]:
+    def _scan(self) -> NvmlScan:
         answer = scan_gpus()
-        uuids = [gpu.get("uuid", "") for gpu in answer["gpus"]]
+        uuids = [str(gpu.get("uuid", "")) for gpu in answer["gpus"]]
         if uuids != self._uuids:  # a GPU came or went, or was split
             self._uuids = uuids
             self._forget_sampler()
         return answer
 
-    def _sample(self) -> list[dict[str, Any]]:
+    def _sample(self) -> list[dict[str, object]]:
         if self._sampler is None:
             self._sampler = NvmlSampler()
         return self._sampler.sample()

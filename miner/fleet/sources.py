@@ -186,10 +186,10 @@ _MEMINFO = Path("/proc/meminfo")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def host_facts(data_dir: Path) -> dict[str, Any]:
+def host_facts(data_dir: Path) -> dict[str, object]:
     """Fields of `Hardware`; what cannot be found out is left to its defaults."""
     allowed = frozenset(os.sched_getaffinity(0))
-    facts: dict[str, Any] = {"cpu_cores": len(allowed), "cores": physical_cores(allowed)}
+    facts: dict[str, object] = {"cpu_cores": len(allowed), "cores": physical_cores(allowed)}
     memory = host_memory_bytes()
     if memory:
         facts["memory_bytes"] = memory

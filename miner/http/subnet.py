@@ -126,7 +126,7 @@ class SignedRoute(APIRoute):
 
     def _arguments(
         self, raw: bytes, path: Mapping[str, str], caller: Caller, watch: RequestWatch
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         if self._body is not None:
             try:
                 body = _validated_body(self._body, raw)

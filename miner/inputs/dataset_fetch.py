@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from pydantic import ValidationError
 
@@ -39,7 +39,7 @@ from miner.support.rate_limits import retry_after
 #: Called with what is done, the bytes so far, and in all if known.
 DatasetProgress = Callable[[str, int, int | None], None]
 NoteCallback = Callable[[str], None]
-Row = dict[str, Any]
+Row = dict[str, object]
 RECORD, SAMPLE = "data.record", "data.sample"
 
 _CHUNK = 256 * 1024

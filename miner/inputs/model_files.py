@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from core.domain.job_states import EndReason, StepFailed
 from core.domain.tasks import ImageModelType
@@ -185,7 +184,7 @@ def count_parameters(weights: Iterable[Path]) -> int:
     return total
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, object]:
     path = folder / "config.json"
     try:
         if path.stat().st_size > MAX_CONFIG:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from core.domain.decisions import IDLE_HOST, TrainingWorth
 from core.domain.job_states import END_MEANINGS, EndReason, JobState, RetryRule, StepFailed
@@ -117,7 +117,7 @@ class JobContext:
         self.woken = asyncio.Event()
         #: The last submit to the engine, perhaps still under way.
         self.pending_submit: asyncio.Future[str] | None = None
-        self._last_shown: dict[str, Any] = {}
+        self._last_shown: dict[str, object] = {}
         self.show_state()
 
     @property

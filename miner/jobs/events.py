@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 #: Events that a slow listener may be behind; then it gets a "missed" event and goes on from now.
 MAX_QUEUED_EVENTS = 256
@@ -22,7 +21,7 @@ class JobEvent:
     number: int
     kind: str
     job_id: int | None
-    data: dict[str, Any]
+    data: dict[str, object]
 
     def as_text(self) -> str:
         """Format as a server-sent event."""
@@ -44,7 +43,7 @@ class JobEventBus:
         self._number = 0
         self._closed = False
 
-    def send(self, kind: str, job_id: int | None, data: dict[str, Any]) -> None:
+    def send(self, kind: str, job_id: int | None, data: dict[str, object]) -> None:
         self._number += 1
         event = JobEvent(self._number, kind, job_id, data)
         for listener in self._listeners:
@@ -63,7 +62,7 @@ class JobEventBus:
                 return
         listener.queue.put_nowait(event)
 
-    def current(self, kind: str, job_id: int | None, data: dict[str, Any]) -> JobEvent:
+    def current(self, kind: str, job_id: int | None, data: dict[str, object]) -> JobEvent:
         """An event with the present state, for a listener that begins."""
         return JobEvent(self._number, kind, job_id, data)
 

@@ -130,7 +130,7 @@ class RunCurves:
         self.steps, self.times = [self.steps[at] for at in kept], [self.times[at] for at in kept]
         self.columns = {name: [column[at] for at in kept] for name, column in self.columns.items()}
 
-    def as_dict(self, most: int) -> dict[str, Any]:
+    def as_dict(self, most: int) -> dict[str, object]:
         """At most `most` points of each curve, and the evaluations."""
         kept = self._thinned(most)
         columns = {name: [column[at] for at in kept] for name, column in self.columns.items()}

@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from core.domain.choices import Engine
 from core.domain.job_states import EndReason, StepFailed
@@ -247,7 +246,7 @@ class AttemptReplay:
             run.task_type.generates,
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "missing": self.missing()}
 
     def missing(self) -> list[str]:

@@ -185,7 +185,7 @@ def _write_profile(folder: Path, wishes: NativeRunOptions) -> None:
     if profile.endswith(".yaml") or "/" in profile:
         _require_file(Path(profile), "--profile", "is neither a profile's name nor a file")
         profile = str(Path(profile).resolve())
-    targets: dict[str, Any] = {"engine": "native"}
+    targets: dict[str, object] = {"engine": "native"}
     settings = dict(wishes.settings)
     if wishes.mode is NativeMode.PRETRAIN:
         # No validator scores pretraining: the held-out loss decides, and held-out documents are never trained
@@ -193,7 +193,7 @@ def _write_profile(folder: Path, wishes: NativeRunOptions) -> None:
         packs = wishes.data.suffix != ".bin"
         targets |= {"method": "full", "sample_packing": packs, "eval_metric": EvalMetric.LOSS.value}
         settings = {"objective": "tokens", **settings}
-    content: dict[str, Any] = {"extends": profile, "targets": {**targets, **wishes.targets}}
+    content: dict[str, object] = {"extends": profile, "targets": {**targets, **wishes.targets}}
     if settings:
         content["engine_config"] = {"native": settings}
     path = folder / PROFILE_FILE
@@ -216,7 +216,7 @@ def _require_file(path: Path, option: str, rule: str) -> None:
         raise ConfigError("train native", [Problem(option, str(path), rule)])
 
 
-def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
+def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, object]:
     """Parse `key=value` pairs; values are YAML."""
     found = {}
     for pair in pairs:

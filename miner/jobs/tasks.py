@@ -6,6 +6,7 @@ import json
 import os.path
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -146,12 +147,11 @@ def read_task_file(
 
 def job_task_of(row: JobRow, folder: JobFolder) -> JobTask:
     """Read the stored request, which was checked when it came; `StepFailed` for one of another version."""
-    common: dict[str, Any] = {"job_id": row.id, "task_type": row.task_type, "folder": folder.inputs}
+    job_task = partial(JobTask, job_id=row.id, task_type=row.task_type, folder=folder.inputs)
     try:
         if row.validator == OPERATOR:
             own = TaskFile.model_validate_json(row.request)
-            return JobTask(
-                **common,
+            return job_task(
                 model=own.model,
                 data=own.data,
                 file_format=own.file_format,
@@ -161,16 +161,14 @@ def job_task_of(row: JobRow, folder: JobFolder) -> JobTask:
             )
         if not row.task_type.is_text:
             image = TrainRequestImage.model_validate_json(row.request)
-            return JobTask(
-                **common,
+            return job_task(
                 model=image.model,
                 data=image.dataset_zip,
                 file_format=FileFormat.S3,
                 image_type=image.model_type,
             )
         text = TrainRequestText.model_validate_json(row.request)
-        return JobTask(
-            **common,
+        return job_task(
             model=text.model,
             data=text.dataset,
             file_format=text.file_format,

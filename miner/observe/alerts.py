@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from core.domain.job_states import EndReason
 from miner.observe.metrics import Metrics
@@ -135,9 +135,9 @@ class AlertSubject(NamedTuple):
         return f"{self.label}: {text}" if self.label else text
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """The fields by which events of this subject are found."""
-        fields: dict[str, Any] = {"subject": str(self)}
+        fields: dict[str, object] = {"subject": str(self)}
         if self.kind is SubjectKind.JOB:
             fields["job_id"] = int(self.name)
         elif self.kind is SubjectKind.GPU:

@@ -97,7 +97,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, object] = {
             "ts": _time(record),
             "level": record.levelname,
             "logger": record.name,
@@ -191,7 +191,7 @@ def _exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     return _redact("\n".join(parts))
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
+def _fields(record: logging.LogRecord) -> dict[str, object]:
     own = {name: value for name, value in vars(record).items() if name not in _STANDARD}
     return {name: _json_value(value) for name, value in {**_context.get(), **own}.items()}
 

@@ -97,7 +97,7 @@ class EventRow:
         parts = [about, self.data.get("reason"), self.data.get("detail"), *others]
         return ": ".join(part for part in parts if part)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         more = {key: value for key, value in self.data.items() if key not in ("alert", "text")}
         return {
             "id": self.id,

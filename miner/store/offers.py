@@ -285,7 +285,7 @@ def _reservation_from(row: sqlite3.Row) -> ReservationRow:
 # Decisions as columns
 
 
-def decision_columns(decision: Decision) -> dict[str, Any]:
+def decision_columns(decision: Decision) -> dict[str, object]:
     """The columns of `decisions` that hold a decision; those that hold JSON have what has no column."""
     details = {
         "profile": decision.profile,
@@ -308,7 +308,7 @@ def decision_columns(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _json(value: dict[str, Any] | list[Any]) -> str:
+def _json(value: dict[str, object] | list[Any]) -> str:
     """A third of the time that `json` takes, for every new offer."""
     try:
         return to_json(value).decode()
@@ -339,7 +339,7 @@ def decision_from(row: ColumnValues) -> Decision:
     )
 
 
-def read_part(part: type[T], stored: dict[str, Any]) -> T:
+def read_part(part: type[T], stored: dict[str, object]) -> T:
     """Read a part of a decision by field names; names that this version does not know are left out."""
     fields: tuple[str, ...] = part.__match_args__  # type: ignore[attr-defined]
     try:

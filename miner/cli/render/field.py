@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -130,7 +129,7 @@ def _span(span: tuple[float, float, float]) -> str:
 
 def field_data(
     tasks: Sequence[FieldTask], found: Sequence[FamilyLaws], ranks: int, own: OwnResults | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The same for programs."""
     rows = []
     for task in tasks:
@@ -157,5 +156,5 @@ def field_data(
     return {"tasks": rows, "laws": [asdict(one) for one in found], "own_results": results}
 
 
-def _recipe_data(recipe: FieldRecipe) -> dict[str, Any]:
+def _recipe_data(recipe: FieldRecipe) -> dict[str, object]:
     return {"recipe": {**asdict(recipe), "rate_sum": recipe.rate_sum}}

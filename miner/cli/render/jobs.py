@@ -329,7 +329,7 @@ class JobDisplay:
             self._job = None  # the final page of the job follows
             self.live.stop()
 
-    def take(self, kind: str, data: dict[str, Any]) -> None:
+    def take(self, kind: str, data: dict[str, object]) -> None:
         if self._as_json:
             echo_json({"event": kind, **data}, line=True)
             sys.stdout.flush()

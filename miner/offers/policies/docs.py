@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -80,7 +79,7 @@ _PARTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
 )
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> dict[str, object]:
     return schema_docs.editor_schema(Policy)
 
 

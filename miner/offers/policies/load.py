@@ -143,7 +143,7 @@ def policy_files(directories: Sequence[Path] = ()) -> dict[str, Path]:
     return POLICY_KIND.files(directories)
 
 
-def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(assignments: Sequence[str]) -> dict[str, object]:
     """`hours.InstructTextTask=12` → `{"rules.hours.instruct": 12}`; the value is YAML."""
     overrides = {}
     for text in assignments:
@@ -173,14 +173,15 @@ def _nearest(word: str) -> str:
     return f"no such key; nearest is {keys[nearest_name(word, keys, cutoff=0.0) or word]}"
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+def _nested(flat: Mapping[str, Any]) -> dict[str, object]:
+    nested: dict[str, object] = {}
     for path, value in flat.items():
         *parts, last = path.split(".")
         table = nested
         for part in parts:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
+            inner = table.setdefault(part, {})
+            if not isinstance(inner, dict):
                 raise ConfigError("set", [Problem("set", path, f"{part} is given a value as a whole, too")])
+            table = inner
         table[last] = value
     return nested

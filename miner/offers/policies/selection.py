@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from core.domain.hardware import Hardware
 from core.profile.resolve import LoadedProfile, load_profile
@@ -88,9 +88,9 @@ def _setting_text(settings: Settings, name: str) -> str:
     return f"{name.upper()}={getattr(settings, name)}{where}"
 
 
-def settings_overrides(settings: Settings) -> dict[str, Any]:
+def settings_overrides(settings: Settings) -> dict[str, object]:
     """Return what TASK_TYPES, MAX_HOURS and MAX_JOBS change in any policy."""
-    overrides: dict[str, Any] = {}
+    overrides: dict[str, object] = {}
     if settings.task_types:
         overrides["rules.tasks"] = [kind.word for kind in settings.task_types]
     if settings.max_hours is not None:

@@ -121,7 +121,7 @@ def _other_entry_points(tree: Path, tasks: list[TournamentTask]) -> list[str]:
 
 def parse_all(
     tree: Path, tasks: Sequence[TournamentTask], sandbox: Sandbox | None
-) -> tuple[dict[str, Any], str]:
+) -> tuple[dict[str, Mapping[str, Any]], str]:
     """Return what the entry points make of each task, and the end of their complaints."""
     orders = "".join(
         json.dumps(

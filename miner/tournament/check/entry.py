@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -56,7 +55,7 @@ class RuleFinding:
     #: What the operator does next: to mend a failure, or to find out what cannot be known here.
     to_do: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {
             "number": self.number,
             "rule": self.rule,

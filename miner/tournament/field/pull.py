@@ -115,7 +115,7 @@ def _pull_task(
             _write(own / DONE, {"repo": entry.repo, "at": client.clock()})
 
 
-def _reduced(task: TournamentTaskResult) -> dict[str, Any]:
+def _reduced(task: TournamentTaskResult) -> dict[str, object]:
     """In the API's own words, without addresses of data."""
     return {
         "task_id": task.task_id,
@@ -128,7 +128,7 @@ def _reduced(task: TournamentTaskResult) -> dict[str, Any]:
     }
 
 
-def _reduced_entry(entry: Entry) -> dict[str, Any]:
+def _reduced_entry(entry: Entry) -> dict[str, object]:
     return {
         "hotkey": entry.hotkey,
         "repo": entry.repo,
@@ -182,7 +182,7 @@ def _address(hub: str, repo: str, name: str) -> str:
     return f"{hub}/{repo}/resolve/main/{quote(name)}"
 
 
-def _header(client: PoliteClient, url: str) -> dict[str, Any]:
+def _header(client: PoliteClient, url: str) -> dict[str, object]:
     first = client.get_part(url, 0, 8)
     if len(first.body) < 8 or first.whole is None:
         raise BadHeader("is not a safetensors file: it has fewer than eight bytes, or does not say how many")

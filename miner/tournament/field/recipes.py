@@ -174,7 +174,7 @@ def _headers(folder: Path) -> Iterator[FieldRecipe]:
             yield FieldRecipe(notes=(f"{file.name} {error}",))
 
 
-def header_summary(header: SafetensorsHeader) -> dict[str, Any]:
+def header_summary(header: SafetensorsHeader) -> dict[str, object]:
     """Reduce a header to counts of types and ranks, some names, and known keys of its metadata."""
     tensors = header.tensors.values()
     down = [tensor for tensor in tensors if _is_down(tensor.name)]

@@ -95,11 +95,11 @@ class ContainerOptions:
     network: str
     deviations: tuple[str, ...] = ()
 
-    def host_config(self, api: Any) -> dict[str, Any]:
+    def host_config(self, api: Any) -> dict[str, object]:
         from docker.types import DeviceRequest, Mount
 
         gpus = [DeviceRequest(device_ids=list(self.gpus), capabilities=[["gpu"]])] if self.gpus else None
-        found: dict[str, Any] = api.create_host_config(
+        found: dict[str, object] = api.create_host_config(
             mounts=[
                 Mount(CHECKPOINTS, str(self.checkpoints), type="bind"),
                 Mount(CACHE, str(self.cache), type="bind", read_only=True),

@@ -14,7 +14,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from core.data.archives import BadArchive
 from core.data.pictures import inspect_picture_zip
@@ -40,7 +39,7 @@ WORDS = (  # noqa: SIM905 - as a list it fills a page
 ).split()
 
 
-def stand_in_rows(task: TournamentTask, count: int, seed: int) -> list[dict[str, Any]]:
+def stand_in_rows(task: TournamentTask, count: int, seed: int) -> list[dict[str, object]]:
     """Rows with the fields of the task's dataset type."""
     if task.task_type == "EnvTask":
         return [{"prompt": "Interact with this environment."} for _ in range(DUMMY_RECORDS)]
@@ -56,13 +55,13 @@ def _answer(words: list[str]) -> str:
     return "backwards it reads " + " ".join(reversed(words))
 
 
-def _instruct(chance: random.Random) -> dict[str, Any]:
+def _instruct(chance: random.Random) -> dict[str, object]:
     words = _words(chance)
     instruction = "write it backwards: " + " ".join(words)
     return {"instruct": instruction, "input": "", "output": _answer(words)}
 
 
-def _chat(chance: random.Random) -> dict[str, Any]:
+def _chat(chance: random.Random) -> dict[str, object]:
     turns = []
     for _ in range(chance.randint(1, 3)):
         words = _words(chance)
@@ -70,16 +69,16 @@ def _chat(chance: random.Random) -> dict[str, Any]:
     return {"conversations": turns}
 
 
-def _pair(chance: random.Random) -> dict[str, Any]:
+def _pair(chance: random.Random) -> dict[str, object]:
     words = _words(chance)
     return {"prompt": " ".join(words), "chosen": _answer(words), "rejected": " ".join(_words(chance))}
 
 
-def _prompt(chance: random.Random) -> dict[str, Any]:
+def _prompt(chance: random.Random) -> dict[str, object]:
     return {"prompt": " ".join(_words(chance))}
 
 
-_ROWS: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
+_ROWS: Mapping[str, Callable[[random.Random], dict[str, object]]] = {
     "InstructTextTask": _instruct,
     "ChatTask": _chat,
     "DpoTask": _pair,

@@ -104,7 +104,7 @@ class Leftover:
             return self.state is not RehearsalState.RUNNING
         return self.state is RehearsalState.KILLED
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {
             "kind": self.kind,
             "name": self.name,

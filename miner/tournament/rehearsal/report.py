@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from core.domain.units import show_bytes, show_seconds
 from miner.tournament.rehearsal.build import Build
@@ -108,7 +107,7 @@ class TaskRehearsal:
     upload_bytes: int = 0
     rewritten: list[str] = field(default_factory=list)
     #: What `scoring` found; None if there was nothing to score.
-    score: dict[str, Any] | None = None
+    score: dict[str, object] | None = None
     score_text: str = ""
     kill: KilledTraining | None = None
     log_lines: int = 0
@@ -127,7 +126,7 @@ class TaskRehearsal:
     def passed(self) -> bool:
         return self.complete and not self.problems
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {
             "task": self.name,
             "complete": self.complete,
@@ -183,7 +182,7 @@ class Rehearsal:
     def passed(self) -> bool:
         return self.complete and all(task.passed for task in self.tasks)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {
             "complete": self.complete,
             "passed": self.passed,
@@ -198,7 +197,7 @@ class Rehearsal:
         }
 
 
-def _build_as_dict(build: Build) -> dict[str, Any]:
+def _build_as_dict(build: Build) -> dict[str, object]:
     return {
         "dockerfile": build.dockerfile,
         "problem": build.problem,

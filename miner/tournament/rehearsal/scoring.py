@@ -98,7 +98,7 @@ class FolderScore:
             lines.append(f"against the other folder: {'would win' if self.wins else 'would not win'}")
         return "\n".join([*lines, *self.notes])
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "beats_base": self.beats_base, "p_win": self.p_win}
 
 

@@ -98,18 +98,18 @@ def make_model(kind: str, rows: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def statistics(kind: str, rows_file: Path, model: Path) -> dict[str, Any]:
+def statistics(kind: str, rows_file: Path, model: Path) -> dict[str, object]:
     """Return the statistics that need no forward pass; validators' `training` and `throughput` are left
     out."""
     transformers = importlib.import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(model), local_files_only=True)
-    found: dict[str, Any] = {"task_type": kind, "weights": {"by_group": weight_groups(model)}}
+    found: dict[str, object] = {"task_type": kind, "weights": {"by_group": weight_groups(model)}}
     if kind != "env":
         found["dataset"] = dataset_block(kind, json.loads(rows_file.read_bytes()), tokenizer)
     return found
 
 
-def dataset_block(kind: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, Any]:
+def dataset_block(kind: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, object]:
     sample = rows[:: max(1, math.ceil(len(rows) / SAMPLED_ROWS))]
     used: set[int] = set()
 
@@ -125,7 +125,7 @@ def dataset_block(kind: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any) 
     scale = len(rows) / max(len(sample), 1)
     whole = lengths(*[dict(row) for row in sample])
     vocabulary = len(tokenizer)
-    block: dict[str, Any] = {
+    block: dict[str, object] = {
         "total_tokens": round(sum(whole) * scale),
         "num_records": len(rows),
         "seq_length_distribution": distribution(whole),
