@@ -421,10 +421,9 @@ def _cancelled_at_exit(commands: SlurmCommands, key: str) -> Iterator[None]:
                 return
 
     atexit.register(cancel)
-    try:
-        yield
-    finally:
-        atexit.unregister(cancel)
+    yield
+    # Not after an error: an exit first ends the executors of threads, at which the trial in its thread fails.
+    atexit.unregister(cancel)
 
 
 def explained(trial: Finding) -> Finding:

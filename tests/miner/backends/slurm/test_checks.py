@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from miner.backends.slurm import checks
 from miner.backends.slurm.checks import Cluster, explained, way_to_the_controller
+from miner.backends.slurm.commands import SlurmCommands
 from miner.settings import Settings, load_settings
 from miner.support.findings import Finding, FindingStatus
 from tests.doubles.each import each
@@ -203,6 +207,27 @@ def test_what_sbatch_refuses_has_a_way_out(message: str, way: str) -> None:
 def test_other_trials_are_left_as_they_are() -> None:
     for trial in (failed("no torch"), Finding(OK, "trial run", "axolotl can train")):
         assert explained(trial) == trial
+
+
+def test_a_trial_that_an_exit_breaks_off_is_still_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr(checks, "atexit", SimpleNamespace(register=at_exit.append, unregister=at_exit.remove))
+    cancelled: list[str] = []
+
+    def answer(program: str, *arguments: str) -> str:
+        if program == "scancel":
+            cancelled.extend(arguments)
+        return "god-miner-1-other\ngod-miner-1-key\n"
+
+    commands = SlurmCommands()
+    monkeypatch.setattr(SlurmCommands, "run_blocking", lambda _, *words: answer(*words))
+    with checks._cancelled_at_exit(commands, "key"):
+        pass
+    assert at_exit == []
+    with pytest.raises(RuntimeError), checks._cancelled_at_exit(commands, "key"):
+        raise RuntimeError("cannot schedule new futures after shutdown")
+    at_exit.pop()()
+    assert cancelled == ["--name=god-miner-1-key"]
 
 
 def test_commands_that_are_not_there_are_named(tmp_path: Path) -> None:
