@@ -18,9 +18,9 @@ from miner.api.alerts import Severity
 _INTRO = """\
 # Alerts
 
-Rules look at what is measured, every five seconds; what comes from the database once a minute. The
-program also raises alerts itself: a GPU that is out, a hub that refuses. Both are listed together, are
-events, count in `god_miner_alerts_total`, and are passed on as notifications.
+Rules check measurements every five seconds, and what comes from the database once a minute. The program
+also raises alerts itself: a GPU that is out, a hub that refuses. Both are listed together, are events,
+count in `god_miner_alerts_total`, and are sent as [notifications](notifications.md).
 
 ```sh
 god-miner alerts list                 # open alerts, and every rule with what it measures now
@@ -29,9 +29,6 @@ god-miner alerts check                # mistakes in your alerts.yaml, with their
 god-miner alerts test gpu-hot 91      # what a rule would do at this value
 god-miner alerts silence 'gpu-*' --subject gpu:GPU-1a2b --for 8h --reason "fan is on its way"
 ```
-
-The operator's port has the same: `GET /alerts?open=1`, `POST /alerts/silences`, `DELETE
-/alerts/silences/{silence}`.
 
 ## Your own rules
 
@@ -53,10 +50,10 @@ kinds:
   job_failed: {notify: false}   # alerts of the program
 ```
 
-A rule is pending from the moment when its condition is met, and fires when that has lasted for `for`. It
-is resolved on the other side of `clear`, when nothing trains there any more, or when the job is over.
-**No value is not a good value**: a rule that gets none stays as it is, and the list says "no data". After
-a restart open alerts go on; none is notified twice. Silenced alerts are still listed.
+A rule is pending once its condition is met, and fires when that has lasted for `for`. It is resolved on the
+other side of `clear`, when nothing trains there any more, or when the job is over. **No value is not a
+good value**: a rule without data stays as it is, and the list says "no data". After a restart open alerts
+go on, without a second notification. Silenced alerts are still listed.
 
 Alerts of the program are resolved when what they report is over: a GPU is back, the hotkey can be opened, a
 policy, a profile, `alerts.yaml` or FLEET_FILE is in force again. Others close six hours after their last
@@ -64,23 +61,21 @@ occurrence.
 
 Two rules see only this miner's own traffic:
 
-- `clock-off` compares this clock with the times that validators sign, also in requests that are refused for
-  their time: the median over validators of the last hour, each by its last three requests. With fewer
-  than two validators there is no value, since one may be wrong itself; `god-miner doctor` asks the chain.
-- `hub-unreachable` counts the downloads and uploads of jobs. A miner that trains nothing asks the hub for
-  nothing, and does not notice that it is out of reach; `god-miner doctor` asks it.
+- `clock-off` compares this clock with the times that validators sign: the median over validators of the last
+  hour. With fewer than two validators there is no value; `god-miner doctor` asks the chain.
+- `hub-unreachable` counts the downloads and uploads of jobs. A miner that trains nothing does not notice that
+  the hub is out of reach; `god-miner doctor` asks it.
 
 ## What rules do
 
-- `batch: -10%`: fewer sequences in one pass, at least one less. They are accumulated more often, so the
-  effective batch, the optimizer's state and the loss curve stay.
+- `batch: -10%`: fewer sequences in one pass, at least one less. The effective batch stays.
 - `batch: +20%`: more sequences in one pass, where the plan's memory model allows it, the memory measured
   stays below 85 %, and no pass was made smaller in this attempt.
 - `duty: -3%`: the trainer pauses between steps, so that the GPU computes 97 % of the time; never below
   70 %. Once the alert is resolved, the pauses get shorter step by step.
 
-An action is asked of the running training through its control file, and happens at a step boundary. The
-training answers what is in force from then on, or why it cannot change:
+The running training [changes at a step boundary](training.md#changes-while-a-run-goes-on), if its recipe
+allows:
 
 | recipe | smaller passes | larger passes | pauses |
 |---|---|---|---|
@@ -96,17 +91,11 @@ attempt is never planned with larger passes, since it follows a failure.
 
 After `settle` the action is judged: it is **undone** if the loss rose, if tokens per second fell by more than
 `worse` without the rule's number getting better (or by three times that anyway), or if larger passes were
-not faster. A rule whose action was undone, refused or not answered, or whose smaller passes left the memory
-as it was, does nothing more in that attempt. There is one action at a time, and at most `times` of a rule
-for an attempt.
+not faster. A rule whose action was undone, refused or not answered, or whose smaller passes saved no memory,
+does nothing more in that attempt. There is one action at a time, and at most `times` of a rule per attempt.
 
 `god-miner jobs show N` lists what was done to a job; with `--json` each has its numbers before and after,
 as in `god-miner events --kind rule_action` and `GET /jobs/{job}/series`.
-
-The limits of the shipped rules are the goals of the strategy that this miner was built for: failures
-below 5 %, utilisation above 50 % (85-95 % is its aim), memory at 80-90 % (`below` of `gpu-memory-low`,
-`above` of `gpu-memory`), below 85 °C, efficiency above 80 % with a target of 95 % (`below` and `clear` of
-`slow-training`), trainings below 8 hours, no fall by more than 10 places.
 """
 
 _PARTS = (
