@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from core.domain.tasks import TaskType
 from miner.api.fleet import FleetStatus
 from miner.daemon_client import get
@@ -53,12 +51,11 @@ async def all_at_once(port: int, requests: list[Sent]) -> list[bool]:
     return [answer.json["accepted"] for answer in answers if answer is not None]
 
 
-@pytest.mark.kept("4xH100-4")
-@pytest.mark.parametrize(("gpus", "fit"), [("1xH100", 1), ("4xH100", 4)])
 async def test_exactly_as_many_are_accepted_as_fit(
-    validator: Validator, running: Callable[..., ChildProcess], tmp_path: Path, gpus: str, fit: int
+    validator: Validator, running: Callable[..., ChildProcess], tmp_path: Path
 ) -> None:
-    running(**settings(tmp_path, gpus))
+    fit = 4
+    running(**settings(tmp_path, f"{fit}xH100"))
     offers = [validator.offer(one_gpu_task(validator)) for _ in range(OFFERS)]
     accepted = await all_at_once(validator.stack.public_port, offers)
     assert sum(accepted) == fit

@@ -25,7 +25,8 @@ from miner.dev.stack import (
     prepare_stack,
 )
 from miner.server import DaemonExitCode
-from miner.store.database import FILE_NAME, LOCK_NAME
+from miner.store.database import FILE_NAME, LOCK_NAME, prepare_store
+from tests.doubles.each import each
 from tests.integration import raw
 from tests.integration.conftest import Ended, assert_ended, spawn
 from tests.integration.traffic import assert_whole, store
@@ -93,15 +94,18 @@ def test_a_port_in_use_is_named_with_its_setting(setting: str, stack: DevStack, 
     assert_ended(done, DaemonExitCode.PORT_IN_USE, why, f"set {setting}")
 
 
-@pytest.mark.kept("OPERATOR_HOST-no-such-host.invalid")
-@pytest.mark.parametrize(
-    ("setting", "host"), [("PUBLIC_HOST", "203.0.113.7"), ("OPERATOR_HOST", "no-such-host.invalid")]
+@each(
+    ("settings", "code", "texts"),
+    [
+        ({"OPERATOR_HOST": "no-such-host.invalid"}, DaemonExitCode.PORT_IN_USE, ("no-such-host.invalid:",)),
+        ({"WALLET_NAME": "mistyped"}, DaemonExitCode.CONFIG, ("mistyped/hotkeys/default", "there is no")),
+    ],
 )
-def test_an_address_of_another_machine_is_named_with_its_setting(
-    setting: str, host: str, ended: Ending
+def test_a_setting_that_names_what_is_not_there_is_shown_with_the_way_out(
+    settings: dict[str, str], code: int, texts: tuple[str, ...], ended: Ending
 ) -> None:
-    done = ended(**{setting: host, "OPERATOR_TOKEN": "a-token-of-sixteen-letters"})
-    assert_ended(done, DaemonExitCode.PORT_IN_USE, f"{host}:", setting)
+    done = ended(OPERATOR_TOKEN="a-token-of-sixteen-letters", **settings)
+    assert_ended(done, code, *texts, *settings)
 
 
 def test_a_second_daemon_on_the_same_folder_is_refused_and_the_first_goes_on(
@@ -153,48 +157,35 @@ def test_wrong_settings_are_reported_all_at_once(ended: Ending) -> None:
     assert "5 problems" in done.stderr
 
 
-def test_a_missing_wallet_is_shown_with_the_way_out(stack: DevStack, ended: Ending) -> None:
-    done = ended(WALLET_NAME="mistyped")
-    why = f"there is no hotkey at {stack.keys.wallet_path / 'mistyped/hotkeys/default'}"
-    assert_ended(done, DaemonExitCode.CONFIG, why, "WALLET_NAME")
-
-
-def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(
-    stack: DevStack, running: Running, ended: Ending
-) -> None:
-    running().stop()
-    path = stack.data_dir / FILE_NAME
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 9999")
-        connection.commit()
-    before = path.read_bytes()
-    assert_ended(ended(), DaemonExitCode.CONFIG, "schema 9999", "run the newer god-miner")
-    assert path.read_bytes() == before
-
-
-def store_of_an_unreleased_version() -> bytes:
+def store_of(statement: str) -> bytes:
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        connection.execute(statement)
         return connection.serialize()
 
 
-@pytest.mark.kept("no database")
+@pytest.mark.kept("no database", "newer version")
 @pytest.mark.parametrize(
-    "content",
+    ("content", "why"),
     [
-        b"not a database at all\n" * 500,
-        b"SQLite format 3\0" + b"\1" * 5000,
-        store_of_an_unreleased_version(),
+        (b"not a database at all\n" * 500, ""),
+        (b"SQLite format 3\0" + b"\1" * 5000, ""),
+        (store_of("CREATE TABLE alembic_version (version_num TEXT)"), ""),
+        (None, "run the newer god-miner"),
     ],
-    ids=["no database", "damaged", "unreleased version"],
+    ids=["no database", "damaged", "unreleased version", "newer version"],
 )
-def test_a_file_that_cannot_be_used_is_refused_and_left_as_it_is(
-    content: bytes, stack: DevStack, ended: Ending
+def test_a_store_that_cannot_be_used_is_refused_and_left_as_it_is(
+    content: bytes | None, why: str, stack: DevStack, ended: Ending
 ) -> None:
     stack.data_dir.mkdir()
     path = stack.data_dir / FILE_NAME
+    if content is None:
+        prepare_store(stack.data_dir)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA user_version = 9999")
+        content = path.read_bytes()
     path.write_bytes(content)
-    assert_ended(ended(), DaemonExitCode.CONFIG, str(path))
+    assert_ended(ended(), DaemonExitCode.CONFIG, str(path), why)
     assert path.read_bytes() == content
 
 
@@ -253,23 +244,7 @@ def test_a_signal_during_the_start_ends_it_and_the_next_start_works(
             assert_whole(connection)
 
 
-def test_a_hotkey_that_can_not_be_opened_is_reported_at_the_start(stack: DevStack, running: Running) -> None:
-    keys = stack.keys
-    path = hotkey_file(keys.wallet_path, MINER_WALLET, HOTKEY_NAME)
-    path.write_bytes(b"$NACL" + b"x" * 100)
-    public = json.dumps({"ss58Address": keys.miner.ss58_address})
-    path.with_name(f"{path.name}pub.txt").write_text(public)
-    running()
-    ends = time.monotonic() + 60
-    while "hotkey_locked" not in (text := stack.log_file.read_text()):
-        assert time.monotonic() < ends, text
-        time.sleep(0.05)
-    assert "WALLET_PASSWORD" in text
-
-
-def test_the_alert_of_a_locked_hotkey_ends_when_the_password_is_right(
-    stack: DevStack, running: Running
-) -> None:
+def test_a_locked_hotkey_is_reported_until_the_password_is_right(stack: DevStack, running: Running) -> None:
     keys = stack.keys
     path = hotkey_file(keys.wallet_path, MINER_WALLET, HOTKEY_NAME)
     path.write_bytes(bytes(encrypt_keyfile_data(path.read_bytes(), "the right one")))
@@ -286,6 +261,7 @@ def test_the_alert_of_a_locked_hotkey_ends_when_the_password_is_right(
         child = running(**settings)
         until_open_alerts_are(wanted)
         child.stop()
+    assert "WALLET_PASSWORD" in stack.log_file.read_text()
 
 
 def open_alerts(stack: DevStack) -> list[str]:

@@ -29,10 +29,7 @@ from miner.store.events import list_events
 from miner.store.jobs import record_start
 from miner.store.store import Store
 from tests.core.builders import plan
-from tests.miner.store.conftest import store as opened_store
 from tests.miner.store.rows import start_request
-
-store = opened_store
 
 QUICK = "settle: 30s"
 RULES = f"""

@@ -32,9 +32,6 @@ from miner.store.alerts import AlertRow
 from miner.store.events import list_events
 from miner.store.store import Store
 from tests.miner.history import NOW, add_job
-from tests.miner.store.conftest import store as opened_store
-
-store = opened_store
 
 G0 = gpu_subject("g0")
 RULES = """

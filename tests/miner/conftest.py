@@ -1,3 +1,5 @@
+"""A store for the tests of everything that reads or writes one."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,0 @@
-from tests.miner.store.conftest import store
-
-__all__ = ["store"]
