@@ -58,7 +58,7 @@ test-all: $(VENV)/.dev ## every test but the campaigns
 campaign: $(VENV)/.dev ## faults at random instants; repeat one with GOD_MINER_SEED
 	$(TESTS) campaign $(WITH)
 
-lint: $(VENV)/.dev ## ruff check and format
+lint: $(VENV)/.dev english ## ruff check and format, and the house's English
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
