@@ -165,9 +165,7 @@ class SimulatedDay:
         assert decision.plan is not None
 
         def reserve() -> bool:
-            return self.fleet.reserve(
-                key, placement, until=placement.ends_at, priority=decision.priority, lane=decision.lane
-            )
+            return self.fleet.reserve(key, placement, priority=decision.priority, lane=decision.lane)
 
         assert result.reserves.add(reserve) if measured else reserve()
         if measured:

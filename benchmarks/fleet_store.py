@@ -74,17 +74,8 @@ class StoreWriter:
     def _offer(self, historical: HistoricalOffer, decision: Decision, is_job: bool) -> None:
         offer, now = historical.offer, historical.at
         reservation = self._reservation(offer.task_id, decision, ReservationKind.OFFER) if is_job else None
-        offers.record_offer(
-            self._db,
-            _VALIDATOR,
-            offer,
-            offer.model_dump_json().encode(),
-            decision,
-            reservation,
-            now=now,
-            acceptance_holds=False,
-            refusal_stands_for=600.0,
-        )
+        received = offers.ReceivedOffer(_VALIDATOR, offer, offer.model_dump_json().encode(), now)
+        offers.record_offer(self._db, received, decision, reservation, offers.StandingRule(False, 600.0))
         self.offers += 1
 
     def _reservation(self, task_id: str, decision: Decision, kind: ReservationKind) -> ReservationRow:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -142,20 +142,18 @@ class ConfigKind(Generic[T]):
         noun: str,
         directory: str,
         model: type[T],
-        synonyms: Mapping[str, str],
-        parts: Sequence[KeyPath],
+        keys: SchemaKeys,
         *,
-        removed: Collection[str] = (),
         null_unsets: bool = False,
         may_be_empty: bool = False,
     ) -> None:
-        """`directory`: where under `configs/` the shipped ones lie. `removed`: keys of earlier versions.
+        """`directory`: where under `configs/` the shipped ones lie.
         `null_unsets`: `null` may stand for any value, and whoever merges the layers takes the key out;
         otherwise it is a value like others, and wrong where the schema has none."""
         self.noun = noun
         self.directory = directory
         self.model = model
-        self.keys = SchemaKeys(model, synonyms, parts, removed)
+        self.keys = keys
         self.null_unsets = null_unsets
         self.may_be_empty = may_be_empty
 

@@ -141,9 +141,7 @@ def _search(
     stated_params: int | None,
 ) -> tuple[Requirements, SearchResult]:
     gpus = conditions.hardware.gpus
-    needs = requirements_for(
-        task, model, data, profile, gpus.kind, gpus.per_node, conditions.vllm, conditions.era
-    )
+    needs = requirements_for(task, model, data, profile, conditions)
     refused = task_refusal(task, model, data, conditions.hardware, profile.limits, stated_params)
     if refused is not None:
         return needs, refused_as_required(needs, conditions, *refused)

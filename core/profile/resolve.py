@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from core.config.files import ConfigKind, ConfigLayer, LayeredValues, LoadedConfig
+from core.config.problems import SchemaKeys
 from core.config.yaml_lines import KeyPath, ValueOrigin, dotted_path
 from core.data.facts import TYPICAL_PICTURES
 from core.domain.choices import Engine
@@ -54,9 +55,12 @@ PROFILE_KIND = ConfigKind(
     "profile",
     "profiles",
     Profile,
-    PROFILE_SYNONYMS,
-    [(), ("targets",), ("limits",), ("container",), ("slurm",)],
-    removed=REMOVED_FIELDS,
+    SchemaKeys(
+        Profile,
+        PROFILE_SYNONYMS,
+        [(), ("targets",), ("limits",), ("container",), ("slurm",)],
+        removed=REMOVED_FIELDS,
+    ),
 )
 
 

@@ -24,6 +24,7 @@ from core.config.files import (
     read_text,
 )
 from core.config.live import LastGoodLayers, LiveConfig
+from core.config.problems import SchemaKeys
 from core.config.yaml_lines import KeyPath, LocatedYaml, dotted_path
 from core.domain.errors import ConfigError, Problem, nearest_name
 from core.domain.records import Record
@@ -204,18 +205,21 @@ ALERTS_KIND = ConfigKind(
     "set of alert rules",
     "",
     AlertFile,
-    {
-        "threshold": "above",
-        "greater_than": "above",
-        "less_than": "below",
-        "window": "over",
-        "duration": "for",
-        "hysteresis": "clear",
-        "action": "act",
-        "level": "severity",
-        "disabled": "off",
-    },
-    [(), ("rules", "*"), ("rules", "*", "when"), ("rules", "*", "act")],
+    SchemaKeys(
+        AlertFile,
+        {
+            "threshold": "above",
+            "greater_than": "above",
+            "less_than": "below",
+            "window": "over",
+            "duration": "for",
+            "hysteresis": "clear",
+            "action": "act",
+            "level": "severity",
+            "disabled": "off",
+        },
+        [(), ("rules", "*"), ("rules", "*", "when"), ("rules", "*", "act")],
+    ),
     null_unsets=True,
     may_be_empty=True,
 )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -93,8 +93,15 @@ def is_of_source(graph: Metagraph, source: ChainSource) -> bool:
     return graph.source == source.name
 
 
-#: Interval for reading hotkeys and stakes, and the age at which they count as stale, with an alert.
-REFRESH_SECONDS, STALE_SECONDS = 300.0, 3600.0
+class RefreshTimes(NamedTuple):
+    """Interval for reading hotkeys and stakes, and the age at which they count as stale, with an alert."""
+
+    every_s: float = 300.0
+    stale_s: float = 3600.0
+
+
+REFRESH_TIMES = RefreshTimes()
+
 #: The first wait after a failed refresh; doubles up to the ordinary interval.
 RETRY_SECONDS = 5.0
 
@@ -112,8 +119,7 @@ class MetagraphRefresher:
         source: ChainSource,
         *,
         cache_path: Path | None,
-        refresh_seconds: float = REFRESH_SECONDS,
-        stale_seconds: float = STALE_SECONDS,
+        times: RefreshTimes = REFRESH_TIMES,
         on_alert: SendAlert = lambda *_: None,
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -121,8 +127,7 @@ class MetagraphRefresher:
         self.source = source
         self.current: Metagraph | None = None
         self._cache_path = cache_path
-        self._refresh_seconds = refresh_seconds
-        self._stale_seconds = stale_seconds
+        self._times = times
         self._on_alert = on_alert
         #: Called with every metagraph that is read.
         self.on_refresh: Callable[[Metagraph], None] = lambda _graph: None
@@ -192,7 +197,7 @@ class MetagraphRefresher:
             await self._pause(self._wait_seconds())
 
     def _wait_seconds(self) -> float:
-        usual = min(self._refresh_seconds, self.source.poll_seconds or self._refresh_seconds)
+        usual = min(self._times.every_s, self.source.poll_seconds or self._times.every_s)
         if self._failures == 0:
             return usual
         return float(min(usual, RETRY_SECONDS * 2 ** min(self._failures - 1, 16)))
@@ -234,12 +239,12 @@ class MetagraphRefresher:
     def _is_stale(self) -> bool:
         """Without a metagraph, its age counts from the start of the daemon."""
         age = self.age()
-        return (self._clock() - self._started_at if age is None else age) > self._stale_seconds
+        return (self._clock() - self._started_at if age is None else age) > self._times.stale_s
 
     def _stale_text(self, error: GodMinerError) -> str:
         age = self.age()
         state = "there is no metagraph at all" if age is None else f"the metagraph is {age:.0f} s old"
-        return f"{state}, older than {self._stale_seconds:g} s: {error}"
+        return f"{state}, older than {self._times.stale_s:g} s: {error}"
 
     def _alert_once(self, kind: AlertKind, text: str, *, key: str) -> None:
         if key not in self._alerted:

@@ -46,18 +46,11 @@ def events(
     start = 0.0 if since is None else parse_time(since, time.time())
     with open_store(store_dir) as connection:
         row = None if job is None else store_jobs.find_job(connection, job)
+    wanted = store_events.EventFilter(start, kinds or (), row, alerts)
 
     def look(after: int) -> list[EventRow]:
         with open_store(store_dir) as connection:
-            return store_events.list_events(
-                connection,
-                after=after,
-                since=start,
-                kinds=kinds or (),
-                job=row,
-                alerts=alerts,
-                limit=10_000 if after else limit,
-            )
+            return store_events.list_events(connection, wanted, after=after, limit=10_000 if after else limit)
 
     if as_json and not follow:
         echo_json([one.as_dict() for one in look(0)])

@@ -87,7 +87,6 @@ def pull(
     with open_public_api(settings, on_wait=_progress) as public:
         done = pull_field(
             public,
-            public.client,
             directory,
             wanted,
             tournament_id=tournament_id,

@@ -96,17 +96,14 @@ class Fleet:
         key: TaskKey,
         placement: Placement,
         *,
-        until: float,
         priority: float = 0.0,
         lane: NamedLane | None = None,
     ) -> bool:
-        """Keep a placement's GPUs for an offer until `until`; return False if they are not free. Synchronous,
-        so that a decision made on a snapshot of the same instant holds."""
+        """Keep a placement's GPUs for an offer; return False if they are not free. Synchronous, so that a
+        decision made on a snapshot of the same instant holds."""
         now = self.clock()
         others = self.inventory.nodes_like(placement.gpus)
-        return self.ledger.reserve(
-            key, placement, now=now, until=until, priority=priority, lane=lane, others=others
-        )
+        return self.ledger.reserve(key, placement, now=now, priority=priority, lane=lane, others=others)
 
     def renew(self, key: TaskKey, now: float) -> None:
         """Extend the reservation of an offer that came again: it counts from now on."""

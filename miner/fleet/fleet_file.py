@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from core.config.files import ConfigFileModel, ConfigKind, LoadedConfig
 from core.config.live import LiveConfig
+from core.config.problems import SchemaKeys
 from core.domain.errors import ConfigError
 from core.domain.hardware import PCIE_BANDWIDTH, GpuKind, GpuLink, UnknownGpu, parse_gpus
 from core.domain.records import Record
@@ -97,8 +98,7 @@ FLEET_FILE_KIND = ConfigKind(
     "fleet file",
     "fleet",
     FleetTerms,
-    {"cards": "gpus", "nvlink": "links", "memory_bytes": "memory"},
-    [(), ("host",)],
+    SchemaKeys(FleetTerms, {"cards": "gpus", "nvlink": "links", "memory_bytes": "memory"}, [(), ("host",)]),
     may_be_empty=True,
 )
 

@@ -83,20 +83,19 @@ class GpuLedger:
         placement: Placement,
         *,
         now: float,
-        until: float,
         priority: float = 0.0,
         lane: NamedLane | None = None,
         others: frozenset[str] | None = None,
     ) -> bool:
-        """Keep the placement's GPUs for an offer until `until`. False: one of them is taken or not usable. A
-        job keeps what it has, also when it is offered once more. `others`: the nodes to find it others in if
-        these fail; by default any."""
+        """Keep the placement's GPUs for an offer; return False if one of them is taken or not usable. A job
+        keeps what it has, also when it is offered once more. `others` are the nodes in which to find it other
+        GPUs if these fail, by default any."""
         known = self._claims.get(key)
         if known is not None and known.kind is ReservationKind.JOB:
             return True
         held_by_others = (held for held in self.reservations if held.key != key)
         calendar = GpuCalendar.from_reservations(held_by_others, now, self.gpus)
-        start = max(placement.starts_at, now)
+        start, until = max(placement.starts_at, now), placement.ends_at
         if not placement.gpus or not all(
             gpu in self._usable and calendar.is_free(gpu, start, until) for gpu in placement.gpus
         ):

@@ -33,8 +33,10 @@ from miner.offers.rules import NO_CAPACITY
 from miner.store.jobs import RecordedStart, StartRequest, fail_late_jobs, get_submission
 from miner.store.offers import (
     OpenReservation,
+    ReceivedOffer,
     RecordedOffer,
     ReservationRow,
+    StandingRule,
     lapse_reservations,
     open_reservations,
     record_offer,
@@ -142,7 +144,7 @@ class Reservations:
     def _hold(self, key: TaskKey, decision: Decision) -> bool:
         placement = decision.placement
         return placement is not None and self._fleet.reserve(
-            key, placement, until=placement.ends_at, priority=decision.priority, lane=decision.lane
+            key, placement, priority=decision.priority, lane=decision.lane
         )
 
 
@@ -210,14 +212,10 @@ class OfferService:
         try:
             recorded = await caller.ticket.write(
                 record_offer,
-                caller.hotkey,
-                offer,
-                raw,
+                ReceivedOffer(caller.hotkey, offer, raw, now),
                 decided.decision if decided else None,
                 reservations.row_of(key) if key in reservations.holds else None,
-                now=now,
-                acceptance_holds=was_reserved,
-                refusal_stands_for=self._refusal_seconds,
+                StandingRule(was_reserved, self._refusal_seconds),
                 decision_id=decided.decision_id if decided else None,
             )
         except BaseException:

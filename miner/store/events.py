@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from miner.observe.alerts import AlertSubject
 from miner.store.database import insert_row
@@ -110,27 +110,34 @@ class EventRow:
         }
 
 
+class EventFilter(NamedTuple):
+    """The events to list: all, unless it says less."""
+
+    since: float = 0.0
+    #: May contain `*`.
+    kinds: Sequence[str] = ()
+    job: JobRow | None = None
+    #: Only alerts.
+    alerts: bool = False
+
+
+ALL_EVENTS = EventFilter()
+
+
 def list_events(
-    connection: sqlite3.Connection,
-    *,
-    after: int = 0,
-    since: float = 0.0,
-    kinds: Sequence[str] = (),
-    job: JobRow | None = None,
-    alerts: bool = False,
-    limit: int = 1000,
+    connection: sqlite3.Connection, wanted: EventFilter = ALL_EVENTS, *, after: int = 0, limit: int = 1000
 ) -> list[EventRow]:
-    """Return the newest events, oldest first. Kinds may contain `*`."""
-    patterns = {f"kind{index}": kind for index, kind in enumerate(kinds)}
+    """Return the newest events whose number is above `after`, oldest first."""
+    patterns = {f"kind{index}": kind for index, kind in enumerate(wanted.kinds)}
     of_kinds = f" AND ({' OR '.join(f'kind GLOB :{name}' for name in patterns)})" if patterns else ""
     rows = connection.execute(
         f"{_EVENTS}{of_kinds} ORDER BY id DESC LIMIT :limit",
         {
             "after": after,
-            "since": since,
-            "job": job.id if job else None,
-            "task": job.task_id if job else None,
-            "alerts": alerts,
+            "since": wanted.since,
+            "job": wanted.job.id if wanted.job else None,
+            "task": wanted.job.task_id if wanted.job else None,
+            "alerts": wanted.alerts,
             "limit": limit,
             **patterns,
         },

@@ -80,6 +80,24 @@ class OpenReservation(NamedTuple):
     deadline_at: float | None
 
 
+class ReceivedOffer(NamedTuple):
+    """An offer as it came."""
+
+    validator: str
+    offer: MinerTaskOffer
+    raw: bytes
+    at: float
+
+
+class StandingRule(NamedTuple):
+    """The rule by which an earlier decision about an offer stands."""
+
+    #: Its GPUs are reserved, or its job is open.
+    acceptance_holds: bool
+    #: Seconds.
+    refusal_stands_for: float
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedOffer:
     """The decision that stands for an offer."""
@@ -96,23 +114,19 @@ class RecordedOffer:
 
 def record_offer(
     connection: sqlite3.Connection,
-    validator: str,
-    offer: MinerTaskOffer,
-    raw: bytes,
+    received: ReceivedOffer,
     decision: Decision | None,
     reservation: ReservationRow | None,
+    standing: StandingRule,
     *,
-    now: float,
-    acceptance_holds: bool,
-    refusal_stands_for: float,
     decision_id: int | None = None,
 ) -> RecordedOffer:
-    """Store an offer and its decision, unless an earlier decision stands: an acceptance as long as
-    `acceptance_holds` (its GPUs are reserved, or its job is open), a refusal for some seconds.
+    """Store an offer and its decision, unless an earlier decision stands.
 
     `decision` is None where an acceptance is known to hold. `reservation` is what the task holds from now on.
     `decision_id` is the row of a refusal that other offers have as well: it names no offer, they name it.
     """
+    validator, offer, raw, now = received
     cursor = connection.execute(
         _INSERT_OFFER,
         (
@@ -129,19 +143,19 @@ def record_offer(
             decision_id,
         ),
     )
-    standing = None
+    earlier = None
     if cursor.rowcount:
         if decision_id is not None and decision is not None:
             return RecordedOffer(decision, repeated=False, decision_id=decision_id)
         offer_id = cursor.lastrowid
     else:
-        standing = connection.execute(_SELECT_STANDING, (validator, offer.task_id)).fetchone()
-        offer_id = standing["known_id"]
+        earlier = connection.execute(_SELECT_STANDING, (validator, offer.task_id)).fetchone()
+        offer_id = earlier["known_id"]
         connection.execute(_SEEN_AGAIN, (now, offer_id))
-    if standing is not None and _stands(standing, now, acceptance_holds, refusal_stands_for):
-        if reservation is not None and standing["accepted"]:
+    if earlier is not None and _stands(earlier, now, standing):
+        if reservation is not None and earlier["accepted"]:
             save_reservation(connection, reservation, offer_id, now)
-        return RecordedOffer(decision_from(standing), repeated=True)
+        return RecordedOffer(decision_from(earlier), repeated=True)
     if decision is None:  # the acceptance that was being written at the same time failed
         raise StoreUnavailable("the answer to this offer could not be stored a moment ago; ask again")
     if decision_id is None:
@@ -206,13 +220,13 @@ def lapse_reservations(connection: sqlite3.Connection, keys: Collection[TaskKey]
         add_event(connection, now, "reservation_lapsed", key.task_id)
 
 
-def _stands(standing: sqlite3.Row, now: float, acceptance_holds: bool, refusal_stands_for: float) -> bool:
-    if standing["id"] is None:  # the decision was pruned
+def _stands(earlier: sqlite3.Row, now: float, rule: StandingRule) -> bool:
+    if earlier["id"] is None:  # the decision was pruned
         return False
-    if standing["accepted"]:
-        return acceptance_holds
+    if earlier["accepted"]:
+        return rule.acceptance_holds
     # If the clock was set back, no refusal stands for longer.
-    return 0.0 <= now - float(standing["decided_at"]) < refusal_stands_for
+    return 0.0 <= now - float(earlier["decided_at"]) < rule.refusal_stands_for
 
 
 # Reading

@@ -22,6 +22,7 @@ from core.models.shapes import RankFactors
 from core.planning.budget import Concession, conceded
 from core.planning.candidate import ImageCandidate, ModelShape, RunCandidate, loss_kind, nccl_buffer, shape_of
 from core.planning.plan import LrSearchPlan, TaskSpec
+from core.planning.time.overheads import JobConditions
 from core.planning.time.schedule import held_out
 from core.planning.time.sequences import (
     BatchShape,
@@ -123,12 +124,10 @@ def requirements_for(
     model: ModelFacts,
     data: DatasetFacts,
     profile: ResolvedProfile,
-    kind: GpuKind,
-    node_gpus: int = MOST_GPUS,
-    vllm_installed: bool = False,
-    era: Era = Era.OFFERS,
+    conditions: JobConditions,
 ) -> Requirements:
     """Make the targets concrete, and concede what no amount of memory could give."""
+    kind = conditions.hardware.gpus.kind
     if model.is_image:
         profile = _at_pictures(profile, data.rows)
     given: list[Concession] = []
@@ -172,9 +171,9 @@ def requirements_for(
         # A full fine-tune saves its second copy this way; for an adapter the clock decides later.
         reference_ready=task.task_type.has_pairs and method is Method.FULL,
         concessions=tuple(given),
-        node_gpus=node_gpus,
-        vllm_installed=vllm_installed,
-        era=era,
+        node_gpus=conditions.hardware.gpus.per_node,
+        vllm_installed=conditions.vllm,
+        era=conditions.era,
     )
 
 

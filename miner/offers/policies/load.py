@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from core.config.files import ConfigKind, ConfigLayer, LayeredValues, LoadedConfig
+from core.config.problems import SchemaKeys
 from core.config.yaml_lines import KeyPath, LocatedYaml, dotted_path, parse_yaml
 from core.domain.errors import ConfigError, Problem, nearest_name
 from miner.offers.policies.schema import Policy
@@ -53,8 +54,7 @@ POLICY_KIND = ConfigKind(
     "policy",
     "policies",
     Policy,
-    KEY_SYNONYMS,
-    [(), *((part,) for part in POLICY_PARTS), ("score", "weights")],
+    SchemaKeys(Policy, KEY_SYNONYMS, [(), *((part,) for part in POLICY_PARTS), ("score", "weights")]),
     null_unsets=True,
 )
 #: Keys that belong to one file and are not inherited.

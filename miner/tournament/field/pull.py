@@ -52,7 +52,6 @@ class Pulled:
 
 def pull(
     api: PublicApi,
-    client: PoliteClient,
     directory: Path,
     kinds: Sequence[TournamentType],
     *,
@@ -74,8 +73,8 @@ def pull(
                 f"{tournament.kind} {tournament.tournament_id}: task {number} of {len(tournament.task_ids)}"
             )
             on_progress(where)
-            _pull_task(api, client, folder, task_id, ranks, pulled)
-    pulled.requests = client.requests
+            _pull_task(api, folder, task_id, ranks, pulled)
+    pulled.requests = api.client.requests
     return pulled
 
 
@@ -88,9 +87,7 @@ def _tournaments(
     return [latest[kind] for kind in kinds if kind in latest]
 
 
-def _pull_task(
-    api: PublicApi, client: PoliteClient, directory: Path, task_id: str, ranks: int, pulled: Pulled
-) -> None:
+def _pull_task(api: PublicApi, directory: Path, task_id: str, ranks: int, pulled: Pulled) -> None:
     try:
         task = api.task(task_id)
     except SiteError as error:
@@ -109,10 +106,10 @@ def _pull_task(
             pulled.known += 1
             continue
         own.mkdir(exist_ok=True)
-        problems = list(_pull_entry(client, entry.repo, own))
+        problems = list(_pull_entry(api.client, entry.repo, own))
         pulled.problems += [f"{entry.repo}: {problem}" for problem in problems]
         if not problems:
-            _write(own / DONE, {"repo": entry.repo, "at": client.clock()})
+            _write(own / DONE, {"repo": entry.repo, "at": api.client.clock()})
 
 
 def _reduced(task: TournamentTaskResult) -> dict[str, object]:

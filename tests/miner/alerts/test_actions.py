@@ -25,7 +25,7 @@ from miner.jobs.progress import RunProgress
 from miner.observe.metrics import Metrics
 from miner.store import alerts as store_alerts
 from miner.store.actions import ActionOutcome, ActionRow, actions_of_job, micro_of_next_attempt
-from miner.store.events import list_events
+from miner.store.events import EventFilter, list_events
 from miner.store.jobs import record_start
 from miner.store.store import Store
 from tests.core.builders import plan
@@ -138,7 +138,7 @@ async def test_memory_that_fills_makes_passes_smaller_and_the_alert_is_resolved(
     assert row.detail == "it helped, tokens per second +0 %"
     (alert,) = stage.store.read_now(store_alerts.newest_alerts, 9)
     assert alert.resolved_at is not None
-    texts = [event.text for event in stage.store.read_now(list_events, kinds=["rule_action"])]
+    texts = [event.text for event in stage.store.read_now(list_events, EventFilter(kinds=["rule_action"]))]
     assert texts[0] == "attempt 1, gpu-memory: micro 16 → 13: asked"
     assert texts[-1].endswith("micro 16 → 13: kept, it helped, tokens per second +0 %")
     assert stage.live.gpus == ("g0",)

@@ -29,7 +29,7 @@ from miner.observe.alerts import (
 from miner.observe.metrics import Metrics
 from miner.store import alerts as store_alerts
 from miner.store.alerts import AlertRow
-from miner.store.events import list_events
+from miner.store.events import EventFilter, list_events
 from miner.store.store import Store
 from tests.miner.history import NOW, add_job
 
@@ -87,7 +87,7 @@ class AlertBench:
         return self.store.read_now(store_alerts.newest_alerts, 100)
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
-        return [event.as_dict() for event in self.store.read_now(list_events, kinds=kinds)]
+        return [event.as_dict() for event in self.store.read_now(list_events, EventFilter(kinds=kinds))]
 
 
 async def test_a_gpu_that_heats_up_and_cools_down_is_one_alert(store: Store, tmp_path: Path) -> None:

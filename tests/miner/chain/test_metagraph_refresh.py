@@ -13,7 +13,7 @@ import pytest
 
 from miner.chain import metagraph_refresh
 from miner.chain.metagraph import ChainError, ChainUnavailable, Metagraph, WrongChain
-from miner.chain.metagraph_refresh import RETRY_SECONDS, MetagraphRefresher
+from miner.chain.metagraph_refresh import RETRY_SECONDS, MetagraphRefresher, RefreshTimes
 from miner.observe.alerts import AlertKind
 from tests.miner.chain.fake_source import FakeSource
 from tests.miner.chain.test_metagraph import graph, node
@@ -42,8 +42,7 @@ class RefresherHarness:
         self.refresher = MetagraphRefresher(
             self.source,
             cache_path=cache_path,
-            refresh_seconds=300,
-            stale_seconds=HOUR,
+            times=RefreshTimes(300, HOUR),
             on_alert=lambda code, text: self.alerts.append((code, text)),
             clock=self.clock,
             pause=self._pause,
@@ -183,7 +182,7 @@ async def test_a_start_waits_for_nothing() -> None:
             await gate.wait()
             raise DOWN
 
-    refresher = MetagraphRefresher(Slow(), cache_path=None, refresh_seconds=300, stale_seconds=HOUR)
+    refresher = MetagraphRefresher(Slow(), cache_path=None, times=RefreshTimes(300, HOUR))
     await refresher.start()
     assert refresher.current is None
     await refresher.stop()

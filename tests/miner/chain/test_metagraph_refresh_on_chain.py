@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.chain.metagraph_refresh import MetagraphRefresher
+from miner.chain.metagraph_refresh import MetagraphRefresher, RefreshTimes
 from miner.chain.sources import SdkSource
 from tests.doubles.chain import Subtensor
 from tests.doubles.chain_fixtures import NETUID, chain_spec, node, subtensor
@@ -25,8 +25,7 @@ async def test_a_node_that_is_killed_hangs_and_returns_never_takes_the_metagraph
     refresher = MetagraphRefresher(
         source,
         cache_path=tmp_path / "metagraph.json",
-        refresh_seconds=300,
-        stale_seconds=600,
+        times=RefreshTimes(300, 600),
         on_alert=lambda code, text: alerts.append((code, text)),
         clock=lambda: now[0],
     )

@@ -20,7 +20,7 @@ from miner.api.fleet import FleetStatus
 from miner.daemon_client import NoDaemon
 from miner.fleet.base import GpuOption
 from miner.store import database
-from miner.store.offers import ReservationRow, record_offer
+from miner.store.offers import ReceivedOffer, ReservationRow, StandingRule, record_offer
 from miner.store.store import Store
 from tests.miner.http.daemon_in_process import DaemonInProcess, task
 
@@ -164,14 +164,10 @@ def test_without_a_daemon_the_gpus_are_scanned_and_the_store_read(folder: Path) 
         )
         await store.write(
             record_offer,
-            "v",
-            offer,
-            b"{}",
+            ReceivedOffer("v", offer, b"{}", 0.0),
             Decision(True, "yes", "p", "h"),
             ReservationRow(hold, True, 900.0),
-            now=0.0,
-            acceptance_holds=False,
-            refusal_stands_for=1.0,
+            StandingRule(False, 1.0),
         )
         await store.writer.close()
 

@@ -104,8 +104,8 @@ async def test_a_release_ends_the_wait_of_its_own_task() -> None:
 
 async def test_the_snapshot_has_all_reservations() -> None:
     on = fleet_of(2)
-    placed = Placement(("g1",), HOUR / 2, 2 * HOUR)
-    assert on.reserve(B, placed, until=3 * HOUR, priority=2.0)
+    placed = Placement(("g1",), HOUR / 2, 3 * HOUR)
+    assert on.reserve(B, placed, priority=2.0)
     await acquire(on, A, 1)
     seen = on.snapshot(7.0)
     assert seen.taken_at == 7.0
@@ -211,7 +211,7 @@ async def test_a_snapshot_without_a_task_that_holds_nothing_has_the_same_reserva
 
 async def test_an_adopted_run_takes_the_window_of_who_was_to_get_its_gpu() -> None:
     on = fleet_of(2)
-    assert on.reserve(A, Placement(("g0",), 0.0, HOUR), until=HOUR)
+    assert on.reserve(A, Placement(("g0",), 0.0, HOUR))
     assert on.adopt(B, ["g0"], until=2 * HOUR)
     assert {one.key: one.gpus for one in on.snapshot(0.0).reservations} == {A: ("g1",), B: ("g0",)}
 
@@ -223,7 +223,7 @@ async def test_only_adopted_and_extended_runs_that_change_somebody_elses_window_
     monkeypatch.setattr(on.ledger, "schedule", lambda now: passes.append(now) or [])
     assert on.adopt(A, ["g0"], until=HOUR)
     assert on.extend(A, 2 * HOUR) == 2 * HOUR
-    assert on.reserve(B, Placement(("g1",), 0.0, HOUR), until=HOUR)
+    assert on.reserve(B, Placement(("g1",), 0.0, HOUR))
     assert not passes
     assert on.adopt(A, ["g1"], until=HOUR)
     assert passes

@@ -42,7 +42,7 @@ def at(*gpus: int, start: float = 0.0, hours: float = 4.0) -> Placement:
 
 
 def reserve(on: GpuLedger, key: TaskKey, where: Placement, now: float = 0.0, **more: Any) -> bool:
-    return on.reserve(key, where, now=now, until=where.ends_at, **more)
+    return on.reserve(key, where, now=now, **more)
 
 
 def ask(
@@ -622,7 +622,7 @@ class Anything(RuleBasedStateMachine):
             snapshot, [count], now=self.now, duration_s=hours * HOUR, latest_start=self.now + wait * HOUR
         )
         if where is not None:
-            assert self.on.reserve(key, where, now=self.now, until=where.ends_at)
+            assert self.on.reserve(key, where, now=self.now)
         return key
 
     @rule(key=keys, hours=st.integers(0, 24))

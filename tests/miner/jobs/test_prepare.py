@@ -52,7 +52,7 @@ def reserve(harness: JobsHarness, key: TaskKey, start: float, end: float) -> Non
     """As for an accepted offer, in hours from now."""
     now = time.time()
     where = Placement(("0",), now + start * HOUR, now + end * HOUR)
-    assert harness.fleet.reserve(key, where, until=where.ends_at)
+    assert harness.fleet.reserve(key, where)
 
 
 async def launched(harness: JobsHarness, monkeypatch: pytest.MonkeyPatch, hours: float, rows: int) -> float:

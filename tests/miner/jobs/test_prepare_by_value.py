@@ -67,7 +67,7 @@ def accept(harness: JobsHarness, key: TaskKey) -> Decision:
     decision = decide(asked, now, fleet, HISTORY, POLICY, load_profile("h100x4"))
     assert decision.accepted
     assert decision.placement is not None
-    assert harness.fleet.reserve(key, decision.placement, until=decision.placement.ends_at)
+    assert harness.fleet.reserve(key, decision.placement)
     return decision
 
 
@@ -117,7 +117,7 @@ async def test_an_operators_task_has_the_host_until_another_waits(
         assert waiting is not None
         harness.fleet.release(OTHER)
         later = replace(waiting, starts_at=time.time() + 600, ends_at=time.time() + 7200)
-        assert harness.fleet.reserve(OTHER, later, until=later.ends_at)
+        assert harness.fleet.reserve(OTHER, later)
     wanted = request("mine", model=LLAMA, hours_to_complete=HOURS)
     start = StartRequest(
         "mine", TaskType.INSTRUCT, LLAMA, HOURS, None, time.time(), json.dumps(wanted).encode()

@@ -83,7 +83,7 @@ async def test_an_accepted_offer_is_trained_on_the_nodes_reserved_for_it(harness
     cluster.default = obeys
     now = time.time()
     where = Placement(("0@n2", "1@n2"), now, now + 3600)
-    assert harness.fleet.reserve(TaskKey(VALIDATOR, "t1"), where, until=where.ends_at)
+    assert harness.fleet.reserve(TaskKey(VALIDATOR, "t1"), where)
     job = await harness.start(task_id="t1")
     await harness.until(lambda: len(cluster.submitted) == 1)
     assert cluster.submitted[0].nodes == ("n2",)

@@ -247,7 +247,7 @@ async def test_a_lost_gpu_moves_the_job_to_others(harness: JobsHarness) -> None:
     harness.engine.scripts, harness.engine.default = [obeys], looks_at_claims
     now = time.time()
     where = Placement(("0", "1", "2", "3"), now, now + 600)
-    assert harness.fleet.reserve(TaskKey(VALIDATOR, "t1"), where, until=where.ends_at, priority=5.0)
+    assert harness.fleet.reserve(TaskKey(VALIDATOR, "t1"), where, priority=5.0)
     job = await harness.launched()
     lost = harness.engine.submitted[0].gpus[0]
     inventory = harness.fleet.inventory

@@ -44,17 +44,8 @@ def answer(
             key, ReservationKind.OFFER, there.gpus, there.starts_at, there.ends_at, decision.priority
         )
         place = ReservationRow(hold, firm=True, lapses_at=at + 900)
-    offers.record_offer(
-        connection,
-        validator,
-        asked,
-        b"{}",
-        decision,
-        place,
-        now=at,
-        acceptance_holds=False,
-        refusal_stands_for=0,
-    )
+    received = offers.ReceivedOffer(validator, asked, b"{}", at)
+    offers.record_offer(connection, received, decision, place, offers.StandingRule(False, 0))
     return decision
 
 

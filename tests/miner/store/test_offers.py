@@ -17,8 +17,10 @@ from miner.store.database import StoreUnavailable
 from miner.store.events import prune_history
 from miner.store.offers import (
     OpenReservation,
+    ReceivedOffer,
     RecordedOffer,
     ReservationRow,
+    StandingRule,
     decision_columns,
     decision_from,
     lapse_reservations,
@@ -63,16 +65,13 @@ async def record(
 ) -> RecordedOffer:
     if held is None and decision is not None and decision.accepted:
         held = reservation(task_id)
+    offer = MinerTaskOffer(model="a/b", hours_to_complete=2, task_id=task_id, task_type=TaskType.DPO)
     return await store.write(
         record_offer,
-        validator,
-        MinerTaskOffer(model="a/b", hours_to_complete=2, task_id=task_id, task_type=TaskType.DPO),
-        b'{"new_field": 1}',
+        ReceivedOffer(validator, offer, b'{"new_field": 1}', now),
         decision,
         held,
-        now=now,
-        acceptance_holds=acceptance_holds,
-        refusal_stands_for=600.0,
+        StandingRule(acceptance_holds, refusal_stands_for=600.0),
         decision_id=decision_id,
     )
 

@@ -9,7 +9,6 @@ import pytest
 from core.data.facts import assumed_facts
 from core.domain.choices import GpuStrategy, Parallelism
 from core.domain.decisions import IDLE_HOST, TrainingWorth
-from core.domain.hardware import GPU_KINDS
 from core.domain.selectors import Lane
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
@@ -32,9 +31,8 @@ def _requirements(model: str = "x-8b", task: TaskType = TaskType.INSTRUCT, **giv
     spec = TaskSpec(task_type=task, hours=3, image_type=image)
     limits = given.pop("limits", None)
     profile = resolved(limits, **given)
-    return requirements_for(
-        spec, facts, assumed_facts(task, 1000, image_type=image), profile, GPU_KINDS["H100-SXM"]
-    )
+    data = assumed_facts(task, 1000, image_type=image)
+    return requirements_for(spec, facts, data, profile, JobConditions(host("8xH100-SXM")))
 
 
 LANES, ALL = {"gpu_strategy": GpuStrategy.LANES}, {"gpu_strategy": GpuStrategy.ALL}

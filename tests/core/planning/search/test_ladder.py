@@ -9,7 +9,6 @@ from random import Random
 import pytest
 
 from core.data.facts import assumed_facts
-from core.domain.hardware import parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
 from core.planning.memory.peak import fits_memory, memory_of
@@ -17,6 +16,7 @@ from core.planning.plan import TaskSpec
 from core.planning.planner import plan_task
 from core.planning.search.ladder import _least, fit_lossless, fit_memory, variations
 from core.planning.search.requirements import Requirements, first_candidate, requirements_for
+from core.planning.time.overheads import JobConditions
 from core.profile.resolve import load_profile, resolve_profile
 from tests.core.planning.candidates import host, resolved
 
@@ -26,12 +26,12 @@ def random_requirements(random: Random) -> tuple[Requirements, int]:
     task_type = random.choice([task for task in TaskType if task.is_text])
     params = round(10 ** random.uniform(8.5, 11))
     model = facts_from_name(f"a/{random.choice(('llama', 'Qwen2.5', 'mixtral'))}", params)
-    kind = parse_gpus(f"8x{random.choice(('H100', 'A100', 'L4'))}").kind
+    conditions = JobConditions(host(f"8x{random.choice(('H100', 'A100', 'L4'))}"))
     profile = resolve_profile(
         load_profile(random.choice(("base", "h100x8", "h100x4-strategy"))), task_type, model
     )
     task = TaskSpec(task_type=task_type, hours=3.0)
-    needs = requirements_for(task, model, assumed_facts(task_type, None, 3.0), profile, kind)
+    needs = requirements_for(task, model, assumed_facts(task_type, None, 3.0), profile, conditions)
     return needs, random.choice((1, 2, 4, 8))
 
 
@@ -66,7 +66,7 @@ def test_captions_are_dropped_for_as_long_as_the_text_encoders_stay_on_the_gpu(
     profile = resolved(caption_dropout=0.1, text_encoder_lr=rate)
     task = TaskSpec(task_type=TaskType.IMAGE, hours=1.0, image_type=image_type)
     data = assumed_facts(TaskType.IMAGE, 30, image_type=image_type)
-    needs = requirements_for(task, model, data, profile, parse_gpus("1xL4").kind)
+    needs = requirements_for(task, model, data, profile, JobConditions(host("8xL4")))
     start = first_candidate(needs, 1)
     assert start.image is not None
     assert start.image.text_adapter == (rate is not None)

@@ -62,7 +62,7 @@ def client(tmp_path: Path, hub: Hub) -> Iterator[PoliteClient]:
 
 
 def run(site: PublicApiSite, client: PoliteClient, tmp_path: Path, **more: Any) -> Pulled:
-    return pull(PublicApi(client, site.url), client, tmp_path / "field", [TournamentType.IMAGE], **more)
+    return pull(PublicApi(client, site.url), tmp_path / "field", [TournamentType.IMAGE], **more)
 
 
 def test_the_best_entries_are_saved_and_shown(
