@@ -387,11 +387,10 @@ _BATCH_CHANGES = frozenset(
 def vary(candidate: RunCandidate, **changes: Unpack[CandidateChanges]) -> RunCandidate:
     """Copy with some numbers changed, faster than `dataclasses.replace`. Memory computed already is kept
     unless they change it."""
-    numbers = {**vars(candidate), **changes}
-    del numbers["memory_cache"]
-    varied = RunCandidate(**numbers)
-    if _BATCH_CHANGES.issuperset(changes):
-        varied.memory_cache = candidate.memory_cache
+    varied = object.__new__(RunCandidate)
+    varied.__dict__.update(candidate.__dict__, **changes)
+    if not _BATCH_CHANGES.issuperset(changes):
+        varied.memory_cache = MemoryCache()
     return varied
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from core.data.facts import DatasetFacts
 from core.domain.choices import (
@@ -308,13 +308,13 @@ class PlanReason(Record):
     source: str = "planner"
 
 
-PLAN_VERSION: Literal[1] = 1
+PLAN_VERSION: Literal[2] = 2
 
 
 class TrainingPlan(Record):
     """Every number of a run."""
 
-    version: Literal[1] = PLAN_VERSION
+    version: Literal[2] = PLAN_VERSION
     task: TaskSpec
     model: ModelFacts
     data: DatasetFacts
@@ -380,8 +380,14 @@ class TrainingPlan(Record):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """`ValueError` (pydantic's) for anything that is not a plan of this version."""
-        return cls.model_validate_json(text)
+        """Read `to_json`'s text. Raise `ValueError` if it is not a plan of this version."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError:
+            version = _version_in(text)
+            if version in (None, PLAN_VERSION):
+                raise
+        raise ValueError(f"it is a plan of version {version}, this program reads version {PLAN_VERSION}")
 
     @property
     def prompt_coverage(self) -> float | None:
@@ -397,3 +403,13 @@ class TrainingPlan(Record):
         content = self.model_dump(mode="json", exclude=left_out)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _version_in(text: str | bytes) -> int | None:
+    """The version that a plan's JSON names, or None if there is none."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    version = content.get("version") if isinstance(content, dict) else None
+    return version if isinstance(version, int) else None

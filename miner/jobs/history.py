@@ -264,5 +264,5 @@ def read_plan(folder: AttemptFolder) -> TrainingPlan | None:
     """Read the plan as the daemon wrote it, or return None if it is gone or of another version."""
     try:
         return TrainingPlan.from_json(folder.given_plan.read_bytes())
-    except (OSError, ValidationError):
+    except (OSError, ValueError):
         return None

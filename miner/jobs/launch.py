@@ -42,6 +42,11 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFF
 _LIMIT_SLACK_S = 600.0
 
 
+def read_run(folder: AttemptFolder) -> RunSpec:
+    """Read the run as the daemon wrote it. Another version's is read too, whose plan is not."""
+    return RunSpec.from_json(folder.given_run.read_bytes())
+
+
 @dataclass(frozen=True, slots=True)
 class JobAttempt:
     """Everything needed to launch an attempt, also after a restart."""
@@ -54,8 +59,7 @@ class JobAttempt:
     @classmethod
     def load(cls, row: AttemptRow) -> JobAttempt:
         folder = AttemptFolder(row.folder)
-        run = RunSpec.from_json(folder.given_run.read_bytes())
-        return cls(row, folder, run, TrainingPlan.from_json(folder.given_plan.read_bytes()))
+        return cls(row, folder, read_run(folder), TrainingPlan.from_json(folder.given_plan.read_bytes()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFa
 from core.domain.wire import MinerSubmission
 from core.submission.folder import FileIdentity
 from miner.jobs.context import JobContext
+from miner.jobs.folder import AttemptFolder
 from miner.jobs.history import (
     ModelCandidate,
     PublishedModel,
@@ -24,7 +25,7 @@ from miner.jobs.history import (
     put_refused_aside,
     snapshot_best,
 )
-from miner.jobs.launch import JobAttempt
+from miner.jobs.launch import read_run
 from miner.jobs.progress import RunProgress
 from miner.jobs.tasks import repo_name
 from miner.observe.alerts import AlertKind
@@ -124,7 +125,7 @@ async def _publish_request(job: JobContext, model: ModelCandidate) -> PublishReq
     row, task = job.row, job.task
     attempts = await job.attempts()
     attempt = next(attempt for attempt in attempts if attempt.number == model.attempt)
-    run = (await asyncio.to_thread(JobAttempt.load, attempt)).run
+    run = await asyncio.to_thread(read_run, AttemptFolder(attempt.folder))
     return PublishRequest(
         job_id=row.id,
         task_type=row.task_type,

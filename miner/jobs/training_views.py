@@ -78,7 +78,8 @@ def plan_json(
     plan = read_plan(AttemptFolder(attempts[-1].folder)) if attempts else None
     if plan is None:
         which = f"attempt {number} of job {row.id}" if number else f"job {row.id}"
-        raise NoSuchJob(f"{which} has no plan yet; `god-miner jobs show {row.id}` says what it is doing")
+        lacking = "a plan of another version" if attempts else "no plan yet"
+        raise NoSuchJob(f"{which} has {lacking}; `god-miner jobs show {row.id}` says what it is doing")
     attempt = attempts[-1]
     stored = figures_of(db, row.id).get(attempt.id)
     figures = AttemptFigures.model_validate_json(measured(attempt, stored, running).figures)

@@ -79,13 +79,20 @@ def test_the_order_of_keys_does_not_change_the_digest() -> None:
 @each(
     "text",
     [
-        *("", "null", "[]", "{}", '{"version": 2}', "\x00", '{"version": 1, "task": {}}'),
+        *("", "null", "[]", "{}", '{"version": 2}', "\x00", '{"version": 2, "task": {}}'),
         plan().to_json().replace('"seed"', '"sead"'),
     ],
 )
 def test_what_is_no_plan_of_this_version_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         TrainingPlan.from_json(text)
+
+
+def test_a_plan_of_another_version_is_refused_in_one_line() -> None:
+    content = json.loads(plan().to_json())
+    del content["targets"]
+    with pytest.raises(ValueError, match=r"^it is a plan of version 1, .* reads version 2$"):
+        TrainingPlan.from_json(json.dumps({**content, "version": 1, "seed": 42}))
 
 
 @each(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -295,3 +296,37 @@ async def test_jobs_that_go_on_keep_everything(harness: JobsHarness) -> None:
     (inputs / "half").write_text("x")
     assert await harness.services.cleaner.remove_all_finished() == 0
     assert (inputs / "half").exists()
+
+
+def age_plans(harness: JobsHarness) -> None:
+    """Turn the daemon's plans into those of the version before."""
+    for path in harness.folder.glob("jobs/*/orders/*.plan.json"):
+        plan = json.loads(path.read_bytes())
+        del plan["targets"]
+        path.write_text(json.dumps({**plan, "version": 1, "seed": 42}))
+
+
+async def test_a_model_is_published_though_its_plan_is_of_an_older_version(harness: JobsHarness) -> None:
+    harness.hub.troubles = [60.0]
+    job = await harness.start()
+    await harness.in_state(job, JobState.PUBLISHING)
+    await harness.jobs.stop()
+    age_plans(harness)
+    await harness.restart()
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.TRAINED]
+    assert len(harness.hub.commits) == 1
+
+
+async def test_a_run_whose_plan_is_of_an_older_version_is_ended_and_another_follows(
+    harness: JobsHarness,
+) -> None:
+    harness.engine.scripts = [waits]
+    job = await known_to_the_engine(harness)
+    await harness.jobs.stop()
+    age_plans(harness)
+    await harness.restart()
+    await harness.done(job)
+    assert await harness.ends(job) == [EndReason.LOST, EndReason.TRAINED]
+    lost = (await harness.attempts(job))[0]
+    assert "plan of version 1" in lost.detail

@@ -191,5 +191,5 @@ def test_the_checked_in_table_is_the_installed_engines(training_python: str) -> 
     done = subprocess.run(
         [training_python, str(script)], capture_output=True, text=True, timeout=600, check=True
     )
-    checked_in = (ROOT / "core" / "engines" / "axolotl" / "table.json").read_text("utf-8")
+    checked_in = (ROOT / "core" / "recipes" / "axolotl" / "table.json").read_text("utf-8")
     assert json.loads(done.stdout) == json.loads(checked_in), f"run {script.name} and look at the difference"
