@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator
 
 from core.domain.records import Record
 from miner.api.base import Answer, Number
@@ -82,7 +82,7 @@ class RuleStatus(Answer):
     #: "inactive", "pending" or "firing", and since when.
     state: str
     since: float
-    value: float | None
+    value: Number | None
     detail: str
     #: Nothing was measured the last time.
     no_data: bool
@@ -110,11 +110,23 @@ class EndedSilence(Answer):
     ended: int
 
 
+def _parse_subject(value: object) -> AlertSubject:
+    return value if isinstance(value, AlertSubject) else AlertSubject.parse(str(value))
+
+
+#: In JSON as everywhere: `gpu:ID`, `job:7`, `host`.
+_Subject = Annotated[
+    AlertSubject,
+    PlainValidator(_parse_subject, json_schema_input_type=str),
+    PlainSerializer(str, return_type=str),
+]
+
+
 class TrialNotification(Record):
     """A notification to try out."""
 
     rule: str = Field(default="test", min_length=1, max_length=100)
-    subject: Annotated[AlertSubject, BeforeValidator(AlertSubject.parse)] = MINER
+    subject: _Subject = MINER
     severity: Severity = Severity.INFO
     text: str = Field(default="a test: notifications arrive", max_length=500)
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from miner.__main__ import app
 from miner.alerts.rules import load_alert_rules
-from miner.api.alerts import AlertsPage, Severity
-from miner.observe.alerts import AlertKind, gpu_subject
+from miner.api.alerts import AlertsPage, Severity, TrialNotification
+from miner.observe.alerts import HOST, AlertKind, gpu_subject
 from miner.store import alerts as store_alerts
 from miner.store.alerts import NewAlert
 from tests.miner.http.daemon_in_process import DaemonInProcess
@@ -77,4 +77,9 @@ async def test_the_list_of_a_running_daemon_fits_80_columns(
     (silence,) = page["silences"]
     assert (await running.operator.delete(f"/alerts/silences/{silence['id']}")).status_code == 200
     assert (await running.operator.delete(f"/alerts/silences/{silence['id']}")).status_code == 404
-    assert (await running.operator.post("/alerts/test", json={})).status_code == 503
+    for subject, status in (("gpu:3", 503), ("job:7", 503), ("a:b", 422), (["miner", ""], 422), (5, 422)):
+        reply = await running.operator.post("/alerts/test", json={"subject": subject})
+        assert reply.status_code == status, subject
+    sent = TrialNotification(subject=HOST).model_dump(mode="json")
+    assert sent["subject"] == "host"
+    assert TrialNotification.model_validate(sent).subject == HOST
