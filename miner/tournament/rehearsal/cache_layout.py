@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from core.domain.errors import GodMinerError
@@ -29,6 +29,21 @@ class BadInput(GodMinerError):
 
 
 @dataclass(frozen=True)
+class RehearsedTask:
+    """A task as one rehearsal runs it: its names, its hours and what else its container is told."""
+
+    task: TournamentTask
+    task_id: str
+    hotkey: str
+    model_id: str
+    #: Where its submission is expected.
+    repository: str
+    hours: float
+    trigger_word: str | None = None
+    more_environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class CacheLayout:
     """The places of a cache on this machine."""
 
@@ -43,19 +58,17 @@ class CacheLayout:
 
 def lay_out_cache(
     root: Path,
-    task: TournamentTask,
+    rehearsed: RehearsedTask,
     *,
-    task_id: str,
-    hotkey: str,
     model: Path,
-    model_id: str,
     data: Path,
     hub_cache: Path | None = None,
     datasets: Mapping[str, Path] | None = None,
 ) -> CacheLayout:
     """`data`: the rows or the zip. `hub_cache`: a cache of the hub's client, for what image families need
     besides their model. `datasets`: directories of those that the entry requests, by their names."""
-    name = task.model_argument(model_id).replace("/", "--")
+    task = rehearsed.task
+    name = task.model_argument(rehearsed.model_id).replace("/", "--")
     target = root / "models" / name
     require_model(model, task)
     if model.is_file():
@@ -66,7 +79,7 @@ def lay_out_cache(
     if task.anonymous:
         _forget_name(target / "config.json")
     is_image = task.image_type is not None
-    placed = root / "datasets" / f"{task_id}_{'tourn.zip' if is_image else 'train_data.json'}"
+    placed = root / "datasets" / f"{rehearsed.task_id}_{'tourn.zip' if is_image else 'train_data.json'}"
     _place(data, placed)
     for dataset, source in (datasets or {}).items():
         _place_tree(source, root / DATASETS_FOLDER / dataset.replace("/", "--"))
@@ -75,7 +88,7 @@ def lay_out_cache(
         missing = _hub_parts(root / "hf_cache", task.image_type, hub_cache)
     for folder, _, _ in os.walk(root):
         os.chmod(folder, _OPEN)
-    variable = task.variables(task_id=task_id, hotkey=hotkey).get("BASELINE_STATS_PATH")
+    variable = task.variables(task_id=rehearsed.task_id, hotkey=rehearsed.hotkey).get("BASELINE_STATS_PATH")
     statistics = root / Path(variable).relative_to(CACHE) if variable else None
     return CacheLayout(root, target, placed, statistics, tuple(missing))
 

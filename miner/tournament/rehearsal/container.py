@@ -23,12 +23,12 @@ from typing import Any
 from core.domain.errors import GodMinerError
 from core.domain.units import show_bytes
 from miner.backends.docker.client import DockerClient, DockerRefused
+from miner.tournament.rehearsal.cache_layout import RehearsedTask
 from miner.tournament.rules import (
     CACHE,
     CHECKPOINTS,
     CPUS_PER_GPU,
     MEMORY_PER_GPU,
-    TournamentTask,
     shared_memory,
 )
 
@@ -116,21 +116,15 @@ class ContainerOptions:
 
 
 def container_options(
-    task: TournamentTask,
+    rehearsed: RehearsedTask,
     machine: TrainingMachine,
     *,
     image: str,
     network: str,
     cache: Path,
     checkpoints: Path,
-    task_id: str,
-    model_id: str,
-    repository: str,
-    hours: float,
-    hotkey: str,
-    trigger_word: str | None = None,
-    more_environment: Mapping[str, str] | None = None,
 ) -> ContainerOptions:
+    task, task_id = rehearsed.task, rehearsed.task_id
     gpus = machine.gpus[: task.gpus]
     memory, cpus = MEMORY_PER_GPU * task.gpus, CPUS_PER_GPU * task.gpus
     deviations = []
@@ -144,15 +138,22 @@ def container_options(
     if machine.cpus < cpus:
         deviations.append(f"{machine.cpus} CPUs; validators give {cpus}")
     arguments = task.arguments(
-        task_id=task_id, model_id=model_id, repository=repository, hours=hours, trigger_word=trigger_word
+        task_id=task_id,
+        model_id=rehearsed.model_id,
+        repository=rehearsed.repository,
+        hours=rehearsed.hours,
+        trigger_word=rehearsed.trigger_word,
     )
     return ContainerOptions(
         image=image,
         command=tuple(arguments),
-        environment={**task.variables(task_id=task_id, hotkey=hotkey), **(more_environment or {})},
+        environment={
+            **task.variables(task_id=task_id, hotkey=rehearsed.hotkey),
+            **rehearsed.more_environment,
+        },
         cache=cache,
         checkpoints=checkpoints,
-        place=checkpoints / task_id / repository,
+        place=checkpoints / task_id / rehearsed.repository,
         prefix="text-trainer" if task.image_type is None else "image-trainer",
         memory_bytes=min(memory, machine.memory_bytes),
         cpus=min(cpus, machine.cpus),

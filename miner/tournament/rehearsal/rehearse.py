@@ -23,7 +23,7 @@ from miner.tournament.rehearsal.inputs import check_entry, check_inputs
 from miner.tournament.rehearsal.leftovers import IMAGE, RECORD, RehearsalRecord, rehearsal_record
 from miner.tournament.rehearsal.options import RehearsalOptions, Say
 from miner.tournament.rehearsal.report import Rehearsal
-from miner.tournament.rehearsal.task_run import TaskRun
+from miner.tournament.rehearsal.task_run import RehearsalSetup, TaskRun
 from miner.tournament.rules import TournamentTask
 
 #: In the output directory.
@@ -59,9 +59,10 @@ def rehearse(
 
         save()
         network, no_bridge = stack.enter_context(internal_network(client, options.output))
+        setup = RehearsalSetup(client, options, machine, network, say, save)
         for task in options.tasks:
-            build = _built(client, clone.directory, task, options, report, stack, say, record)
-            run = TaskRun(client, task, options, machine, build, network, say, save)
+            build = _built(setup, clone.directory, task, report, stack, record)
+            run = TaskRun(setup, task, build)
             if no_bridge:
                 run.report.deviations.append(no_bridge)
             report.tasks.append(run.report)
@@ -80,19 +81,18 @@ def _remove_unused(output: Path) -> None:
 
 
 def _built(
-    client: DockerClient,
+    setup: RehearsalSetup,
     root: Path,
     task: TournamentTask,
-    options: RehearsalOptions,
     report: Rehearsal,
     stack: ExitStack,
-    say: Say,
     record: RehearsalRecord,
 ) -> Build:
     """Each Dockerfile is built once, though validators build it for every task."""
     for build in report.builds:
         if build.dockerfile.endswith(task.dockerfile):
             return build
+    client, options, say = setup.client, setup.options, setup.say
     say(f"building {task.dockerfile}")
     tag = f"{IMAGE}:{uuid.uuid4().hex[:12]}"
     record.add_build(tag)

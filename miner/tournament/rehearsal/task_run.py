@@ -7,6 +7,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from core.domain.errors import GodMinerError
@@ -14,7 +15,7 @@ from core.domain.units import show_seconds
 from core.system.files import remove_tree, temporary_tree
 from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal.build import Build
-from miner.tournament.rehearsal.cache_layout import CacheLayout, lay_out_cache
+from miner.tournament.rehearsal.cache_layout import CacheLayout, RehearsedTask, lay_out_cache
 from miner.tournament.rehearsal.container import (
     ContainerOptions,
     TrainerContainer,
@@ -68,35 +69,47 @@ _WORK_PLACES = (
 )
 
 
+@dataclass(frozen=True)
+class RehearsalSetup:
+    """What the tasks of a rehearsal share."""
+
+    client: DockerClient
+    options: RehearsalOptions
+    machine: TrainingMachine
+    network: str
+    say: Say
+    #: Writes the report.
+    save: Save
+
+
 class TaskRun:
     """One task on a built image; `run` fills its report."""
 
-    def __init__(
-        self,
-        client: DockerClient,
-        task: TournamentTask,
-        options: RehearsalOptions,
-        machine: TrainingMachine,
-        build: Build,
-        network: str,
-        say: Say,
-        save: Save,
-    ) -> None:
-        self.client, self.task, self.options, self.machine = client, task, options, machine
-        self.build, self.network, self.say, self.save = build, network, say, save
+    def __init__(self, setup: RehearsalSetup, task: TournamentTask, build: Build) -> None:
+        options = setup.options
+        self.setup, self.task, self.build = setup, task, build
+        self.client, self.options, self.say, self.save = setup.client, options, setup.say, setup.save
         self.given = options.inputs.get(task.name, RehearsalInputs())
         self.folder = options.output / task.name
-        self.task_id = str(uuid.UUID(int=random.Random(task.name).getrandbits(128)))  # noqa: S311
-        self.repository = repository_name(TOURNAMENT, self.task_id, HOTKEY)
-        stand_ins = self.given.model is None or self.given.data is None
-        self.hours = options.hours or (STAND_IN_HOURS if stand_ins else task.hours)
-        self.report = TaskRehearsal(task.name, build.dockerfile, self.hours)
         #: Validators give none to image tasks.
         self.datasets = options.datasets if task.image_type is None else {}
         #: What an image engine was started with.
         self.configuration: Path | None = None
         #: Image tasks are given the validator's own; nothing may read or print it.
         self.hub_token = f"hf_{secrets.token_hex(17)}"
+        task_id = str(uuid.UUID(int=random.Random(task.name).getrandbits(128)))  # noqa: S311
+        stand_ins = self.given.model is None or self.given.data is None
+        self.rehearsed = RehearsedTask(
+            task,
+            task_id,
+            HOTKEY,
+            self.given.model_id,
+            repository=repository_name(TOURNAMENT, task_id, HOTKEY),
+            hours=options.hours or (STAND_IN_HOURS if stand_ins else task.hours),
+            trigger_word=options.trigger_word,
+            more_environment=self._more_environment(),
+        )
+        self.report = TaskRehearsal(task.name, build.dockerfile, self.rehearsed.hours)
 
     def run(self) -> None:
         began = time.monotonic()
@@ -131,8 +144,8 @@ class TaskRun:
             add("the base images were here already; validators' limit of the build includes their download")
         if self.options.build_network:
             add(f"built on the network {self.options.build_network}; validators build on an open one")
-        if self.hours != self.task.hours:
-            add(f"{self.hours:g} hours; such a task usually has {self.task.hours:g}")
+        if self.rehearsed.hours != self.task.hours:
+            add(f"{self.rehearsed.hours:g} hours; such a task usually has {self.task.hours:g}")
         if self.given.model is None:
             add("the model is a stand-in: two layers, random weights")
         if self.given.data is None:
@@ -145,11 +158,8 @@ class TaskRun:
         train, test = training_data(self.task, self.given, self.folder)
         layout = lay_out_cache(
             self.folder / "cache",
-            self.task,
-            task_id=self.task_id,
-            hotkey=HOTKEY,
+            self.rehearsed,
             model=self._model(image, train),
-            model_id=self.given.model_id,
             data=train,
             hub_cache=self.options.hub_cache,
             datasets=self.datasets,
@@ -188,31 +198,27 @@ class TaskRun:
 
     # — the training
 
-    def _container_options(self, image: str, layout: CacheLayout, checkpoints: str) -> ContainerOptions:
+    def _more_environment(self) -> dict[str, str]:
         more = {}
         if self.task.image_type is not None:
             more = {"HUGGINGFACE_TOKEN": self.hub_token, "HUGGINGFACE_USERNAME": "rehearsal"}
         if self.datasets:
             arrived = ",".join(name.replace("/", "--") for name in self.datasets)
             more = {"MINER_DATASETS_DIR": f"{CACHE}/{DATASETS_FOLDER}", "MINER_DATASETS": arrived}
+        return more
+
+    def _container_options(self, image: str, layout: CacheLayout, checkpoints: str) -> ContainerOptions:
         return container_options(
-            self.task,
-            self.machine,
+            self.rehearsed,
+            self.setup.machine,
             image=image,
-            network=self.network,
+            network=self.setup.network,
             cache=layout.root,
             checkpoints=open_folder(self.folder / checkpoints),
-            task_id=self.task_id,
-            model_id=self.given.model_id,
-            repository=self.repository,
-            hours=self.hours,
-            hotkey=HOTKEY,
-            trigger_word=self.options.trigger_word,
-            more_environment=more,
         )
 
     def _attempts(self, options: ContainerOptions) -> None:
-        limit_s = max(1, int(self.hours * 3600))
+        limit_s = max(1, int(self.rehearsed.hours * 3600))
         for number in range(1, MAX_TRAINING_ATTEMPTS + 1):
             self.say(f"{self.task.name}: attempt {number}, at most {show_seconds(limit_s)}")
             log = self.folder / f"log-{number}.txt"
@@ -237,7 +243,7 @@ class TaskRun:
         """Copy what our trainer keeps from the public log, and the configuration of an image engine."""
         target = self.folder / f"console-{number}.log"
         for place in _WORK_PLACES:
-            work = place.format(task=self.task_id)
+            work = place.format(task=self.rehearsed.task_id)
             if container.copy_out(f"{work}/console.log", target):
                 if self.task.image_type is not None:
                     self.configuration = keep_configuration(container, work, self.folder)
@@ -310,7 +316,7 @@ class TaskRun:
                 folder / "scratch",
                 repository,
                 against,
-                self.machine.gpus[: self.task.gpus],
+                self.setup.machine.gpus[: self.task.gpus],
                 brief,
             )
             try:
@@ -343,7 +349,7 @@ class TaskRun:
         options = self._container_options(image, layout, "killed")
         self.say(f"{self.task.name}: one more training, to be killed")
         with TrainerContainer(self.client, options, self.folder / "killed.txt") as container:
-            submitted_s = container.wait_for(options.place.is_dir, self.hours * 3600)
+            submitted_s = container.wait_for(options.place.is_dir, self.rehearsed.hours * 3600)
             end = container.wait(random.uniform(0, KILL_SHARE * usual_s))  # noqa: S311 - a moment
         if submitted_s is None:
             problem: str | None = f"no submission within {show_seconds(end.seconds)}"

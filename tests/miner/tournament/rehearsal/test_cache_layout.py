@@ -11,7 +11,7 @@ import pytest
 
 from core.data.pictures import inspect_picture_zip
 from core.domain.tasks import dataset_kind
-from miner.tournament.rehearsal.cache_layout import BadInput, CacheLayout, lay_out_cache
+from miner.tournament.rehearsal.cache_layout import BadInput, CacheLayout, RehearsedTask, lay_out_cache
 from miner.tournament.rehearsal.inputs import DUMMY_RECORDS, PICTURES, stand_in_pictures, stand_in_rows
 from miner.tournament.rules import TASKS, anonymous_model
 
@@ -27,16 +27,17 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+def rehearsed(kind: str) -> RehearsedTask:
+    return RehearsedTask(TASKS[kind], "t1", "5Grehearsal", "org/name", repository="r", hours=1.0)
+
+
 def lay_out(tmp_path: Path, model: Path, kind: str, hub: Path | None = None) -> CacheLayout:
     data = tmp_path / "data"
     data.write_text("[]")
     return lay_out_cache(
         tmp_path / "cache",
-        TASKS[kind],
-        task_id="t1",
-        hotkey="5Grehearsal",
+        rehearsed(kind),
         model=model,
-        model_id="org/name",
         data=data,
         hub_cache=hub,
     )
@@ -142,11 +143,8 @@ def test_requested_datasets_lie_under_their_names(tmp_path: Path, model: Path) -
     data.write_text("[]")
     lay_out_cache(
         tmp_path / "cache",
-        TASKS["environment"],
-        task_id="t1",
-        hotkey="5Grehearsal",
+        rehearsed("environment"),
         model=model,
-        model_id="org/name",
         data=data,
         datasets={"RZ412/PokerBench": dataset},
     )

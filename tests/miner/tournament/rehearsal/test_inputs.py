@@ -15,7 +15,7 @@ from miner.tournament.rehearsal.cache_layout import BadInput, CacheLayout
 from miner.tournament.rehearsal.container import TrainingMachine
 from miner.tournament.rehearsal.inputs import check_entry, check_inputs
 from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions
-from miner.tournament.rehearsal.task_run import TaskRun
+from miner.tournament.rehearsal.task_run import RehearsalSetup, TaskRun
 from miner.tournament.rules import TASKS, TEXT_DOCKERFILE
 
 
@@ -118,7 +118,7 @@ def test_a_container_is_told_which_datasets_arrived(
     options = RehearsalOptions(tmp_path / "out", [TASKS[kind]], datasets=datasets)
     machine = TrainingMachine(memory_bytes=2**33, cpus=2, gpus=())
     build = Build(TASKS[kind].dockerfile, image="made:1")
-    run = TaskRun(Mock(), TASKS[kind], options, machine, build, "none", Mock(), Mock())
+    run = TaskRun(RehearsalSetup(Mock(), options, machine, "none", Mock(), Mock()), TASKS[kind], build)
     layout = CacheLayout(tmp_path, tmp_path, tmp_path, None)
     found = run._container_options("made:1", layout, "checkpoints").environment
     folder, names = found.get("MINER_DATASETS_DIR"), found.get("MINER_DATASETS")
