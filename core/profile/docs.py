@@ -55,8 +55,8 @@ god-miner profile explain FILE        # what the engines make of each value
 `when` holds, in the order in which they were first written; then the factors under `scale`. A section of
 the same name in a later file changes the earlier one key by key.
 
-A profile may extend the shipped one of its own name. Edits take effect without a restart. A bad edit keeps the
-last good profile and raises an alert; if there is none at the start, a shipped profile is used.
+A profile may extend the shipped one of its own name. Edits take effect without a restart. A bad edit keeps
+the last good profile and raises an alert; if there is none at the start, a shipped profile is used.
 
 **Which profile is used**: `PROFILE`, else the one that the policy names, else one chosen by the GPUs.
 `god-miner profile list`, `plan` and `doctor` say which and why. An edit to a profile that is not in use
