@@ -130,8 +130,10 @@ def batch_file(
     job: JobRequest, command: Sequence[str], env: Mapping[str, str], modules: Sequence[str]
 ) -> str:
     """Write a file for `sbatch` that runs a command on a node, for a run that no daemon watches."""
-    # It would end the command, which minds the time itself.
-    options = [option for option in sbatch_options(job) if not option.startswith(("--parsable", "--signal"))]
+    # The signal would end the command, which minds the time itself. Nothing of the submitter's environment
+    # comes along, no token either: unlike the daemon's, it is whole.
+    left_out = ("--parsable", "--signal", "--export")
+    options = [option for option in sbatch_options(job) if not option.startswith(left_out)] + ["--export=NIL"]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {shlex.quote(option)}" for option in options),

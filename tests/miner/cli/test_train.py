@@ -90,8 +90,9 @@ def test_a_run_can_be_written_as_a_job_for_sbatch(setting: Path, monkeypatch: py
     code, said = run("native", "run", *NEW, "--hours", "2", "--sbatch", "4")
     assert (code, said.strip()) == (0, str(setting / "run/job.sbatch"))
     text = (setting / "run/job.sbatch").read_text()
-    for option in ("--gpus-per-node=4", "--cpus-per-task=64", "--time=125", "--account=lab"):
+    for option in ("--gpus-per-node=4", "--cpus-per-task=64", "--time=125", "--account=lab", "--export=NIL"):
         assert f"#SBATCH {option}\n" in text
+    assert "#SBATCH --export=ALL" not in text
     assert text.endswith(f"-m miner train native {setting}/run\n")
     assert not (setting / "asked").exists()
     subprocess.run(["bash", "-n", setting / "run/job.sbatch"], check=True)
