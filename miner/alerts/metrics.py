@@ -33,7 +33,7 @@ from miner.store.figures import figures_of_ended
 from miner.store.jobs import count_ends
 from miner.store.ranks import newest_rank, ranks_between
 
-#: How much of the trainings' numbers is kept: the longest window of a rule.
+#: Seconds for which the trainings' numbers are kept: the longest window of a rule.
 KEPT_SECONDS = 3600.0
 #: Ends of a step that say that the hub, or the way to it, does not work.
 _HUB_FAILURES = (EndReason.NETWORK, EndReason.HUB_REFUSED, EndReason.RATE_LIMITED)
@@ -67,7 +67,7 @@ class Metric:
     unit: MetricUnit
     description: str
     read: Callable[[LiveMeasurements, float], SeriesBySubject] | None = None
-    #: Of the store; now comes after since.
+    #: Reads the store, from a moment until now.
     query: Callable[[sqlite3.Connection, float, float], SeriesBySubject] | None = None
 
 
@@ -134,15 +134,15 @@ def _points(samples: Iterable[GpuSample | HostSample], number: SampledNumber) ->
 
 
 def _xids(live: LiveMeasurements, since: float) -> SeriesBySubject:
-    found = {}
+    series = {}
     for gpu in live.samples.gpus:
         samples = live.samples.since(gpu, since)
         seen = sorted({xid for sample in samples for xid in sample.xids})
         points = tuple(Point(sample.at, float(len(sample.xids))) for sample in samples)
-        found[gpu_subject(gpu)] = MetricSeries(
+        series[gpu_subject(gpu)] = MetricSeries(
             points, detail=f"Xid {', '.join(map(str, seen))}" if seen else ""
         )
-    return found
+    return series
 
 
 # Trainings
@@ -155,7 +155,7 @@ class _TrainingNumber:
     name: str
     unit: MetricUnit
     description: str
-    #: Of the training, at a moment.
+    #: Reads it of the training, at a moment.
     read: Callable[[RunningTraining, float], float | None]
 
     def metric(self) -> Metric:
@@ -240,12 +240,12 @@ def _new_fields(live: LiveMeasurements, since: float) -> SeriesBySubject:
 
 
 def _clock_offset(live: LiveMeasurements, since: float) -> SeriesBySubject:
-    found = live.clock_offset()
-    if found is None:
+    offset = live.clock_offset()
+    if offset is None:
         return {MINER: MetricSeries(detail="fewer than two validators have sent anything in the last hour")}
-    side = "ahead of" if found.seconds >= 0 else "behind"
-    detail = f"this clock is {side} those of {found.validators} validators"
-    return {MINER: MetricSeries((Point(since, abs(found.seconds)),), detail=detail)}
+    side = "ahead of" if offset.seconds >= 0 else "behind"
+    detail = f"this clock is {side} those of {offset.validators} validators"
+    return {MINER: MetricSeries((Point(since, abs(offset.seconds)),), detail=detail)}
 
 
 # The store

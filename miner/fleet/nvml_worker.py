@@ -29,8 +29,7 @@ _NEVER = (*NOT_AVAILABLE, nv.NVML_ERROR_INVALID_ARGUMENT, nv.NVML_ERROR_ARGUMENT
 #: The GPU itself is gone: nothing else is asked of it this time.
 _GONE = (nv.NVML_ERROR_GPU_IS_LOST, nv.NVML_ERROR_UNINITIALIZED)
 
-#: What each bit of the reasons means that hold the clocks down. Idle, and clocks that somebody has set, are
-#: none of them.
+#: Meaning of each bit of the reasons that hold the clocks down. Idle, and clocks set by hand, do not count.
 _THROTTLE = {
     nv.nvmlClocksThrottleReasonSwThermalSlowdown: "heat",
     nv.nvmlClocksThrottleReasonHwThermalSlowdown: "heat",
@@ -393,7 +392,7 @@ class _Gpm:
             nv.nvmlGpmSampleFree(sample)
 
 
-#: Of a sum of two metrics each has to be there.
+#: A sum of two metrics needs both of them.
 _GPM_METRICS = (
     (nv.NVML_GPM_METRIC_GRAPHICS_UTIL, "busy", 1.0),
     (nv.NVML_GPM_METRIC_ANY_TENSOR_UTIL, "tensor", 1.0),

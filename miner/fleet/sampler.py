@@ -269,11 +269,11 @@ class GpuSampler:
 
 def samples_of_fleet(gpus: Iterable[Gpu], measured: Sequence[NumberedSample], at: float) -> list[GpuSample]:
     """The samples under the fleet's names: UUIDs, or numbers where GPUS or FLEET_FILE has no UUIDs."""
-    by_uuid = {one.sample.gpu: one.sample for one in measured}
-    by_number = {str(one.index): one.sample for one in measured}
-    found = []
+    by_uuid = {numbered.sample.gpu: numbered.sample for numbered in measured}
+    by_number = {str(numbered.index): numbered.sample for numbered in measured}
+    samples = []
     for gpu in gpus:
         sample = by_uuid.get(gpu.id) or by_number.get(gpu.id)
         if sample is not None:
-            found.append(replace(sample, at=at, gpu=gpu.id))
-    return found
+            samples.append(replace(sample, at=at, gpu=gpu.id))
+    return samples

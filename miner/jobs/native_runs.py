@@ -62,27 +62,27 @@ class NativeRunOptions:
     kl: float | None = None
 
 
-def make_run(folder: Path, wishes: NativeRunOptions) -> RunSpec:
+def make_run(folder: Path, options: NativeRunOptions) -> RunSpec:
     """Write a new run; raise `ConfigError` for options that cannot be."""
-    _require_file(wishes.model / "config.json", "--model", "a model's folder has a config.json")
-    dataset = dataset_of(wishes.mode, wishes.data, wishes.columns)
+    _require_file(options.model / "config.json", "--model", "a model's folder has a config.json")
+    dataset = dataset_of(options.mode, options.data, options.columns)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_profile(folder, wishes)
+    _write_profile(folder, options)
     run = RunSpec(
         task_id=folder.name,
-        task_type=_task_type(wishes.mode, dataset),
-        model_id=wishes.model.name,
-        model_path=str(wishes.model.resolve()),
-        data_path=str(wishes.data.resolve()),
+        task_type=_task_type(options.mode, dataset),
+        model_id=options.model.name,
+        model_path=str(options.model.resolve()),
+        data_path=str(options.data.resolve()),
         dataset=dataset,
-        kl_coefficient=wishes.kl,
-        plan_path=str(wishes.plan.resolve()) if wishes.plan else None,
+        kl_coefficient=options.kl,
+        plan_path=str(options.plan.resolve()) if options.plan else None,
         work_dir=str(folder / "work"),
         submission_dir=str(folder / "model"),
         progress_path=str(folder / PROGRESS_FILE),
         result_path=str(folder / RESULT_FILE),
         stop_path=str(folder / STOP_FILE),
-        **_deadlines(wishes.hours * 3600),
+        **_deadlines(options.hours * 3600),
     )
     (folder / RUN_FILE).write_text(run.to_json(), encoding="utf-8")
     return run
@@ -111,8 +111,8 @@ def resume_run(folder: Path) -> RunSpec:
 
 def newest_state(output: Path) -> Path | None:
     """Return the newest checkpoint; only complete ones have their final name."""
-    found = [path for path in output.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
-    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    states = [path for path in output.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
+    return max(states, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def dataset_of(mode: NativeMode, data: Path, columns: Mapping[str, str]) -> DatasetType | None:
@@ -142,26 +142,27 @@ def dataset_of(mode: NativeMode, data: Path, columns: Mapping[str, str]) -> Data
 def _columns(
     wanted: Mapping[str, Sequence[str]], seen: Mapping[str, None], columns: Mapping[str, str]
 ) -> dict[str, str]:
-    found, problems = {}, []
+    chosen, problems = {}, []
     for key, usual in wanted.items():
         named = columns.get(key) or next((name for name in usual if name in seen), None)
         if named is None or named not in seen:
             rule = f"the data's columns are {', '.join(seen) or 'none'}; say which with --column {key}=NAME"
             problems.append(Problem(f"--column {key}", named or "", rule))
         else:
-            found[key] = named
+            chosen[key] = named
     if problems:
         raise ConfigError("train native", problems)
-    return found
+    return chosen
 
 
 def _chat(column: str, rows: Sequence[Mapping[str, Any]]) -> ChatDataset:
-    """Return the message keys (`role`/`content` or `from`/`value`) and the names of the two sides."""
-    messages = [one for row in rows for one in row.get(column) or [] if isinstance(one, dict)]
-    role, content = ("role", "content") if any("role" in one for one in messages) else ("from", "value")
-    speakers = dict.fromkeys(str(one.get(role)) for one in messages)
-    assistant = next((one for one in speakers if one in ASSISTANT_ROLES), "assistant")
-    user = next((one for one in speakers if one not in (assistant, "system")), "user")
+    """Guess the message keys (`role`/`content` or `from`/`value`) and the names of the two sides."""
+    messages = [message for row in rows for message in row.get(column) or [] if isinstance(message, dict)]
+    has_roles = any("role" in message for message in messages)
+    role, content = ("role", "content") if has_roles else ("from", "value")
+    speakers = dict.fromkeys(str(message.get(role)) for message in messages)
+    assistant = next((name for name in speakers if name in ASSISTANT_ROLES), "assistant")
+    user = next((name for name in speakers if name not in (assistant, "system")), "user")
     return ChatDataset(
         # The model's own template if it has one; validators name theirs.
         chat_template="tokenizer_default_fallback_chatml",
@@ -179,21 +180,21 @@ def _task_type(mode: NativeMode, dataset: DatasetType | None) -> TaskType:
     return TaskType.CHAT if isinstance(dataset, ChatDataset) else TaskType.INSTRUCT
 
 
-def _write_profile(folder: Path, wishes: NativeRunOptions) -> None:
+def _write_profile(folder: Path, options: NativeRunOptions) -> None:
     """Write the profile and check it, so that a mistake is reported before anything starts."""
-    profile = wishes.profile
+    profile = options.profile
     if profile.endswith(".yaml") or "/" in profile:
         _require_file(Path(profile), "--profile", "is neither a profile's name nor a file")
         profile = str(Path(profile).resolve())
     targets: dict[str, object] = {"engine": "native"}
-    settings = dict(wishes.settings)
-    if wishes.mode is NativeMode.PRETRAIN:
+    settings = dict(options.settings)
+    if options.mode is NativeMode.PRETRAIN:
         # No validator scores pretraining: the held-out loss decides, and held-out documents are never trained
         # on.
-        packs = wishes.data.suffix != ".bin"
+        packs = options.data.suffix != ".bin"
         targets |= {"method": "full", "sample_packing": packs, "eval_metric": EvalMetric.LOSS.value}
         settings = {"objective": "tokens", **settings}
-    content: dict[str, object] = {"extends": profile, "targets": {**targets, **wishes.targets}}
+    content: dict[str, object] = {"extends": profile, "targets": {**targets, **options.targets}}
     if settings:
         content["engine_config"] = {"native": settings}
     path = folder / PROFILE_FILE
@@ -218,16 +219,16 @@ def _require_file(path: Path, option: str, rule: str) -> None:
 
 def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, object]:
     """Parse `key=value` pairs; values are YAML."""
-    found = {}
+    values = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise ConfigError("train native", [Problem(option, pair, "is written key=value")])
-        found[key.strip()] = yaml.safe_load(value)
-    return found
+        values[key.strip()] = yaml.safe_load(value)
+    return values
 
 
-#: All that the child needs of our environment: it has no business with the wallet or the hub.
+#: The part of our environment that the child needs; not the wallet's, nor the hub's.
 PASSED_VARIABLES = (
     "PATH",
     "HOME",
@@ -289,8 +290,8 @@ def run_training(python: Path, folder: Path, run: RunSpec, on_event: Callable[[P
 
 @contextlib.contextmanager
 def _stopped_by_interrupt(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """A handler rather than `KeyboardInterrupt`, which could come up anywhere, and would end the training
-    unsaved. Where interrupts are ignored, as in a script's background, they stay so."""
+    """Handle interrupts here: a `KeyboardInterrupt` could come up anywhere, and would end the training
+    unsaved. If interrupts are ignored, as in a script's background, they stay so."""
     before, asked = signal.getsignal(signal.SIGINT), False
     if before is signal.SIG_IGN:
         yield

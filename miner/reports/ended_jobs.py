@@ -29,7 +29,7 @@ from miner.offers.policies.schema import ValueTerms
 from miner.store.figures import figures_of_ended
 from miner.store.offers import read_part
 
-#: What validators count at most.
+#: Most parameters, in billions, that validators count.
 _MOST_BILLIONS = 40
 
 #: The validators' normalisation: share, steepness, middle and exponent of the sigmoid; the linear share.

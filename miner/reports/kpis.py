@@ -36,7 +36,7 @@ from miner.store.store import Store
 DAY = 86_400.0
 #: Jobs that form the field in which quality is normalised.
 FIELD_SECONDS = 90 * DAY
-#: What the quality of the last week is compared with.
+#: Time before the last week with whose quality it is compared.
 _QUALITY_BEFORE_SECONDS = 4 * WEEK
 #: The page asks every two seconds; nothing here changes faster than jobs end.
 _CACHED_SECONDS = 30.0

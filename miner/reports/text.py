@@ -55,8 +55,8 @@ def report_sections(report: Report) -> list[ReportSection]:
         _alerts,
         _actions,
     ]
-    found = [make(report) for make in makers]
-    return [*found, _backtest(report)] if report.backtest is not None else found
+    sections = [make(report) for make in makers]
+    return [*sections, _backtest(report)] if report.backtest is not None else sections
 
 
 _GROUPS = (("type", "task"), ("family", "family"), ("size", "size"))

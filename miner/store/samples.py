@@ -13,7 +13,7 @@ from miner.store.events import MAX_PRUNED_ROWS
 
 MINUTE, HOUR = 60, 3600
 _DAY = 86_400.0
-#: How long minutes are kept.
+#: Seconds for which minutes are kept.
 MINUTES_KEPT_SECONDS = 7 * _DAY
 #: Hours are kept at least so long, however short HISTORY_DAYS is: a report compares with the year before.
 MIN_HOURS_KEPT_SECONDS = 400 * _DAY
@@ -112,22 +112,22 @@ def rollups(
     connection: sqlite3.Connection, period: int, since: float, until: float = float("inf")
 ) -> list[GpuRollup]:
     """The rows of the periods that began in this time, oldest first. The last one is still being measured."""
-    found = connection.execute(
+    rows = connection.execute(
         f"SELECT {_NAMES} FROM gpu_rollups "  # noqa: S608 - ours
         "WHERE period = ? AND at >= ? AND at < ? ORDER BY at, gpu",
         (period, since, until),
     )
-    return [GpuRollup(*row) for row in found]
+    return [GpuRollup(*row) for row in rows]
 
 
 def job_ids(connection: sqlite3.Connection, keys: Iterable[TaskKey]) -> dict[TaskKey, int]:
     """The jobs of these tasks."""
-    found = {}
+    ids = {}
     for key in keys:
         row = connection.execute("SELECT id FROM jobs WHERE validator = ? AND task_id = ?", key).fetchone()
         if row is not None:
-            found[key] = int(row[0])
-    return found
+            ids[key] = int(row[0])
+    return ids
 
 
 def _minute(connection: sqlite3.Connection, at: int, gpu: str) -> GpuRollup | None:

@@ -68,9 +68,9 @@ def test_pretraining_trains_every_weight_on_every_token(tmp_path: Path) -> None:
     [
         ({"targets": {"learning_rat": 1}}, "learning_rat"),
         ({"profile": "no-such"}, "no such profile"),
-        ({"profile": "./no/such.yaml"}, "no profile's name"),
+        ({"profile": "./no/such.yaml"}, "neither a profile's name nor a file"),
         ({"model": Path("/nowhere")}, "config.json"),
-        ({"data": Path("/nowhere.json")}, "no file"),
+        ({"data": Path("/nowhere.json")}, "neither a file nor a directory"),
     ],
 )
 def test_a_mistake_is_reported_before_anything_starts(
