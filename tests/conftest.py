@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.doubles import outside, watch
+from tests.doubles.required import training_python  # noqa: F401
 
 # The training environment runs the trainer's tests without the daemon's packages.
 if importlib.util.find_spec("pydantic_settings") is not None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import memory_model
-from tests.core.recipes.conftest import training_python
-
-__all__ = ["training_python"]
 
 
 def test_the_cases_cover_shapes_methods_ranks_and_checkpointing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import subprocess
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -38,6 +39,13 @@ def own_dockerd(
             yield engine
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def places_of(python: str | Path) -> list[Path]:
+    """Folders of an environment and of the interpreter that it was made with, but those of the system."""
+    code = "import sys; print(sys.prefix); print(sys.base_prefix)"
+    prefixes = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+    return [Path(line) for line in prefixes.split() if not line.startswith("/usr")]
 
 
 @pytest.fixture

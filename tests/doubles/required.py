@@ -12,3 +12,10 @@ def missing(why: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(why)
     pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def training_python() -> str:
+    """The interpreter of an environment with the training stack."""
+    name = "GOD_MINER_TRAINING_PYTHON"
+    return os.environ.get(name) or missing(f"{name} is not set: run make training")

@@ -4,7 +4,6 @@ without the token; and a real training on the CPU, live, which is then cancelled
 from __future__ import annotations
 
 import asyncio
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from miner.dev.samples import SampleTask, example_task
 from miner.dev.stack import ChildProcess, DevStack, daemon_process, dashboard_process, prepare_stack
 from miner.dev.validator import ValidatorClient
 from tests.doubles.browser import Browser, open_browser
-from tests.doubles.required import missing
 
 PASSWORD = "a password for the page"
 #: No disk is so large.
@@ -285,16 +283,13 @@ def test_with_a_password_nothing_is_seen_before_it(browser: Browser, page: Page)
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Iterator[Page]:
+def training(tmp_path: Path, training_python: str) -> Iterator[Page]:
     """A daemon that trains a little model on the CPU."""
-    python = os.environ.get("GOD_MINER_TRAINING_PYTHON")
-    if not python:
-        missing("GOD_MINER_TRAINING_PYTHON is not set: run make training")
     stack = prepare_stack(tmp_path / "miner")
     with ExitStack() as parts:
         site = parts.enter_context(LoopbackSite())
         site.add_model(demo_inputs.MODEL_ID, demo_inputs.model_files())
-        settings = demo.demo_settings(site, stack.folder) | {"TRAINER_PYTHON": str(python)}
+        settings = demo.demo_settings(site, stack.folder) | {"TRAINER_PYTHON": training_python}
         daemon = parts.enter_context(daemon_process(stack, settings))
         dashboard = parts.enter_context(dashboard_process(stack))
         made = Page(stack, daemon, dashboard)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,8 @@ from miner.settings import BackendKind
 from miner.store.attempts import attempts_of
 from miner.store.database import open_store
 from miner.store.figures import figures_of
-from tests.doubles.required import missing
 from tests.doubles.slurm import OwnSlurm
 
-PYTHON = os.environ.get("GOD_MINER_TRAINING_PYTHON")
 pytestmark = [
     pytest.mark.training,
     pytest.mark.small,
@@ -27,14 +24,16 @@ pytestmark = [
 @pytest.mark.kept("process")
 @pytest.mark.parametrize("engine", [BackendKind.PROCESS, BackendKind.SLURM])
 def test_a_little_model_is_trained_published_and_reported(
-    engine: BackendKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    engine: BackendKind,
+    training_python: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     if engine is BackendKind.SLURM:
         slurm: OwnSlurm = request.getfixturevalue("slurm")
         monkeypatch.setenv("SLURM_BIN_DIR", str(slurm.bin))
-    if not PYTHON:
-        missing("GOD_MINER_TRAINING_PYTHON is not set: run make training")
-    monkeypatch.setenv("TRAINER_PYTHON", str(PYTHON))
+    monkeypatch.setenv("TRAINER_PYTHON", training_python)
     # Importing the stack on a busy machine takes minutes; below what `tests.doubles.watch` gives a test.
     monkeypatch.setattr(demo, "PATIENCE_S", 800.0)
     lines: list[tuple[str, str]] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from pathlib import Path
@@ -16,7 +15,6 @@ from core.runs.run_files import RunEnd, RunResult
 from core.submission.digests import check_weights
 from miner.__main__ import app
 from miner.dev import demo_inputs
-from tests.doubles.required import missing
 
 pytestmark = pytest.mark.training
 
@@ -24,12 +22,9 @@ PAGE = Path(__file__).parents[2] / "docs/native.md"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training_python: str) -> Path:
     """A directory with the inputs of the page's commands: MODEL, and some text."""
-    python = os.environ.get("GOD_MINER_TRAINING_PYTHON")
-    if not python:
-        missing("GOD_MINER_TRAINING_PYTHON is not set: run make training")
-    monkeypatch.setenv("TRAINER_PYTHON", str(python))
+    monkeypatch.setenv("TRAINER_PYTHON", training_python)
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "MODEL").mkdir()
@@ -57,7 +52,7 @@ def test_a_pretraining_from_text_or_tokens_ends_with_a_better_model(folder: Path
     words = f"train native RUN --mode pretrain --model MODEL --data {data}"
     if data == "TOKENS":
         run("train tokens text/ TOKENS --tokenizer MODEL")
-    small = ("max_steps=16", "learning_rate=2e-3", "micro_batch_size=8", "effective_batch_size=8")
+    small = ("max_steps=6", "learning_rate=2e-3", "micro_batch_size=8", "effective_batch_size=8")
     run(words, "--hours", "0.5", *(word for target in small for word in ("--set", target)))
     result = RunResult.model_validate_json((folder / "RUN/result.json").read_bytes())
     assert (result.end, result.submission) == (RunEnd.FINISHED, True), result.detail
@@ -79,5 +74,5 @@ def test_a_pretraining_from_text_or_tokens_ends_with_a_better_model(folder: Path
     log = (folder / "RUN/log").read_text()
     assert "\r" not in log
     assert not re.search(r"\d+%\|", log)
-    assert re.search(r"^step 16/16  loss \d\.\d{4}  lr \S+  [\d,]+ tokens/s", log, re.MULTILINE)
+    assert re.search(r"^step 6/6  loss \d\.\d{4}  lr \S+  [\d,]+ tokens/s", log, re.MULTILINE)
     assert f"step {result.best.step}: eval_loss {result.best.value:.4f}, the best so far\n" in log

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +25,6 @@ from miner.store.actions import ActionOutcome, ActionRow, actions_of_job
 from miner.store.alerts import AlertRow
 from miner.support import background
 from tests.doubles.nvml import NvmlHost, compiled
-from tests.doubles.required import missing
 from tests.miner.http.daemon_in_process import DaemonInProcess, open_daemon
 
 pytestmark = [
@@ -110,11 +108,8 @@ class PlayedJob:
 
 @pytest.fixture
 async def played(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, training_python: str
 ) -> AsyncIterator[PlayedJob]:
-    python = os.environ.get("GOD_MINER_TRAINING_PYTHON")
-    if not python:
-        missing("GOD_MINER_TRAINING_PYTHON names no training environment")
     host = NvmlHost(compiled(tmp_path), tmp_path / "nvml.json", 1)
     host.gpu(0, uuid="cpu", total_mib=TOTAL_MIB, used_mib=500)
     for name, value in host.environment.items():
@@ -131,7 +126,7 @@ async def played(
             "GPUS": "cpu",
             "PROFILE": "long",
             "BACKEND": "process",
-            "TRAINER_PYTHON": str(python),
+            "TRAINER_PYTHON": training_python,
             "TRAINER_SANDBOX": "off",
             "HUB": f"local:{tmp_path / 'hub'}",
             "HF_ENDPOINT": site.url,

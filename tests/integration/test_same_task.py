@@ -15,8 +15,7 @@ import pytest
 from core.runs.run_files import PLAN_FILE
 from miner.dev import demo_inputs
 from tests.doubles import base_image
-from tests.doubles.engine_fixtures import own_dockerd
-from tests.doubles.required import missing
+from tests.doubles.engine_fixtures import own_dockerd, places_of
 from tests.doubles.slurm import OwnSlurm
 
 pytestmark = [
@@ -28,11 +27,6 @@ ROOT = Path(__file__).parents[2]
 IMAGE = "training:1"
 #: Importing the stack on a busy machine takes minutes.
 LIMIT_S = 800
-
-
-@pytest.fixture(scope="module")
-def training() -> str:
-    return os.environ.get("GOD_MINER_TRAINING_PYTHON") or missing("GOD_MINER_TRAINING_PYTHON is not set")
 
 
 @pytest.fixture(scope="module")
@@ -103,25 +97,21 @@ def trained(task: Path, data_dir: Path, settings: dict[str, str]) -> tuple[dict[
 
 @pytest.fixture(scope="module")
 def by_processes(
-    task: Path, training: str, tmp_path_factory: pytest.TempPathFactory
+    task: Path, training_python: str, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], bytes]:
     folder = tmp_path_factory.mktemp("process")
-    return trained(
-        task, folder / "data", {"BACKEND": "process", "TRAINER_PYTHON": training, "TRAINER_SANDBOX": "off"}
-    )
+    settings = {"BACKEND": "process", "TRAINER_PYTHON": training_python, "TRAINER_SANDBOX": "off"}
+    return trained(task, folder / "data", settings)
 
 
 @pytest.fixture
-def docker_settings(training: str) -> Iterator[dict[str, str]]:
+def docker_settings(training_python: str) -> Iterator[dict[str, str]]:
     """An engine whose containers see this machine's training environment, and our code."""
-    code = "import sys; print(sys.prefix); print(sys.base_prefix)"
-    prefixes = subprocess.run([training, "-c", code], capture_output=True, text=True, check=True).stdout
-    places = [Path(line) for line in prefixes.split() if not line.startswith("/usr")]
     changes = [
-        f"ENV PATH={Path(training).parent}:/usr/local/bin:/usr/bin:/bin",
+        f"ENV PATH={Path(training_python).parent}:/usr/local/bin:/usr/bin:/bin",
         f"ENV PYTHONPATH={ROOT}",
     ]
-    with own_dockerd(mounted=[*places, ROOT]) as engine:
+    with own_dockerd(mounted=[*places_of(training_python), ROOT]) as engine:
         name, _, tag = IMAGE.partition(":")
         with engine.client() as client:
             client.api.import_image_from_data(base_image.tar(), repository=name, tag=tag, changes=changes)
@@ -129,11 +119,11 @@ def docker_settings(training: str) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def slurm_settings(training: str, slurm: OwnSlurm) -> dict[str, str]:
+def slurm_settings(training_python: str, slurm: OwnSlurm) -> dict[str, str]:
     return {
         "BACKEND": "slurm",
         "SLURM_BIN_DIR": str(slurm.bin),
-        "TRAINER_PYTHON": training,
+        "TRAINER_PYTHON": training_python,
         "TRAINER_SANDBOX": "off",
     }
 

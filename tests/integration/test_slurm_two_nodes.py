@@ -20,7 +20,6 @@ from core.runs.run_files import RunEnd, RunResult
 from core.system.wrapper import processes
 from miner.backends.base import EndCause, RunPhase
 from tests.doubles.engine_bench import EngineBench, Run, slurm_bench
-from tests.doubles.required import missing
 from tests.doubles.slurm import ROOT, OwnSlurm, own_slurm
 
 #: For what takes half a minute on an idle machine.
@@ -42,11 +41,6 @@ run = planned(task(folder, TaskType.INSTRUCT, 1200), profile, processes=2, machi
 """
 
 
-@pytest.fixture
-def python() -> str:
-    return os.environ.get("GOD_MINER_TRAINING_PYTHON") or missing("GOD_MINER_TRAINING_PYTHON is not set")
-
-
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[OwnSlurm]:
     with own_slurm() as slurm:
@@ -54,18 +48,18 @@ def slurm() -> Iterator[OwnSlurm]:
 
 
 @pytest.fixture
-async def bench(slurm: OwnSlurm, python: str, tmp_path: Path) -> AsyncIterator[EngineBench]:
+async def bench(slurm: OwnSlurm, training_python: str, tmp_path: Path) -> AsyncIterator[EngineBench]:
     # Ranks have threads, which count.
-    bench = slurm_bench(tmp_path / "data", slurm.bin, trainer_python=python, processes=4096)
+    bench = slurm_bench(tmp_path / "data", slurm.bin, trainer_python=training_python, processes=4096)
     yield bench
     await bench.clear()
 
 
-async def started(bench: EngineBench, python: str, engine: Engine, how: str) -> Run:
+async def started(bench: EngineBench, training_python: str, engine: Engine, how: str) -> Run:
     spec = bench.spec(
         "python", "-m", "trainer.text", "--run", "run.json", nodes=("n1", "n2"), timeout_s=PATIENCE
     )
-    command = [python, "-c", MAKE, str(spec.run_dir), engine.value, how]
+    command = [training_python, "-c", MAKE, str(spec.run_dir), engine.value, how]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     await asyncio.to_thread(subprocess.run, command, check=True, env=environment)
     argv = (*spec.argv[:-1], str(spec.run_dir / "run.json"))
@@ -109,8 +103,8 @@ async def nothing_left(run: Run) -> None:
 
 @pytest.mark.thorough_rows("axolotl")
 @pytest.mark.parametrize("engine", [Engine.NATIVE, Engine.AXOLOTL])
-async def test_two_nodes_train_one_model(bench: EngineBench, python: str, engine: Engine) -> None:
-    run = await started(bench, python, engine, "short")
+async def test_two_nodes_train_one_model(bench: EngineBench, training_python: str, engine: Engine) -> None:
+    run = await started(bench, training_python, engine, "short")
     status = await bench.end_of(run, PATIENCE)
     assert status.why is EndCause.OK, logs(run)
     result = RunResult.model_validate_json(run.file("result.json"))
@@ -138,9 +132,9 @@ async def test_a_node_whose_wrapper_is_killed_ends_the_job_on_both(bench: Engine
 @pytest.mark.thorough
 @pytest.mark.parametrize("node", ["", "node_1"])
 async def test_a_node_whose_trainer_is_killed_ends_the_job_on_both(
-    bench: EngineBench, python: str, node: str
+    bench: EngineBench, training_python: str, node: str
 ) -> None:
-    run = await started(bench, python, Engine.NATIVE, "endless")
+    run = await started(bench, training_python, Engine.NATIVE, "endless")
     await trains(bench, run)
     (wrapper,) = processes_of(run, "--dir", str(run.dir / node), "trainer.text")
     os.kill(wrapper, signal.SIGKILL)

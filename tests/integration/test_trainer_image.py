@@ -18,8 +18,7 @@ import pytest
 from core.runs.run_files import TrainerExitCode
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
-from tests.doubles.engine_fixtures import own_dockerd
-from tests.doubles.required import missing
+from tests.doubles.engine_fixtures import own_dockerd, places_of
 
 pytestmark = [
     pytest.mark.training,
@@ -27,7 +26,6 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-VARIABLE = "GOD_MINER_TRAINING_PYTHON"
 DOCKERFILE = "dockerfiles/standalone-text-trainer.dockerfile"
 BASE, IMAGE = "training-base:1", "text-trainer:1"
 TASK, BAD_TASK, REPO = "0d63e5c4", "1bad", "tournament-t-0d63e5c4-5Gabc"
@@ -37,20 +35,14 @@ LIMIT_S = 500
 
 
 @pytest.fixture(scope="module")
-def training() -> Path:
-    python = os.environ.get(VARIABLE)
-    if not python:
-        missing(f"{VARIABLE} is not set: the python of an environment with Axolotl")
-    return Path(python)
+def training(training_python: str) -> Path:
+    return Path(training_python)
 
 
 @pytest.fixture(scope="module")
 def engine(training: Path) -> Iterator[Dockerd]:
     """With the training environment, and the interpreter that it was made with, in every container."""
-    code = "import sys; print(sys.prefix); print(sys.base_prefix)"
-    prefixes = subprocess.run([training, "-c", code], capture_output=True, text=True, check=True).stdout
-    places = [Path(line) for line in prefixes.split() if not line.startswith("/usr")]
-    with own_dockerd(mounted=places) as engine:
+    with own_dockerd(mounted=places_of(training)) as engine:
         path = f"ENV PATH={training.parent}:/usr/local/bin:/usr/bin:/bin"
         name, _, tag = BASE.partition(":")
         with engine.client() as client:

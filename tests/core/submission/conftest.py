@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from core.submission.check import BaseModelRef
-from tests.core.recipes.conftest import training_python as training_python
 from tests.core.submission import folders
 
 

@@ -11,12 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from miner.__main__ import app
-from tests.core.recipes.conftest import training_python
 
 pytestmark = pytest.mark.process
 
-
-__all__ = ["training_python"]
 
 #: Answers what it is asked about itself like a python, and tells instead of scoring.
 FAKE = """#!/bin/sh
