@@ -7,9 +7,10 @@ operator's that extends it, and may have its name.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,10 +34,52 @@ from miner.api.config_files import (
     FileKind,
     FilesInForce,
 )
-from miner.config_files.effective import effective_yaml
 from miner.offers.policies.load import POLICY_KIND, LoadedPolicy, load_policy
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.settings import Settings
+
+# Values of a file and all that it extends, as one YAML text with the origin of each.
+
+#: A word that YAML reads as the text it is, or as the number or measure that it shows.
+_PLAIN = re.compile(r"[A-Za-z0-9._/+-][A-Za-z0-9._/+ -]*")
+#: Where comments begin, unless a line is longer.
+_COLUMN = 44
+
+
+def effective_yaml(values: Sequence[EffectiveValue]) -> str:
+    """Nested as in a file, each value with its origin as a comment."""
+    return "".join(f"{line}\n" for line in _lines(values))
+
+
+def _lines(values: Sequence[EffectiveValue]) -> Iterator[str]:
+    above: list[str] = []
+    for entry in values:
+        *parents, key = _steps(entry.path)
+        shared = next(
+            (at for at, pair in enumerate(zip(above, parents, strict=False)) if pair[0] != pair[1]),
+            min(len(above), len(parents)),
+        )
+        for depth in range(shared, len(parents)):
+            yield f"{'  ' * depth}{_key(parents[depth])}:"
+        above = parents
+        line = f"{'  ' * len(parents)}{_key(key)}: {_scalar(entry.value)}"
+        yield f"{line:<{_COLUMN}}  # {entry.origin}"
+
+
+def _steps(path: str) -> list[str]:
+    """Engine keys may have dots of their own: they are below two steps."""
+    return path.split(".", 2 if path.startswith("engine_config.") else -1)
+
+
+def _key(step: str) -> str:
+    return step if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", step) else json.dumps(step, ensure_ascii=False)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and not value.endswith(" "):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
 
 #: The largest shipped profile has 8 kB.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")

@@ -66,7 +66,7 @@ def _mode_of(vae: Any) -> None:
 
 
 class ToolkitModel:
-    """The protocol of `pictures_render.PictureModel`."""
+    """The protocol of `pictures.PictureModel`."""
 
     def __init__(self, base: Any, network_config: Any, job: PictureJob) -> None:
         self.torch = importlib.import_module("torch")

@@ -37,7 +37,7 @@ def load(job: PictureJob) -> KohyaModel:
 
 
 class KohyaModel:
-    """The protocol of `pictures_render.PictureModel`."""
+    """The protocol of `pictures.PictureModel`."""
 
     def __init__(self, config: dict[str, Any], job: PictureJob) -> None:
         self.torch = importlib.import_module("torch")

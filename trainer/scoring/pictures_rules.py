@@ -1,7 +1,7 @@
 """The validators' score of a LoRA of pictures: pixels, seeds, noise levels and weights.
 
 They render each test picture again with ComfyUI, picture to picture, with its caption and with the empty
-text, and compare pixels. This is arithmetic alone; `pictures_render` runs it on a model. The settings of a
+text, and compare pixels. This is arithmetic alone; `pictures` runs it on a model. The settings of a
 family are in its record (core/models/image_families.py).
 
 Checked against the validators' graphs of July 2026 and ComfyUI's own samplers. Two things differ from theirs:

@@ -13,7 +13,7 @@ from core.submission.faults import FaultKind
 from core.submission.safetensors import BadHeader, read_header
 from tests.core.submission.engine import asked
 from tests.core.submission.folders import IMAGE_MODULES, bf16, safetensors
-from tests.core.submission.test_image_adapter import checked, kinds
+from tests.core.submission.test_check_image_adapter import checked, kinds
 
 pytestmark = pytest.mark.training
 

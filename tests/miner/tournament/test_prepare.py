@@ -13,8 +13,7 @@ import pytest
 from core.domain.errors import ConfigError
 from core.domain.wire import TournamentType
 from miner.backends.docker.images import source_root
-from miner.tournament.check.checks import is_admitted, run_checks
-from miner.tournament.check.copies import check_copies
+from miner.tournament.check.checks import check_copies, is_admitted, run_checks
 from miner.tournament.check.entry import FindingState, open_entry
 from miner.tournament.check.licence import NoUpstream
 from miner.tournament.checkout import git_output

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from core.models.image_families import IMAGE_FAMILIES, RenderRules
-from trainer.scoring import pictures_render
-from trainer.scoring.pictures_render import render
+from trainer.scoring import pictures
+from trainer.scoring.pictures import render
 from trainer.scoring.pictures_rules import noise_levels
 
 PICTURE = 0.7
@@ -46,7 +46,7 @@ def test_a_model_that_knows_the_picture_renders_it_whatever_the_noise(family: st
 def plain_rules(
     monkeypatch: pytest.MonkeyPatch, levels: list[float], *, second_order: bool = False
 ) -> RenderRules:
-    monkeypatch.setattr(pictures_render, "noise_levels", lambda *_: levels)
+    monkeypatch.setattr(pictures, "noise_levels", lambda *_: levels)
     steps = len(levels) - 1
     return RenderRules(steps=steps, guidance=1.0, denoise=1.0, passes=steps, second_order=second_order)
 

@@ -15,7 +15,7 @@ from miner.tournament.rehearsal.cache_layout import BadInput, CacheLayout
 from miner.tournament.rehearsal.container import TrainingMachine
 from miner.tournament.rehearsal.inputs import check_entry, check_inputs
 from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions
-from miner.tournament.rehearsal.task_run import RehearsalSetup, TaskRun
+from miner.tournament.rehearsal.rehearse import RehearsalSetup, TaskRun
 from miner.tournament.rules import TASKS, TEXT_DOCKERFILE
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.tournament.check.copies import check_copies, check_distinct, normalized_text, tree_digest
+from miner.tournament.check.checks import check_copies, check_distinct, normalized_text, tree_digest
 from miner.tournament.check.entry import FindingState
 from tests.miner.tournament.entries import open_again, open_small
 from tests.miner.tournament.repositories import git, make_repository

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from core.domain.tasks import ImageModelType, TaskType
-from core.submission import image_adapter as module
+from core.submission import check as module
 from core.submission.check import BaseModelRef, SubmissionReport, examine
 from core.submission.faults import FaultKind
 from core.submission.prepare import prepare

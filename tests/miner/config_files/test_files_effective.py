@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 
 from miner.api.config_files import EffectiveValue
-from miner.config_files.effective import effective_yaml
+from miner.config_files.files import effective_yaml
 
 
 def test_values_are_nested_as_in_a_file_each_with_its_origin() -> None:
