@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from peft.tuners.lora import Linear
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
@@ -23,7 +22,7 @@ from trainer.errors import BadModel
 from trainer.inputs.model_loading import NEXT_ATTENTION, block_gpu_kernels, forbid_remote_code, with_attention
 from trainer.inputs.tokens import IGNORED
 from trainer.native.batches import TokenBatch
-from trainer.native.sharded_loading import put_stand_ins, reading_in_shards, shard_of
+from trainer.native.sharded_loading import put_stand_ins, reading_in_shards
 
 log = logging.getLogger(__name__)
 
@@ -274,6 +273,8 @@ def load_model(
         enable_checkpointing(model, plan)
     if plan.adapter is None:
         return LoadedModel(model.train(), attention)
+    from trainer.native.lora import add_adapters  # PEFT takes two seconds to import
+
     return LoadedModel(add_adapters(model, plan).train(), attention)
 
 
@@ -349,42 +350,6 @@ def _selective_contexts() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def add_adapters(model: nn.Module, plan: TrainingPlan) -> nn.Module:
-    from peft import LoraConfig, get_peft_model
-
-    from trainer.native.model import LeanLoraLinear
-
-    adapter = plan.adapter
-    assert adapter is not None
-    config = LoraConfig(
-        r=adapter.rank,
-        lora_alpha=adapter.alpha,
-        lora_dropout=adapter.dropout,
-        target_modules=plan.targets.lora_target_modules or "all-linear",
-        rank_pattern=adapter.rank_pattern,
-        use_rslora=plan.targets.rslora,
-        use_dora=plan.targets.dora,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    config._register_custom_module({nn.Linear: LeanLoraLinear})
-    with_adapters: nn.Module = get_peft_model(model, config)
-    if plan.targets.dora:
-        _set_magnitudes(with_adapters)
-    return with_adapters
-
-
-@torch.no_grad()
-def _set_magnitudes(model: nn.Module) -> None:
-    """Compute DoRA's first magnitudes, norms over the inputs: PEFT cannot for a stand-in."""
-    for layer in model.modules():
-        for magnitude in getattr(layer, "lora_magnitude_vector", {}).values():
-            shard = shard_of(layer.get_base_layer().weight)  # type: ignore[operator]
-            if shard is not None:
-                inputs = 0 if layer.fan_in_fan_out else 1
-                magnitude.weight.copy_(torch.linalg.norm(shard, dim=inputs).full_tensor())
-
-
 def compute_dtype(plan: TrainingPlan) -> torch.dtype:
     """Return the format of computation. A full fine-tune's fp32 weights are the optimizer's
     (`optimizer.MasterWeights`)."""
@@ -409,21 +374,3 @@ def available_attention(wanted: Attention, device: torch.device) -> Attention:
         log.warning("flex attention cannot train on %s: torch's own takes its place", device.type)
         return Attention.SDPA
     return wanted
-
-
-class LeanLoraLinear(Linear):
-    """PEFT's layer with another forward pass: one product adds the adapter's share, scaled, to the output.
-
-    It is computed in the input's numbers, as autocast would. PEFT by itself copies each input and output of a
-    bf16 layer to fp32 for an fp32 adapter, and keeps the inputs' copies for the backward pass."""
-
-    def forward(self, x: Tensor, *args: Any, **named: Any) -> Tensor:
-        if self.disable_adapters or self.merged or self.lora_variant:  # variants: DoRA
-            other: Tensor = super().forward(x, *args, **named)
-            return other
-        (name,) = self.active_adapters
-        down, up = self.lora_A[name].weight, self.lora_B[name].weight
-        flat = x.flatten(0, -2)
-        low = F.linear(self.lora_dropout[name](flat), down.to(x.dtype))
-        summed = torch.addmm(self.base_layer(flat), low, up.to(x.dtype).T, alpha=self.scaling[name])
-        return summed.view(*x.shape[:-1], -1)

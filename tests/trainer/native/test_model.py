@@ -18,6 +18,7 @@ from trainer.errors import BadModel
 from trainer.native import model
 from trainer.native import model as nets
 from trainer.native.batches import BatchLayout, TokenBatch, collate
+from trainer.native.lora import add_adapters
 
 pytestmark = pytest.mark.small
 
@@ -161,7 +162,7 @@ def test_layers_with_other_ranks_are_as_many_parameters_as_the_planner_counts() 
     facts = facts_from_config(whole.config.to_dict(), "tiny")
     pattern = {"down_proj": 8, "layers[.]0[.].*": 2}
     adapter = AdapterPlan(rank=4, alpha=8, dropout=0.0, params=1, rank_pattern=pattern)
-    adapted = nets.add_adapters(whole, tiny.plan(adapter=adapter))
+    adapted = add_adapters(whole, tiny.plan(adapter=adapter))
     trained = sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
     factors = tuple((text, rank / 4) for text, rank in pattern.items())
     assert trained == 4 * shape_of(facts, (), factors).adapted.params_per_rank

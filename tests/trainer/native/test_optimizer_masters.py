@@ -16,6 +16,7 @@ from core.planning.candidate import RunCandidate, candidate_of
 from core.planning.memory import persistent
 from core.planning.memory.peak import moments
 from core.planning.plan import AdapterPlan, EmaPlan, FsdpPlan, OptimizerPlan, PrecisionPlan, TrainingPlan
+from core.profile.targets import Targets
 from tests.trainer.forks import ForkServer
 from tests.trainer.native import tiny
 from tests.trainer.native.allocated import bytes_allocated
@@ -236,7 +237,7 @@ def test_the_same_seed_rounds_alike_and_another_does_not(tmp_path: Path) -> None
     (one, weights), (again, others) = (weights_after(tmp_path, 6, **in_place()) for _ in range(2))
     assert one == again
     assert all(map(torch.equal, weights, others))
-    other, _ = weights_after(tmp_path, 6, **in_place(seed=8))
+    other, _ = weights_after(tmp_path, 6, **in_place(targets=Targets(seed=8)))
     assert other != one
 
 

@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from trainer.native.model import LeanLoraLinear
+from trainer.native.lora import LeanLoraLinear
 
 pytestmark = pytest.mark.small
 
