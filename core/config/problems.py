@@ -108,7 +108,9 @@ class SchemaKeys:
         *parent, key = path
         valid, name = self.keys_at(tuple(parent)), str(key)
         if name in self._removed:
-            return "this key was removed: it was off in every shipped profile, and measurements found no gain"
+            return (
+                "this key was removed: no shipped profile changed its default, and measurements found no gain"
+            )
         meant = self._synonyms.get(name, name)
         if meant in valid:
             return f"no such key; here it is called {meant}"

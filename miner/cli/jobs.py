@@ -148,10 +148,14 @@ def replay(which: Which, attempt: Number = None, as_json: AsJson = False) -> Non
     """Print how to run an attempt by hand, in a directory of its own."""
     from miner.jobs.launch import AttemptReplay, JobAttempt
     from miner.jobs.views import select_attempt
+    from miner.store.jobs import NoSuchJob
 
     settings = load_settings()
     row = select_attempt(_attempts(settings, which), attempt)
-    found = AttemptReplay.from_attempt(JobAttempt.load(row), settings)
+    try:
+        found = AttemptReplay.from_attempt(JobAttempt.load(row), settings)
+    except (OSError, ValueError) as error:
+        raise NoSuchJob(f"attempt {row.number} of job {row.job_id} cannot be replayed: {error}") from None
     if as_json:
         echo_json(found.as_dict())
     else:

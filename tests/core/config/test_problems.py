@@ -32,7 +32,7 @@ KEYS = SchemaKeys(Tree, {"color": "colour", "mass": "weight"}, [(), ("leaf",)], 
         (("listed", 0, "colur"), "no such key; nearest is colour"),
         (
             ("leaf", "grown"),
-            "this key was removed: it was off in every shipped profile, and measurements found no gain",
+            "this key was removed: no shipped profile changed its default, and measurements found no gain",
         ),
         (("leaf", "leaf"), "no such key; it belongs under the top level"),
         (("leaf", "colour", "deep"), "no such key"),

@@ -195,6 +195,10 @@ async def test_an_attempt_can_be_run_again_by_hand_in_a_folder_of_its_own(
     assert found["missing"] == []
     Path(spec.data_path).unlink()
     assert f"# MISSING: {spec.data_path}" in (await run("replay", "1")).output
+    orders = Path(spec.plan_path).parents[1] / "orders/attempt_1.plan.json"
+    orders.write_text('{"version": 1}')
+    refused = await run("replay", "1")
+    assert "plan of version 1" in str(refused.exception)
 
 
 @pytest.mark.parametrize(
