@@ -181,7 +181,7 @@ class Daemon:
                 self.samples, self.request_watch, self.trainings, self.authenticator.clock_offsets.measure
             ),
             clock=self.clock,
-            file_problems=lambda: {
+            standing_problems=lambda: {
                 **self.policy_runtime.problems,
                 AlertKind.FLEET_FILE_PROBLEM: self.inventory.file_problem(),
                 **self._hotkey_problem,

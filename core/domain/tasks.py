@@ -49,8 +49,7 @@ class TaskTraits:
 
 
 class TaskType(StrEnum):
-    """A task's type, spelled as validators spell it. A new one also needs an entry in `TASK_TRAITS`, a
-    dataset type and a template of the engine that trains it."""
+    """A task's type, spelled as validators spell it. CONTRIBUTING's checklist says what a new one needs."""
 
     INSTRUCT = "InstructTextTask"
     CHAT = "ChatTask"

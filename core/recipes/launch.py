@@ -19,6 +19,11 @@ from core.domain.tasks import ImageModelType
 from core.planning.plan import TrainingPlan
 from core.recipes.base import RenderedRun, RunInputs
 
+#: What sd-scripts trains a family with.
+KOHYA_SCRIPTS: dict[ImageModelType | None, str] = {
+    ImageModelType.SDXL: "sdxl_train_network.py",
+    ImageModelType.FLUX: "flux_train_network.py",
+}
 #: Threads per process when no cores are assigned. torchrun's own choice is 1.
 _THREADS = 4
 _MOST_THREADS = 16
@@ -59,8 +64,7 @@ def launch_command(plan: TrainingPlan, inputs: RunInputs, config_file: str) -> t
         module = "axolotl.cli.train" if plan.engine is Engine.AXOLOTL else "trainer.native"
         return accelerate_command(inputs, processes, ("-m", module, config_file), plan.launch.machines)
     if plan.engine is Engine.KOHYA:
-        kind = "flux" if plan.task.image_type is ImageModelType.FLUX else "sdxl"
-        script = f"{inputs.kohya_dir}/{kind}_train_network.py"
+        script = f"{inputs.kohya_dir}/{KOHYA_SCRIPTS[plan.task.image_type]}"
         return accelerate_command(inputs, processes, (script, "--config_file", config_file))
     return (inputs.python, f"{inputs.ai_toolkit_dir}/run.py", config_file)
 

@@ -26,7 +26,7 @@ from miner.alerts.state import AlertChange, ChangeKind, MeasuredValue, RuleEngin
 from miner.api.alerts import RuleStatus, Severity
 from miner.jobs.control import RunningTraining
 from miner.observe.alerts import (
-    ENDED_BY,
+    ENDS,
     MINER,
     AlertKind,
     AlertSubject,
@@ -64,17 +64,17 @@ class AlertService:
         live: LiveMeasurements,
         *,
         clock: Callable[[], float],
-        file_problems: Callable[[], Mapping[str, str | None]] = dict,
+        standing_problems: Callable[[], Mapping[str, str | None]] = dict,
     ) -> None:
-        """`file_problems` returns by kind of alert why the file it is about is not in force, or None."""
+        """`standing_problems` returns by kind of alert what is wrong now, or None once that is over."""
         self.rules, self.live = rules, live
         self.sink: AlertSink | None = None
         self.engine = RuleEngine()
         self.actions = ActionController(store, live)
         self._store, self._metrics, self._clock = store, metrics, clock
-        self._file_problems = file_problems
+        self._standing_problems = standing_problems
         #: Kinds without an open alert. Others may have one, perhaps of an earlier process.
-        self._files_in_force: set[str] = set()
+        self._clear: set[str] = set()
         self._adopted = False
         #: By metric and window, as last read from the store.
         self._stored: dict[tuple[str, float], SeriesBySubject] = {}
@@ -88,11 +88,11 @@ class AlertService:
         """Store an alert of the program with its event; good news resolves the alerts that it ends."""
         rules, now = self.rules.current(), self._clock()
         if kind.is_good_news:
-            ended = [alert.value for alert in ENDED_BY[kind]]
+            ended = [alert.value for alert in ENDS[kind]]
             resolved = f"resolved: {text}"
             self._write(store_alerts.record_resolution, ended, subject, resolved, now, event=kind.value)
             return
-        self._files_in_force.discard(kind)  # what is mended before the next step is seen there
+        self._clear.discard(kind)  # what is mended before the next step is seen there
         alert = NewAlert(kind.value, subject, rules.severity_of_kind(kind), text)
         self._write(store_alerts.record_alert, alert, now, notify=rules.notifies(kind))
 
@@ -123,7 +123,7 @@ class AlertService:
         if not self._adopted:
             await self._adopt(now)
         rules = self.rules.current()
-        self._resolve_mended_files(now)
+        self._resolve_what_is_over(now)
         self.live.record(now)
         if now - self._stored_at >= STORE_SECONDS:
             await self._read_store(rules.rules, now)
@@ -146,16 +146,16 @@ class AlertService:
         if self.rules.problem is not None:  # found before the store was open
             self.on_kind(AlertKind.ALERTS_PROBLEM, self.rules.problem)
 
-    def _problems_of_files(self) -> dict[str, str | None]:
-        return {AlertKind.ALERTS_PROBLEM: self.rules.problem, **self._file_problems()}
+    def _problems(self) -> dict[str, str | None]:
+        return {AlertKind.ALERTS_PROBLEM: self.rules.problem, **self._standing_problems()}
 
-    def _resolve_mended_files(self, now: float) -> None:
-        for kind, problem in self._problems_of_files().items():
+    def _resolve_what_is_over(self, now: float) -> None:
+        for kind, problem in self._problems().items():
             if problem is not None:
-                self._files_in_force.discard(kind)
-            elif kind not in self._files_in_force:
-                self._files_in_force.add(kind)
-                text = "resolved: its file can be used again"
+                self._clear.discard(kind)
+            elif kind not in self._clear:
+                self._clear.add(kind)
+                text = "resolved: the problem is gone"
                 self._write(store_alerts.record_resolution, [str(kind)], MINER, text, now)
 
     async def _read_store(self, rules: Mapping[str, AlertRule], now: float) -> None:
@@ -176,7 +176,7 @@ class AlertService:
         self._stored_at = now
         self._stored = await self._store.read(query)
         await self._look_at_bodies()
-        resolved = frozenset(self._problems_of_files()).union(*ENDED_BY.values())
+        resolved = frozenset(self._problems()).union(*ENDS.values())
         unresolved = [kind for kind in AlertKind if kind not in resolved]
         await self._store.write(store_alerts.expire_alerts, unresolved, now - FORGET_SECONDS, now)
         firing = [tracked for name in rules for tracked in self.engine.firing(name) if not tracked.no_data]

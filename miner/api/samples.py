@@ -1,6 +1,7 @@
 """Measurements of GPUs and of the host: at one moment, over the last hour, and in the store.
 
-A number of a GPU is declared here: a field of `GpuSample`, a row of `GPU_NUMBERS`, and its series.
+A number of a GPU is declared here: a field of `GpuSample` and a row of `GPU_NUMBERS`; with `series` also a
+field of `GpuSeries`, with `column` one of `GpuRollup` and a column of the store.
 """
 
 from __future__ import annotations
@@ -112,89 +113,106 @@ GPU_NUMBERS = (
         "utilization",
         _SHARE,
         "Time in which a kernel ran",
-        "gpu.utilization",
-        "gpu_utilization_ratio",
-        "utilization",
-        "utilization",
+        metric="gpu.utilization",
+        gauge="gpu_utilization_ratio",
+        series="utilization",
+        column="utilization",
     ),
-    SampledNumber("memory_used", _BYTES, "Memory in use", "", "gpu_memory_used_bytes"),
-    SampledNumber("memory_total", _BYTES, "Memory of the GPU", "", "gpu_memory_total_bytes"),
-    SampledNumber("memory_share", _SHARE, "Memory in use", "gpu.memory", "", "memory", "memory"),
+    SampledNumber("memory_used", _BYTES, "Memory in use", gauge="gpu_memory_used_bytes"),
+    SampledNumber("memory_total", _BYTES, "Memory of the GPU", gauge="gpu_memory_total_bytes"),
+    SampledNumber(
+        "memory_share", _SHARE, "Memory in use", metric="gpu.memory", series="memory", column="memory"
+    ),
     SampledNumber(
         "temperature",
         _CELSIUS,
         "Temperature of the chip",
-        "gpu.temperature",
-        "gpu_temperature_celsius",
-        "temperature",
-        "temperature",
+        metric="gpu.temperature",
+        gauge="gpu_temperature_celsius",
+        series="temperature",
+        column="temperature",
     ),
-    SampledNumber("power_watts", _WATTS, "Power drawn", "gpu.power", "gpu_power_watts", "power", "power"),
-    SampledNumber("power_limit_watts", _WATTS, "Power that it may draw", "", "gpu_power_limit_watts"),
-    SampledNumber("sm_clock_mhz", _MHZ, "SM clock", "", "gpu_sm_clock_hertz", "sm_clock_mhz"),
-    SampledNumber("max_sm_clock_mhz", _MHZ, "Highest SM clock", "", "gpu_sm_clock_max_hertz"),
-    SampledNumber("clock_share", _SHARE, "SM clock, of the highest one", "gpu.clock", "", "", "clock"),
     SampledNumber(
-        "throttled", _SHARE, "1 while anything holds the clocks down, else 0", "", "", "", "throttled"
+        "power_watts",
+        _WATTS,
+        "Power drawn",
+        metric="gpu.power",
+        gauge="gpu_power_watts",
+        series="power",
+        column="power",
     ),
+    SampledNumber("power_limit_watts", _WATTS, "Power that it may draw", gauge="gpu_power_limit_watts"),
+    SampledNumber("sm_clock_mhz", _MHZ, "SM clock", gauge="gpu_sm_clock_hertz", series="sm_clock_mhz"),
+    SampledNumber("max_sm_clock_mhz", _MHZ, "Highest SM clock", gauge="gpu_sm_clock_max_hertz"),
+    SampledNumber("clock_share", _SHARE, "SM clock, of the highest one", metric="gpu.clock", column="clock"),
+    SampledNumber("throttled", _SHARE, "1 while anything holds the clocks down, else 0", column="throttled"),
     SampledNumber(
         "throttled_by_fault",
         _SHARE,
         "1 while heat or the hardware holds the clocks down, else 0: the mean is a share of the time",
-        "gpu.throttled",
+        metric="gpu.throttled",
     ),
     SampledNumber(
-        "ecc_errors", _COUNT, "Uncorrected memory errors since the driver was loaded", "gpu.ecc_errors"
+        "ecc_errors", _COUNT, "Uncorrected memory errors since the driver was loaded", metric="gpu.ecc_errors"
     ),
     SampledNumber(
         "pcie_bytes_s",
         _RATE,
         "PCIe traffic, both directions",
-        "",
-        "gpu_pcie_bytes_per_second",
-        "pcie_bytes_s",
-        "pcie",
+        gauge="gpu_pcie_bytes_per_second",
+        series="pcie_bytes_s",
+        column="pcie",
     ),
     SampledNumber(
         "nvlink_bytes_s",
         _RATE,
         "NVLink traffic, both directions",
-        "",
-        "gpu_nvlink_bytes_per_second",
-        "nvlink_bytes_s",
-        "nvlink",
+        gauge="gpu_nvlink_bytes_per_second",
+        series="nvlink_bytes_s",
+        column="nvlink",
     ),
     SampledNumber(
         "tensor",
         _SHARE,
         "Time in which tensor cores worked (Hopper and newer)",
-        "gpu.tensor",
-        "gpu_tensor_active_ratio",
-        "tensor",
-        "tensor",
+        metric="gpu.tensor",
+        gauge="gpu_tensor_active_ratio",
+        series="tensor",
+        column="tensor",
     ),
     SampledNumber(
         "dram",
         _SHARE,
         "Memory bandwidth in use (Hopper and newer)",
-        "gpu.dram",
-        "gpu_dram_active_ratio",
-        "dram",
-        "dram",
+        metric="gpu.dram",
+        gauge="gpu_dram_active_ratio",
+        series="dram",
+        column="dram",
     ),
 )
 HOST_NUMBERS = (
-    SampledNumber("cpu", _SHARE, "All cores, busy", "host.cpu", "host_cpu_ratio", "cpu"),
-    SampledNumber("memory_share", _SHARE, "Memory in use", "host.memory", "host_memory_ratio", "memory"),
+    SampledNumber("cpu", _SHARE, "All cores, busy", metric="host.cpu", gauge="host_cpu_ratio", series="cpu"),
     SampledNumber(
-        "disk_free_bytes", _BYTES, "Free space where DATA_DIR lies", "host.disk_free", "host_disk_free_bytes"
+        "memory_share",
+        _SHARE,
+        "Memory in use",
+        metric="host.memory",
+        gauge="host_memory_ratio",
+        series="memory",
+    ),
+    SampledNumber(
+        "disk_free_bytes",
+        _BYTES,
+        "Free space where DATA_DIR lies",
+        metric="host.disk_free",
+        gauge="host_disk_free_bytes",
     ),
     SampledNumber(
         "disk_free_share",
         _SHARE,
         "The same, of the whole disk",
-        "host.disk_free_share",
-        "host_disk_free_ratio",
+        metric="host.disk_free_share",
+        gauge="host_disk_free_ratio",
     ),
 )
 

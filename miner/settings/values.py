@@ -344,7 +344,13 @@ class BackendKind(StrEnum):
 def _one_per_machine(kinds: tuple[BackendKind, ...]) -> tuple[BackendKind, ...]:
     here = [kind for kind in kinds if not kind.is_cluster]
     nothing_else = BackendKind.NONE not in kinds or len(kinds) == 1
-    if not kinds or len(here) > 1 or len(set(kinds)) < len(kinds) or not nothing_else:
+    if (
+        not kinds
+        or len(here) > 1
+        or len(kinds) - len(here) > 1
+        or len(set(kinds)) < len(kinds)
+        or not nothing_else
+    ):
         local = ", ".join(kind for kind in BackendKind if not kind.is_cluster)
         clusters = ", ".join(kind for kind in BackendKind if kind.is_cluster)
         raise ValueError(f"must be one of {local}, or {clusters}, or both, like docker,slurm")

@@ -250,7 +250,7 @@ def test_pages_that_no_browser_connects_to_take_little_memory_from_those_that_ar
             browser.run("window.neverReloaded = true")
         for _ in range(30):
             urllib.request.urlopen(url).read()
-        assert memory_mb(dashboard.pid) < 220
+        assert memory_mb(dashboard.pid) < 250  # such pages once took 7 MB each
         page.send(example_task("dpo", 77), start=True)
         for tab in tabs:
             browser.driver.switch_to.window(tab)

@@ -91,7 +91,7 @@ _WORK_PLACES = (
 
 @dataclass(frozen=True)
 class RehearsalSetup:
-    """What the tasks of a rehearsal share."""
+    """Client, options, machine and network shared by the tasks of a rehearsal."""
 
     client: DockerClient
     options: RehearsalOptions

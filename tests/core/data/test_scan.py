@@ -26,7 +26,9 @@ from core.domain.tasks import (
     GrpoDataset,
     InstructDataset,
     RewardFunction,
+    TaskType,
 )
+from core.recipes.dry_run import DATASETS
 from tests.doubles.each import each
 
 DATASET = InstructDataset(field_instruction="q", field_output="a")
@@ -164,3 +166,14 @@ def test_a_preference_row_is_as_long_as_its_longer_answer() -> None:
     facts = facts_from_scan(DPO, *scan_rows([{"prompt": "a b", "good": "c", "bad": "d e f"}], DPO), words)
     assert facts.rejected is not None
     assert (facts.prompt.max, facts.answer.max, facts.rejected.max, facts.total.max) == (2, 1, 3, 5)
+
+
+@each("task", [task for task in TaskType if task.is_text])
+def test_every_text_type_has_an_example_and_a_reader_of_its_rows(task: TaskType) -> None:
+    dataset = DATASETS[task]
+    if task is TaskType.ENVIRONMENT:  # its rows are made in the container
+        with pytest.raises(ValueError, match="have no rows"):
+            RowReader(dataset)
+    else:
+        assert set(needed_columns(dataset)) <= set(type(dataset).model_fields)
+        assert RowReader(dataset).texts_of({})

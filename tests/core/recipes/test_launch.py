@@ -5,9 +5,10 @@ from __future__ import annotations
 from core.domain.choices import Engine, Parallelism
 from core.domain.hardware import parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
+from core.models.image_families import families_of
 from core.planning.plan import ContainerPlan, FsdpPlan, GrpoPlan
 from core.profile.targets import Targets
-from core.recipes.launch import accelerate_command, launch_command, launch_environment
+from core.recipes.launch import KOHYA_SCRIPTS, accelerate_command, launch_command, launch_environment
 from core.recipes.render import render
 from tests.core.recipes.cases import image_inputs, image_plan, inputs, text_plan
 from tests.doubles.each import each
@@ -143,3 +144,7 @@ def test_a_plan_without_gpus_hides_the_machines() -> None:
     env = launch_environment(plan, inputs())
     assert (env["ACCELERATE_USE_CPU"], env["CUDA_VISIBLE_DEVICES"]) == ("true", "")
     assert (env["GLOO_SOCKET_IFNAME"], env["OMP_NUM_THREADS"]) == ("lo", "1")
+
+
+def test_every_family_that_kohya_trains_has_a_script() -> None:
+    assert set(KOHYA_SCRIPTS) == set(families_of(Engine.KOHYA))

@@ -51,7 +51,7 @@ class AlertBench:
         self.samples, self.requests = SampleHistory(), RequestWatch()
         self.notified: list[AlertRow] = []
         self.clock_offset: ClockOffset | None = None
-        self.file_problems: dict[str, str | None] = {}
+        self.standing_problems: dict[str, str | None] = {}
         self.live = LiveMeasurements(self.samples, self.requests, list, lambda: self.clock_offset)
         self.metrics = Metrics()
         live_rules = LiveAlertRules(file, folder / "last-good.json", self.raise_alert)
@@ -61,7 +61,7 @@ class AlertBench:
             live_rules,
             self.live,
             clock=lambda: self.now,
-            file_problems=lambda: self.file_problems,
+            standing_problems=lambda: self.standing_problems,
         )
         self.service.sink = self
         self.alerts = Alerts(self.metrics, self.service.on_kind)
@@ -204,30 +204,30 @@ async def test_a_file_that_is_mended_resolves_the_alert_about_it(store: Store, t
     bench.service.rules.refresh()
     await bench.play(91.0, 1)
     await bench.settled()
-    assert bench.rows()[0].text == "resolved: its file can be used again"
+    assert bench.rows()[0].text == "resolved: the problem is gone"
 
 
 async def test_a_policy_that_is_mended_resolves_its_alert_also_over_a_restart(
     store: Store, tmp_path: Path
 ) -> None:
     bench = AlertBench(store, tmp_path)
-    bench.file_problems = {"policy_problem": "own.yaml: rulez", "profile_problem": "mine.yaml: lora"}
+    bench.standing_problems = {"policy_problem": "own.yaml: rulez", "profile_problem": "mine.yaml: lora"}
     bench.alerts(AlertKind.POLICY_PROBLEM, "own.yaml: rulez")
     bench.alerts(AlertKind.PROFILE_PROBLEM, "mine.yaml: lora")
     bench.now += FORGET_SECONDS + 60
     await bench.play(None, 1)
-    assert {row.rule for row in store.read_now(store_alerts.open_alerts)} == set(bench.file_problems)
-    bench.file_problems["policy_problem"] = None
+    assert {row.rule for row in store.read_now(store_alerts.open_alerts)} == set(bench.standing_problems)
+    bench.standing_problems["policy_problem"] = None
     await bench.play(None, 1)
     await bench.settled()
     assert [row.rule for row in store.read_now(store_alerts.open_alerts)] == ["profile_problem"]
-    assert [row.text for row in bench.notified[2:]] == ["resolved: its file can be used again"]
+    assert [row.text for row in bench.notified[2:]] == ["resolved: the problem is gone"]
     bench.alerts(AlertKind.POLICY_PROBLEM, "own.yaml: again")  # mended before anybody looked
     await bench.play(None, 1)
     await bench.settled()
     assert [row.rule for row in store.read_now(store_alerts.open_alerts)] == ["profile_problem"]
     after = AlertBench(store, tmp_path)
-    after.file_problems = {"profile_problem": None}
+    after.standing_problems = {"profile_problem": None}
     await after.play(None, 1)
     await after.settled()
     assert store.read_now(store_alerts.open_alerts) == []

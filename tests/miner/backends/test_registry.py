@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 
 async def test_an_unknown_engine_is_rejected_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(NoEngine, match="docker, process, slurm"):
-        await build_engine(load_settings(env={}, env_file=None, data_dir=tmp_path), "kubernetes")
+        await build_engine(load_settings(env={}, env_file=None, data_dir=tmp_path), "abacus")
 
 
 def test_every_folder_is_registered_under_its_name() -> None:
@@ -44,37 +44,37 @@ def test_the_wrapper_is_copied_under_a_name_by_its_content(tmp_path: Path) -> No
 
 
 #: Everything that the folder of another backend holds.
-KUBERNETES = {
+ABACUS = {
     "__init__.py": "",
     "settings.py": """
 from miner.settings.fields import Section, setting
 
-class KubernetesSection(Section):
-    title = "Kubernetes"
-    kubernetes_namespace: str = setting("default", "Namespace of the pods.")
+class AbacusSection(Section):
+    title = "Abacus"
+    abacus_namespace: str = setting("default", "Namespace of the pods.")
 
-SECTION = KubernetesSection
+SECTION = AbacusSection
 """,
     "backend.py": """
 from core.domain.hardware import parse_gpus
-from miner.backends.kubernetes.settings import KubernetesSection
+from miner.backends.abacus.settings import AbacusSection
 from miner.backends.registry import Backend
 from miner.fleet.sources import FixedGpuSource
 from miner.settings import BackendKind
 from miner.support.findings import ok
 
 def check(settings):
-    yield ok("kubernetes", settings.section(KubernetesSection).kubernetes_namespace)
+    yield ok("abacus", settings.section(AbacusSection).abacus_namespace)
 
 class Engine:
-    name, can_sandbox = "kubernetes", False
+    name, can_sandbox = "abacus", False
     def __init__(self, settings, context):
         self.data_id = context.data_id
 
 def gpu_source(settings, cluster):
-    return FixedGpuSource(parse_gpus("2xH100"), "kubernetes")
+    return FixedGpuSource(parse_gpus("2xH100"), "abacus")
 
-BACKEND = Backend(BackendKind.KUBERNETES, Engine, check, fix="kubectl", gpu_source=gpu_source)
+BACKEND = Backend(BackendKind.ABACUS, Engine, check, fix="kubectl", gpu_source=gpu_source)
 """,
 }
 SCRIPT = """
@@ -86,9 +86,9 @@ from miner.settings import load_settings
 from miner.settings.reference import setting_docs
 
 settings = load_settings(env_file=None)
-check = next(check for check in all_checks(settings) if check.name == "kubernetes")
+check = next(check for check in all_checks(settings) if check.name == "abacus")
 print(json.dumps({
-    "documented": "kubernetes_namespace" in [doc.name for doc in setting_docs()],
+    "documented": "abacus_namespace" in [doc.name for doc in setting_docs()],
     "findings": [finding.as_dict() for finding in check.run(CheckContext(settings))],
     "engine": build_here(settings, settings.backend[0]).name,
     "fleet": [len(scan_once(settings)[0].inventory.gpus), scan_once(settings)[1]],
@@ -101,24 +101,22 @@ def test_a_folder_and_a_line_add_a_backend_to_settings_doctor_and_fleet(tmp_path
         shutil.copytree(
             SOURCE_ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
         )
-    folder = tmp_path / "miner" / "backends" / "kubernetes"
+    folder = tmp_path / "miner" / "backends" / "abacus"
     folder.mkdir()
-    for name, text in KUBERNETES.items():
+    for name, text in ABACUS.items():
         (folder / name).write_text(text)
     values = tmp_path / "miner" / "settings" / "values.py"
-    line = '    KUBERNETES = "kubernetes", "cluster"\n'
+    line = '    ABACUS = "abacus", "cluster"\n'
     values.write_text(re.sub(r"(?=    NONE = )", line, values.read_text(), count=1))
     environment = {
-        "BACKEND": "kubernetes",
-        "KUBERNETES_NAMESPACE": "training",
+        "BACKEND": "abacus",
+        "ABACUS_NAMESPACE": "training",
         "DATA_DIR": str(tmp_path / "data"),
     }
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     found = json.loads(done.stdout)
     assert found["documented"]
-    assert found["engine"] == "kubernetes"
-    assert found["fleet"] == [2, "kubernetes"]
-    assert [(finding["what"], finding["detail"]) for finding in found["findings"]] == [
-        ("kubernetes", "training")
-    ]
+    assert found["engine"] == "abacus"
+    assert found["fleet"] == [2, "abacus"]
+    assert [(finding["what"], finding["detail"]) for finding in found["findings"]] == [("abacus", "training")]
