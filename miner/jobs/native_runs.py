@@ -194,9 +194,11 @@ def _write_profile(folder: Path, options: NativeRunOptions) -> None:
         packs = options.data.suffix != ".bin"
         targets |= {"method": "full", "sample_packing": packs, "eval_metric": EvalMetric.LOSS.value}
         settings = {"objective": "tokens", **settings}
-    content: dict[str, object] = {"extends": profile, "targets": {**targets, **options.targets}}
+    # A section of its own, which comes last: those of the profile would win over general targets.
+    section: dict[str, object] = {"targets": {**targets, **options.targets}}
     if settings:
-        content["engine_config"] = {"native": settings}
+        section["engine_config"] = {"native": settings}
+    content = {"extends": profile, "sections": {"this-run": section}}
     path = folder / PROFILE_FILE
     path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
     load_profile(str(path))

@@ -12,7 +12,8 @@ import pytest
 from core.domain.choices import Engine, Method
 from core.domain.errors import ConfigError
 from core.domain.tasks import ChatDataset, DpoDataset, InstructDataset, TaskType
-from core.profile.resolve import load_profile
+from core.models.identify import facts_from_name
+from core.profile.resolve import load_profile, resolve_profile
 from core.runs.run_files import RunSpec
 from miner.jobs.native_runs import NativeMode, NativeRunOptions, dataset_of, make_run, parse_pairs, resume_run
 
@@ -48,9 +49,19 @@ def test_wishes_become_a_profile_that_extends_the_named_one(tmp_path: Path) -> N
     make_run(tmp_path / "run", wishes(tmp_path, profile=str(own), **changes))
     layers = load_profile(str(tmp_path / "run/profile.yaml")).layers
     assert [layer.name for layer in layers][-3:] == ["cpu-demo", "mine", "profile"]
-    content = layers[-1].content
-    assert (content.targets.engine, content.targets.learning_rate) == (Engine.NATIVE, 3e-4)
-    assert content.engine_config.native == {"tensorboard": True}
+    section = layers[-1].content.sections["this-run"]
+    assert (section.targets.engine, section.targets.learning_rate) == (Engine.NATIVE, 3e-4)
+    assert section.engine_config.native == {"tensorboard": True}
+
+
+def test_wishes_win_over_sections_of_the_profile(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    section = "{when: {task: instruct}, targets: {learning_rate: 1e-4, engine: axolotl}}"
+    own.write_text(f"extends: cpu-demo\nsections: {{texts: {section}}}\n")
+    make_run(tmp_path / "run", wishes(tmp_path, profile=str(own), targets={"learning_rate": 3e-4}))
+    loaded = load_profile(str(tmp_path / "run/profile.yaml"))
+    targets = resolve_profile(loaded, TaskType.INSTRUCT, facts_from_name("org/llama-8b")).targets
+    assert (targets.learning_rate, targets.engine) == (3e-4, Engine.NATIVE)
 
 
 def test_pretraining_trains_every_weight_on_every_token(tmp_path: Path) -> None:
@@ -58,9 +69,9 @@ def test_pretraining_trains_every_weight_on_every_token(tmp_path: Path) -> None:
     text.write_text("words")
     run = make_run(tmp_path / "run", wishes(tmp_path, mode=NativeMode.PRETRAIN, data=text))
     assert run.dataset is None
-    content = load_profile(str(tmp_path / "run/profile.yaml")).layers[-1].content
-    assert (content.targets.method, content.targets.sample_packing) == (Method.FULL, True)
-    assert content.engine_config.native == {"objective": "tokens"}
+    section = load_profile(str(tmp_path / "run/profile.yaml")).layers[-1].content.sections["this-run"]
+    assert (section.targets.method, section.targets.sample_packing) == (Method.FULL, True)
+    assert section.engine_config.native == {"objective": "tokens"}
 
 
 @pytest.mark.parametrize(
