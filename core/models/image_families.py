@@ -79,6 +79,36 @@ class RenderRules:
 _FLUX_SHIFT = math.exp(1.15)
 
 
+class HubFile(NamedTuple):
+    """A file of a repository on the hub."""
+
+    repository: str
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowRules:
+    """The evaluation of a family since September 2026: how ComfyUI loads it, and the recipe to begin with."""
+
+    #: ComfyUI's name of the way in which the encoders' outputs are put together.
+    clip_type: str
+    encoders: tuple[HubFile, ...]
+    #: z-image is encoded by the `vae` folder of the task's repository, with diffusers, where that is there.
+    vae: HubFile
+    #: Only where the evaluator takes another base than the task's.
+    base: HubFile | None = None
+    #: Shift of the model's sampling object; it does not move the noise levels that are scored.
+    shift: float | None = None
+    #: An input of the model.
+    guidance: float | None = None
+    #: Whether the evaluator's numbers differ from a training's: candidates are scored on a second copy.
+    twin: bool = False
+    rank: int = 16
+    rate: float = 2e-4
+    #: Searched in the names of linear layers, or None for all of them.
+    targets: str | None = None
+
+
 @dataclass(frozen=True)
 class ImageFamily:
     """One kind of diffusion model."""
@@ -105,6 +135,8 @@ class ImageFamily:
     #: qwen-image 4.45, z-image 1.54, ideogram4 2.02; Flux at 1024 in sd-scripts 2.6. Other hosts took 0.6
     #: times as long (krea2).
     slowness: float = 1.0
+    #: None if validators do not score the family.
+    flow: FlowRules | None = None
     #: None if validators do not render the family: its files cannot be scored.
     render: RenderRules | None = None
     #: Hours of its tournament tasks; None if tournaments have none.
@@ -169,6 +201,12 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             "a turbo model loses its few-step quality without it",
         ),
         slowness=3.5,
+        flow=FlowRules(
+            clip_type="lumina2",
+            encoders=(HubFile("Comfy-Org/z_image_turbo", "split_files/text_encoders/qwen_3_4b.safetensors"),),
+            vae=HubFile("Comfy-Org/z_image_turbo", "split_files/vae/ae.safetensors"),
+            rate=3e-4,
+        ),
         render=RenderRules(steps=10, guidance=1.0, denoise=0.90, passes=18),
         tournament_hours=1.0,
     ),
@@ -189,6 +227,21 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             "a quantised base falls back to 8 bits",
         ),
         slowness=4.0,
+        flow=FlowRules(
+            clip_type="qwen_image",
+            encoders=(
+                HubFile(
+                    "Comfy-Org/Qwen-Image_ComfyUI",
+                    "split_files/text_encoders/qwen_2.5_vl_7b_fp8_scaled.safetensors",
+                ),
+            ),
+            vae=HubFile("Comfy-Org/Qwen-Image_ComfyUI", "split_files/vae/qwen_image_vae.safetensors"),
+            shift=3.0,
+            twin=True,
+            rank=8,
+            rate=1e-4,
+            targets=r"\.attn\.",
+        ),
         render=RenderRules(steps=20, guidance=8.0, denoise=0.93, passes=57),
         tournament_hours=1.5,
     ),
@@ -207,6 +260,13 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             "the negative pass runs without it",
         ),
         slowness=3.4,
+        flow=FlowRules(
+            clip_type="ideogram4",
+            encoders=(HubFile("Comfy-Org/Ideogram-4", "text_encoders/qwen3vl_8b_fp8_scaled.safetensors"),),
+            vae=HubFile("Comfy-Org/Ideogram-4", "vae/flux2-vae.safetensors"),
+            base=HubFile("Comfy-Org/Ideogram-4", "diffusion_models/ideogram4_fp8_scaled.safetensors"),
+            twin=True,
+        ),
         render=RenderRules(
             steps=30,
             guidance=8.0,
@@ -230,6 +290,16 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         ),
         name_pattern=r"flux",
         slowness=1.95,
+        flow=FlowRules(
+            clip_type="flux",
+            encoders=(
+                HubFile("comfyanonymous/flux_text_encoders", "t5xxl_fp16.safetensors"),
+                HubFile("comfyanonymous/flux_text_encoders", "clip_l.safetensors"),
+            ),
+            vae=HubFile("rayonlabs/FLUX.1-dev", "ae.safetensors"),
+            guidance=3.5,
+            rate=3e-4,
+        ),
         render=RenderRules(
             steps=35,
             guidance=100.0,
@@ -259,6 +329,11 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         text_encoder="Qwen/Qwen3-VL-4B-Instruct",
         vae="Qwen/Qwen-Image",
         slowness=1.7,
+        flow=FlowRules(
+            clip_type="krea2",
+            encoders=(HubFile("Comfy-Org/Krea-2", "text_encoders/qwen3vl_4b_fp8_scaled.safetensors"),),
+            vae=HubFile("Comfy-Org/Krea-2", "vae/qwen_image_vae.safetensors"),
+        ),
         render=RenderRules(
             steps=25, guidance=12.0, denoise=0.80, passes=60, shift=_FLUX_SHIFT, entries=10_000, seeds=5
         ),

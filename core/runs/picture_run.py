@@ -1,0 +1,151 @@
+"""The files through which the image runner and the picture trainer meet.
+
+`python -m trainer.pictures.train RUN.json` reads a `PictureRun`, trains, and writes progress
+(`core.runs.progress`: stages, steps, held-out scores with the metric `flow_mse`, submissions, notes, the
+end), the submission, and a `TrainingOutcome` (`trainer.handoff`) at `outcome_path`. From the first minute on
+the submission lies at `submission_dir` in the file `submission_file`; a better one replaces the folder in one
+step. Exit code 0 exactly when there is one, else the code of `TrainerExitCode`.
+
+`python -m trainer.pictures.evaluate JOB.json` reads a `PictureEvaluation` and writes `PictureScores` to its
+`report_path` after every adapter, so that whoever waits has what is done when the time is up. It ends with 0
+if every adapter has a score.
+
+Both run in the Python that has torch, transformers and what ComfyUI requires, with god-miner on `PYTHONPATH`;
+of its dependencies they need pydantic alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field
+
+from core.domain.records import Record, SanitizedText
+from core.domain.tasks import ImageModelType
+
+#: Held-out scores in progress events and in the outcome: half the mean loss with the caption, half that with
+#: the empty text; lower is better.
+PICTURE_METRIC = "flow_mse"
+#: The evaluation's noise draws for each of the 16 bands.
+NOISES = 16
+
+
+class PictureModel(Record):
+    """A base with its encoders, as ComfyUI loads them. All paths exist."""
+
+    family: ImageModelType
+    #: The one weight file of the diffusion model.
+    base_path: str
+    #: In the order of the family's record; two for flux (T5, CLIP-L).
+    text_encoder_paths: tuple[str, ...] = Field(min_length=1)
+    #: A weight file that ComfyUI's VAE loads, or a folder that diffusers' `AutoencoderKL` does.
+    vae_path: str
+    #: A checkout of ComfyUI. None: `GOD_MINER_COMFYUI`, else `/app/ComfyUI`.
+    comfy_dir: str | None = None
+
+
+class PictureRecipe(Record):
+    """Numbers of one training; the defaults are those of a family without a record of its own."""
+
+    rank: int = Field(default=16, ge=1)
+    #: None: the rank, a scale of 1.
+    alpha: float | None = Field(default=None, gt=0)
+    rate: float = Field(default=2e-4, gt=0)
+    #: Searched in the names of the diffusion model's linear layers (`blocks.3.attn.wq`), or None for all.
+    targets: str | None = None
+    #: Pictures in a step. Halved where memory runs out.
+    batch: int = Field(default=1, ge=1)
+    #: Compute a block's activations again in the backward pass. Switched on where memory runs out.
+    checkpointing: bool = True
+    warm_up_steps: int = Field(default=20, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    #: Of the gradients' norm; 0: none.
+    clip: float = Field(default=1.0, ge=0)
+    ema_decay: float = Field(default=0.99, ge=0, lt=1)
+    #: Pictures kept out of the training to choose by: this share, at least so many. Too few pictures: none.
+    held_out_share: float = Field(default=0.1, ge=0, lt=1)
+    held_out_least: int = Field(default=3, ge=0)
+    #: Share of the time that screening candidates may take.
+    evaluation_share: float = Field(default=0.12, gt=0, lt=1)
+    #: The rate is multiplied by the best of these after a short trial of each; empty: no trials.
+    rate_factors: tuple[float, ...] = (0.5, 2.0)
+    #: Noise draws for each band with which the best candidates are compared at the end.
+    confirm_noises: int = Field(default=4, ge=1, le=NOISES)
+    #: Train again from another seed once the curve is past its optimum, and submit the mean of both if that
+    #: is better.
+    second_member: bool = True
+    #: None: until the clock or the curve ends the training.
+    max_steps: int | None = Field(default=None, ge=0)
+
+
+class PictureRun(Record):
+    """One training of an adapter on pictures. Paths are the trainer's."""
+
+    version: Literal[1] = 1
+    model: PictureModel
+    #: The base as the evaluator loads it, where its numbers differ from a training's (fp8); may be the base's
+    #: own file. Candidates are then scored on this second copy. None: on the model that is trained.
+    twin_path: str | None = None
+    recipe: PictureRecipe = PictureRecipe()
+    #: Pictures with captions of the same name that end in `.txt`.
+    pictures_dir: str
+    #: The hub's name of the base, for the submission's record.
+    model_id: str
+    submission_dir: str
+    #: Within it: `last.safetensors`, or `checkpoint/last.safetensors` for offers.
+    submission_file: str = "last.safetensors"
+    work_dir: str
+    progress_path: str
+    outcome_path: str
+    #: SIGTERM, or this file when it appears, ends the training within seconds, with the best in its place.
+    stop_path: str
+    #: What the daemon asks while the training runs (`core.runs.control`). None: nobody asks.
+    control_path: str | None = None
+    #: Seconds since the epoch: the last save is over by then.
+    end_by: float
+    seed: int = 42
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        return cls.model_validate_json(path.read_bytes())
+
+
+class PictureEvaluation(Record):
+    """Order to score adapters by the measure."""
+
+    model: PictureModel
+    #: "" is the base alone.
+    adapters: tuple[str, ...] = Field(min_length=1)
+    pictures_dir: str
+    report_path: str
+    noises: int = Field(default=NOISES, ge=1)
+    #: Seconds since the epoch, or None for as long as it takes.
+    end_by: float | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        return cls.model_validate_json(path.read_bytes())
+
+
+class AdapterScore(Record):
+    """The evaluation's two vectors, a number for each picture, and the score of both."""
+
+    path: str
+    score: float | None = None
+    text_losses: tuple[float, ...] = ()
+    no_text_losses: tuple[float, ...] = ()
+    seconds: float = 0.0
+    #: Why there is no score: a key that is not loaded, nothing patched, numbers that do not repeat.
+    error: SanitizedText = ""
+
+
+class PictureScores(Record):
+    """The report of an evaluation."""
+
+    #: Names of the pictures, in the order of the losses.
+    pictures: tuple[str, ...] = ()
+    adapters: tuple[AdapterScore, ...] = ()
+    #: Whether every adapter has been tried, and the reason if not.
+    complete: bool = False
+    reason: SanitizedText = ""
