@@ -5,11 +5,9 @@ A new family is a value of `ImageModelType`, one of `Family`, a record here and 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
 from core.domain.choices import Engine
@@ -41,42 +39,6 @@ def _names(blocks: str, also: str | None = None, encoders: bool = False) -> Adap
     pattern of other names."""
     own = rf"(?:diffusion_model\.|lora_unet_)(?:{blocks})(?:[._].+)?"
     return AdapterNames(re.compile(f"{own}|{also}" if also else own), encoders)
-
-
-class NoiseSchedule(StrEnum):
-    """The noise levels of a render: two of ComfyUI's schedules, and Ideogram's own."""
-
-    SIMPLE = "simple"
-    UNIFORM = "sgm_uniform"
-    IDEOGRAM = "ideogram"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RenderRules:
-    """Settings with which validators render a picture again, by their graphs of July 2026."""
-
-    steps: int
-    guidance: float
-    denoise: float
-    #: Forward passes for a picture and a seed, with and without caption: steps × denoise, twice if guided.
-    #: Without caption krea2 and qwen-image need one pass a step: both sides of the guidance are equal.
-    passes: int
-    noise: NoiseSchedule = NoiseSchedule.SIMPLE
-    #: Shift of the noise levels, and entries in the model's table of them.
-    shift: float = 3.0
-    entries: int = 1000
-    seeds: int = 10
-    #: The graph has a noise of its own and ignores the seed: every render of a picture is the same one.
-    fixed_seed: int | None = None
-    #: The guidance is an input of the model, not a difference of two predictions.
-    embedded: bool = False
-    #: The negative branch runs without adapter and text; below the second number the guidance is the first.
-    late: tuple[float, float] | None = None
-    second_order: bool = False
-
-
-#: Flux states its shift as a logarithm, and its table has ten times the entries.
-_FLUX_SHIFT = math.exp(1.15)
 
 
 class HubFile(NamedTuple):
@@ -137,8 +99,6 @@ class ImageFamily:
     slowness: float = 1.0
     #: None if validators do not score the family.
     flow: FlowRules | None = None
-    #: None if validators do not render the family: its files cannot be scored.
-    render: RenderRules | None = None
     #: Hours of its tournament tasks; None if tournaments have none.
     tournament_hours: float | None = None
     #: Repositories that validators put beside the model, in the hub's own layout.
@@ -207,7 +167,6 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             vae=HubFile("Comfy-Org/z_image_turbo", "split_files/vae/ae.safetensors"),
             rate=3e-4,
         ),
-        render=RenderRules(steps=10, guidance=1.0, denoise=0.90, passes=18),
         tournament_hours=1.0,
     ),
     ImageModelType.QWEN_IMAGE: ImageFamily(
@@ -242,7 +201,6 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             rate=1e-4,
             targets=r"\.attn\.",
         ),
-        render=RenderRules(steps=20, guidance=8.0, denoise=0.93, passes=57),
         tournament_hours=1.5,
     ),
     ImageModelType.IDEOGRAM4: ImageFamily(
@@ -266,15 +224,6 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             vae=HubFile("Comfy-Org/Ideogram-4", "vae/flux2-vae.safetensors"),
             base=HubFile("Comfy-Org/Ideogram-4", "diffusion_models/ideogram4_fp8_scaled.safetensors"),
             twin=True,
-        ),
-        render=RenderRules(
-            steps=30,
-            guidance=8.0,
-            denoise=0.75,
-            passes=92,
-            noise=NoiseSchedule.IDEOGRAM,
-            seeds=5,
-            late=(5.0, 0.3),
         ),
         tournament_hours=1.0,
     ),
@@ -300,18 +249,6 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             guidance=3.5,
             rate=3e-4,
         ),
-        render=RenderRules(
-            steps=35,
-            guidance=100.0,
-            denoise=0.75,
-            passes=54,
-            noise=NoiseSchedule.UNIFORM,
-            shift=_FLUX_SHIFT,
-            entries=10_000,
-            fixed_seed=18006742449132,
-            embedded=True,
-            second_order=True,
-        ),
         tournament_hours=0.75,
         companions=(
             "openai/clip-vit-large-patch14",
@@ -333,9 +270,6 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             clip_type="krea2",
             encoders=(HubFile("Comfy-Org/Krea-2", "text_encoders/qwen3vl_4b_fp8_scaled.safetensors"),),
             vae=HubFile("Comfy-Org/Krea-2", "vae/qwen_image_vae.safetensors"),
-        ),
-        render=RenderRules(
-            steps=25, guidance=12.0, denoise=0.80, passes=60, shift=_FLUX_SHIFT, entries=10_000, seeds=5
         ),
         tournament_hours=1.0,
     ),
@@ -363,7 +297,7 @@ _OLDER_SD_NAME = re.compile(
 
 def is_older_sd(model_id: str) -> bool:
     """Return True for Stable Diffusion 1 or 2, by its name: no engine here trains them, and no evaluation
-    renders them."""
+    scores them."""
     return _OLDER_SD_NAME.search(model_id.lower().replace("_", "-")) is not None
 
 

@@ -339,7 +339,6 @@ def _image(needs: Requirements, timed: TimedCandidate) -> ImagePlan | None:
         return None
     return ImagePlan(
         resolutions=image.resolutions,
-        choice=timed.choice,
         repeats=targets.image_repeats or needs.data.image_repeats,
         vae_batch=image.vae_batch,
         caption_dropout=0.0 if image.text_offloaded else targets.caption_dropout,

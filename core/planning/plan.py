@@ -227,28 +227,12 @@ class GrpoPlan(Record):
     vllm_memory_share: float = Field(default=0.3, gt=0, lt=1)
 
 
-class CheckpointChoice(Record):
-    """Compare files of the run by the evaluator's own measure at its end, and submit the best."""
-
-    #: Files compared: so many of the saves, evenly spread, the last among them.
-    files: int = Field(ge=2)
-    #: Pictures that they are compared on, and random seeds for each.
-    pictures: int = Field(ge=1)
-    seeds: int = Field(ge=1)
-    #: Part of the timeline that this may take, loading the base model included.
-    seconds: float = Field(gt=0)
-    #: The pictures are kept out of the training. False: they are some of those trained on.
-    held_out: bool = False
-
-
 class ImagePlan(Record):
     """Numbers that only image training has, beside its targets."""
 
     #: Sides of the squares whose area pictures are trained at. ai-toolkit trains every picture at each of
     #: them in turn; kohya takes the largest.
     resolutions: tuple[Annotated[int, Field(ge=64)], ...] = Field(default=(1024,), min_length=1)
-    #: The choice of the file to submit at the end, or None for the last one.
-    choice: CheckpointChoice | None = None
     repeats: int = Field(default=1, ge=1)
     vae_batch: int = Field(default=4, ge=1)
     caption_dropout: float = Field(default=0.0, ge=0, le=1)

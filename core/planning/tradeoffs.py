@@ -279,7 +279,7 @@ def _time(needs: Requirements, timed: TimedCandidate) -> Iterator[Concession]:
         and schedule.save_every > targets.save_steps
         and schedule.total > targets.save_steps
     ):
-        reason = "evenly spread, to choose from" if timed.choice else "checkpoints fall on evaluations"
+        reason = "checkpoints fall on evaluations"
         yield conceded("save_steps", targets.save_steps, schedule.save_every, reason)
     between = targets.save_every_epochs
     if between and timed.candidate.engine is Engine.KOHYA and epochs_between_files(timed) < between:
@@ -300,9 +300,6 @@ def reasons_for(needs: Requirements, result: SearchResult, given: list[Concessio
         origin = needs.profile.origin(f"targets.{target}")
         if target in forced:
             reasons[path] = PlanReason(text=forced[target])
-        elif (law := getattr(needs.targets.by_pictures, target, None)) is not None and needs.model.is_image:
-            text = f"{law}, at {needs.data.rows} pictures"
-            reasons[path] = PlanReason(text=text, source=str(needs.profile.origin("targets.by_pictures")))
         elif path in own:
             reasons[path] = PlanReason(text=own[path])
         elif needs.profile.is_set(f"targets.{target}"):

@@ -17,7 +17,7 @@ from core.profile.learning import LrStageTarget
 from core.profile.limits import ContainerTargets, ProfileLimits, SlurmTargets, TargetScale
 from core.profile.resolve import load_profile, profile_files
 from core.profile.schema import Profile, SectionSelector
-from core.profile.targets import CheckpointChoiceTarget, GpuStep, PictureLaw, Targets, TargetsByPictures
+from core.profile.targets import GpuStep, Targets
 
 _INTRO = """\
 # Tuning profiles
@@ -78,9 +78,6 @@ _PARTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("targets.gpus_by_size", "", GpuStep),
     ("targets.lanes", "By a name of your choice.", Lane),
     ("targets.lr_stages", "", LrStageTarget),
-    ("targets.by_pictures", "", TargetsByPictures),
-    ("targets.by_pictures: a law", "The number is at_24 × (pictures / 24) ^ power.", PictureLaw),
-    ("targets.checkpoint_choice", "", CheckpointChoiceTarget),
 )
 
 _ENGINE_CONFIG = """\

@@ -34,6 +34,8 @@ REMOVED_FIELDS = frozenset(
         "dpo_precompute_reference",
         "adam_epsilon",
         "fp32_master",
+        "by_pictures",
+        "checkpoint_choice",
     }
 )
 

@@ -8,7 +8,6 @@ idea is the same, for text and images alike.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 from pydantic import Field
@@ -62,50 +61,6 @@ class GpuStep(Record):
 
     above: Params = Field(description="For models with more parameters than this.")
     gpus: int = Field(ge=1, le=64, description="GPUs for them.")
-
-
-class PictureLaw(Record):
-    """A number that follows how many pictures there are: at_24 × (pictures / 24) ^ power."""
-
-    at_24: float = Field(gt=0, description="The number at 24 training pictures.")
-    power: float = Field(
-        default=0.0, ge=-2, le=2, description="0: the same for any; 0.5: with their root; 1: in proportion."
-    )
-
-    def at(self, pictures: float) -> float:
-        return self.at_24 * math.pow(max(pictures, 1) / 24, self.power)
-
-    def __str__(self) -> str:
-        return f"{self.at_24:g} × (pictures/24)^{self.power:g}"
-
-
-class TargetsByPictures(Record):
-    """Targets that follow the number of training pictures. They replace those of the same name."""
-
-    max_steps: PictureLaw | None = Field(
-        default=None,
-        description="Steps of one picture each: the steps of the run are this over the effective batch.",
-    )
-    lora_r: PictureLaw | None = Field(default=None, description="Rank.")
-    learning_rate: PictureLaw | None = Field(default=None, description="Peak learning rate.")
-    weight_decay: PictureLaw | None = Field(default=None, description="Weight decay.")
-
-
-class CheckpointChoiceTarget(Record):
-    """The files of a run to compare at its end by the evaluator's own measure, and the time for it."""
-
-    files: int = Field(default=5, ge=2, le=20, description="Files: evenly spread saves, the last included.")
-    pictures: int = Field(default=2, ge=1, le=16, description="Pictures to compare on.")
-    seeds: int = Field(default=2, ge=1, le=10, description="Random seeds for each picture.")
-    held_out: bool = Field(
-        default=False, description="Keep these pictures out of the training, if there are enough."
-    )
-    share: float = Field(
-        default=0.0,
-        ge=0,
-        le=0.5,
-        description="Part of the training time that it may take from the steps. 0: only what they leave.",
-    )
 
 
 class Targets(LearningTargets):
@@ -409,19 +364,6 @@ class Targets(LearningTargets):
         "installed, below 15B, if nothing else is given up for it.",
     )
     # — images
-    by_pictures: TargetsByPictures = Field(
-        default=TargetsByPictures(), description="Images: targets that follow the number of pictures."
-    )
-    checkpoint_choice: Annotated[
-        CheckpointChoiceTarget | None,
-        Called(plan="image.choice"),
-        Effect(IGNORED, SDXL, given).because(
-            "files of SDXL cannot be scored: validators draw none any more; the last one is submitted"
-        ),
-    ] = Field(
-        default=None,
-        description="Images: compare files at the end and submit the best. Unset: submit the last.",
-    )
     resolutions: Annotated[
         list[Annotated[int, Field(ge=64, le=4096)]],
         OneOrMany(),

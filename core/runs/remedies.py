@@ -137,15 +137,13 @@ def with_image_steps(plan: TrainingPlan, total: int, step_s: float | None = None
     """The same training of pictures with another number of steps, and files evenly spread on the way;
     `step_s`: the measured seconds of one."""
     steps = plan.steps
-    choice = plan.image.choice if plan.image is not None else None
-    files = choice.files if choice is not None else LEAST_SAVES
     epochs = total / max(steps.per_epoch, 1)
-    every = max(math.ceil(total / files), 1)
+    every = max(math.ceil(total / LEAST_SAVES), 1)
     image = plan.image and plan.image.model_copy(
-        update={"save_every_epochs": max(math.ceil(epochs / files), 1)}
+        update={"save_every_epochs": max(math.ceil(epochs / LEAST_SAVES), 1)}
     )
     warmup = min(plan.optimizer.warmup_steps, total // 4)
-    keep = max(steps.keep_checkpoints, files)
+    keep = max(steps.keep_checkpoints, LEAST_SAVES)
     update = {
         "total": total,
         "epochs": epochs,

@@ -259,10 +259,6 @@ class ImageMonitor:
         step = self.step_of(path)
         return TrainedSteps(step, worth(self.plan, step) * self.plan.batch.effective)
 
-    def candidates(self) -> list[Path]:
-        """The files that may be submitted, oldest first."""
-        return [path for path in reversed(whole_files(self.output)) if _identity(path) not in self.refused]
-
     def step_of(self, path: Path) -> int:
         """The step at which a file was saved; sd-scripts counts epochs. The last one is saved at the end."""
         if (numbered := _NUMBERED.fullmatch(path.name)) is None:
@@ -270,9 +266,9 @@ class ImageMonitor:
         kohya = self.plan.engine is Engine.KOHYA
         return int(numbered[1]) * (self.plan.steps.per_epoch if kohya else 1)
 
-    def put(self, path: Path, trained: TrainedSteps | None = None) -> None:
-        """Make a file the submission; `trained` where that is not what the file's name says."""
-        trained = trained or self.trained(path)
+    def put(self, path: Path) -> None:
+        """Make a file the submission."""
+        trained = self.trained(path)
         self.submission.put(link_into_submission(path, self._name), None, trained)
         self.progress.write(SubmissionEvent(t=self.now(), step=trained.step))
         for remark in self.submission.remarks:

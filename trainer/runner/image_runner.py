@@ -10,39 +10,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from core.domain.choices import Engine
 from core.domain.tasks import ImageModelType
 from core.models.identify import image_model_facts as model_of
 from core.models.image_families import IMAGE_FAMILIES
-from core.planning.plan import CheckpointChoice, TrainingPlan
+from core.planning.plan import TrainingPlan
 from core.recipes.base import ImageFiles, RunInputs
 from core.recipes.render import render
 from core.runs.progress import ControlEvent
 from core.runs.remedies import with_image_steps
 from core.runs.run_files import RunEnd, RunResult, RunSpec
-from core.submission.faults import BadSubmission
 from trainer.errors import BadModel
 from trainer.inputs.images import PreparedImages, prepare_images
-from trainer.runner.image_choice import (
-    ScoringJob,
-    best_of,
-    choice_deadline,
-    describe_scores,
-    hold_out,
-    picture_of,
-    pictures_in,
-    score_files,
-    spread,
-)
-from trainer.runner.image_monitor import LAST_FILE, ImageMonitor, is_whole_file, link_into_submission
+from trainer.runner.image_monitor import LAST_FILE, ImageMonitor, is_whole_file
 from trainer.runner.main import write_result
 from trainer.runner.planning import FailedLaunch, Remedy, make_own_plan, remedy_for
 from trainer.runner.processes import (
     EngineProcess,
     StopRequest,
-    child_environment,
     engine_environment,
     free_port,
 )
@@ -58,7 +44,6 @@ from trainer.runner.supervise import (
 from trainer.session.control import ControlFile
 from trainer.session.failures import end_of, is_disk_full
 from trainer.session.progress_log import ProgressLog
-from trainer.session.submission import TrainedSteps
 
 #: The engine's interpreter, and where its scripts lie: their images have their own Python.
 PYTHON_VARIABLE = "GOD_MINER_ENGINE_PYTHON"
@@ -74,11 +59,6 @@ log = logging.getLogger(__name__)
 StartEngine = Callable[[Sequence[str], Mapping[str, str], Path, Callable[[str], None]], SupervisedProcess]
 
 
-class EarlierFile(NamedTuple):
-    path: Path
-    trained: TrainedSteps
-
-
 @dataclass
 class ImageRunner:
     run: RunSpec
@@ -89,12 +69,6 @@ class ImageRunner:
     control: ControlFile = field(init=False)
     #: Files outside the model's own directory, looked up once.
     parts: ImageFiles = field(default_factory=ImageFiles)
-    #: Pictures kept out of the training, for the choice of a file.
-    held_out: Path | None = None
-    #: Seconds before the end that are not trained in, but kept for the choice of a file.
-    choice_s: float = 0.0
-    #: The submission that an earlier attempt has left, where files are compared.
-    earlier: EarlierFile | None = None
 
     def __post_init__(self) -> None:
         self.work = Path(self.run.work_dir)
@@ -128,8 +102,6 @@ class ImageRunner:
                 continue
             remedy = self._remedy(plan, attempt, began, remedies)
             if remedy is None:
-                if attempt.end in (RunEnd.FINISHED, RunEnd.CLOCK):
-                    self._choose(plan, pictures, monitor)
                 return self._finish(attempt, monitor)
             remedies.append(remedy)
             self.progress.note("remedy", str(remedy))
@@ -147,19 +119,6 @@ class ImageRunner:
             )
         if plan.image is not None and plan.image.repeats != first.facts.image_repeats:
             first = prepare_images(self.run, folder, repeats=plan.image.repeats)
-        choice = plan.image.choice if plan.image is not None else None
-        if choice is not None:
-            keep = max(plan.steps.keep_checkpoints, choice.files)
-            steps = plan.steps.model_copy(update={"keep_checkpoints": keep})
-            plan = plan.model_copy(update={"steps": steps})
-            # No gain by choosing is published. Where the plan has all wanted steps, it gets what they leave:
-            # on a slow GPU nothing.
-            if plan.steps.wanted is not None and plan.steps.total < plan.steps.wanted:
-                self.choice_s = choice.seconds
-        if choice is not None and choice.held_out:
-            self.held_out = hold_out(first, choice.pictures)
-            if self.held_out is None:
-                self.progress.note("choice", "too few pictures to keep some out of the training")
         return first, plan
 
     def _train(
@@ -189,7 +148,8 @@ class ImageRunner:
         monitor.submission.prepare()
         monitor.earlier = monitor.submission.trained
         if self.launches == 1 and monitor.earlier is not None:
-            self._keep(monitor.earlier)
+            step = monitor.earlier.step
+            self.progress.note("submission", f"an earlier attempt has left one, of step {step:,}")
         env = engine_environment(self.work, {**rendered.env, **self._caches()})
         self.progress.stage("train", f"{plan.engine}, {plan.steps.total:,} steps")
         # Both engines import their own modules from where they are started.
@@ -214,87 +174,11 @@ class ImageRunner:
             self.progress.note("submission", "what was submitted before stays: no file came as far")
         return self._result(ended, monitor, output), monitor
 
-    def _keep(self, trained: TrainedSteps) -> None:
-        """Another attempt has left a submission. Its worth in steps decides whether a file of this attempt
-        takes its place; where files are compared in the end, it is one of them."""
-        self.progress.note("submission", f"an earlier attempt has left one, of step {trained.step:,}")
-        kept = self.work / "earlier.safetensors"
-        kept.unlink(missing_ok=True)
-        try:
-            (file,) = Path(self.run.submission_dir).rglob(LAST_FILE)
-            link_into_submission(file, kept.name)(self.work)
-        except (OSError, ValueError) as error:
-            self.progress.note("submission", f"it will not be compared: {error}")
-        else:
-            self.earlier = EarlierFile(kept, trained)
-
-    @property
-    def _hard_end(self) -> float:
-        room = max(self.run.end_by - self.run.began_at, 0.0)
-        return self.run.end_by - min(PLACE_S, PLACE_SHARE * room)
-
     @property
     def _training_end(self) -> float:
         """When the engine is ended."""
-        return self._hard_end - self.choice_s
-
-    def _choose(self, plan: TrainingPlan, pictures: PreparedImages, monitor: ImageMonitor) -> None:
-        """Compare the files of the last launch and submit the best; whatever fails leaves the last one."""
-        choice = plan.image.choice if plan.image is not None else None
-        if choice is None or monitor.placed is None or self.stop.asked:
-            return
-        try:
-            self._compare(plan, choice, pictures, monitor)
-        except (OSError, BadSubmission) as error:
-            self.progress.note("choice", f"the last file stays: {error}")
-
-    def _compare(
-        self, plan: TrainingPlan, choice: CheckpointChoice, pictures: PreparedImages, monitor: ImageMonitor
-    ) -> None:
-        files = spread(monitor.candidates(), choice.files - (self.earlier is not None))
-        if self.earlier is not None:
-            files.insert(0, self.earlier.path)
-        deadline = choice_deadline(choice, time.time(), self._hard_end)
-        if len(files) < 2 or deadline is None:
-            why = "there is one file only" if deadline is not None else "no time is left to compare files"
-            self.progress.note("choice", f"the last file stays: {why}")
-            return
-        count = choice.pictures
-        shown = [picture_of(path) for path in spread(pictures_in(self.held_out or pictures.folder), count)]
-        self.progress.stage("choose", f"{len(files)} files on {len(shown)} pictures")
-        launch = monitor.output.parent
-        job = ScoringJob(
-            engine=str(plan.engine),
-            engine_dir=str(engine_directory(plan.engine)),
-            config=str(next(path for path in sorted(launch.glob("config.*")))),
-            family=str(self.kind),
-            files=[str(path) for path in reversed(files)],
-            pictures=[{"image": str(picture.path), "caption": picture.caption} for picture in shown],
-            seeds=choice.seeds,
-            deadline=deadline,
-            report=str(launch / "scores.json"),
-            device="cpu" if plan.gpus.is_cpu else "cuda",
-        )
-        scores, missing = score_files(job, self._start_scoring, self.stop, self.progress)
-        best = best_of(files, scores) if not missing else None
-        if best is None:
-            reason = missing or "a file has no score"
-            self.progress.note("choice", f"the last file stays: {reason}")
-            return
-        last = monitor.trained(files[-1])
-        if self.earlier is not None and best == self.earlier.path:
-            monitor.put(best, self.earlier.trained)
-        elif best != files[-1]:
-            # A later attempt has this one to beat, and not the few steps that were the best.
-            monitor.put(best, TrainedSteps(monitor.step_of(best), last.worth))
-        compared = describe_scores(files, scores)
-        self.progress.note("choice", f"{best.name} is submitted, of {compared}")
-
-    def _start_scoring(self, job: Path) -> SupervisedProcess:
-        python = os.environ.get(PYTHON_VARIABLE, "python")
-        env = child_environment(self.work, self._caches())
-        command = (python, "-m", "trainer.scoring.pictures", str(job))
-        return self.start(command, env, self.work, lambda line: None)
+        room = max(self.run.end_by - self.run.began_at, 0.0)
+        return self.run.end_by - min(PLACE_S, PLACE_SHARE * room)
 
     def _inputs(
         self, plan: TrainingPlan, pictures: PreparedImages, model: Path, launch: Path, output: Path

@@ -128,8 +128,6 @@ def requirements_for(
 ) -> Requirements:
     """Make the targets concrete, and concede what no amount of memory could give."""
     kind = conditions.hardware.gpus.kind
-    if model.is_image:
-        profile = _at_pictures(profile, data.rows)
     given: list[Concession] = []
     engine = _engine(profile.targets, task, given)
     if engine is Engine.AXOLOTL and kind.compute_capability == (0, 0):
@@ -177,18 +175,6 @@ def requirements_for(
     )
 
 
-def _at_pictures(profile: ResolvedProfile, pictures: int) -> ResolvedProfile:
-    """With the numbers that follow the pictures. Steps are left: they follow the batch too."""
-    targets, laws = profile.targets, profile.targets.by_pictures
-    update: dict[str, object] = {}
-    for name, law in (("learning_rate", laws.learning_rate), ("weight_decay", laws.weight_decay)):
-        if law is not None:
-            update[name] = float(f"{law.at(pictures) * _scale(profile, name):.3g}")
-    if laws.lora_r is not None:
-        update["lora_r"] = max(round(laws.lora_r.at(pictures) * _scale(profile, "lora_r")), 1)
-    return profile.model_copy(update={"targets": targets.model_copy(update=update)}) if update else profile
-
-
 def _without_compiled_losses(
     profile: ResolvedProfile, task: TaskSpec, given: list[Concession]
 ) -> ResolvedProfile:
@@ -200,12 +186,6 @@ def _without_compiled_losses(
         given.extend(conceded(name, True, False, reason) for name in names)
     targets = profile.targets.model_copy(update=dict.fromkeys(names, False))
     return profile.model_copy(update={"targets": targets})
-
-
-def _scale(profile: ResolvedProfile, name: str) -> float:
-    """The profile's factor on a target."""
-    before = profile.before_scale.get(name)
-    return float(getattr(profile.targets, name)) / before if before else 1.0
 
 
 def lr_search(needs: Requirements) -> LrSearchPlan | None:

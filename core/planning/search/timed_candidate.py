@@ -8,7 +8,6 @@ from typing import NamedTuple
 from core.domain.choices import Engine
 from core.planning.candidate import RunCandidate, vary
 from core.planning.memory.peak import evaluation_fits, peak_bytes
-from core.planning.plan import CheckpointChoice
 from core.planning.search.requirements import Requirements, lr_search
 from core.planning.time.overheads import (
     JobConditions,
@@ -21,10 +20,8 @@ from core.planning.time.overheads import (
 from core.planning.time.schedule import (
     RepeatTimes,
     StepSchedule,
-    can_score,
     fit_schedule,
     repeat_times,
-    with_choice,
 )
 from core.planning.time.sequences import Sequences
 from core.planning.time.speed import StepTime
@@ -50,8 +47,6 @@ class TimedCandidate(NamedTuple):
     schedule: StepSchedule
     deadline_s: float
     reserve_s: float
-    #: Images: files compared at the end.
-    choice: CheckpointChoice | None = None
 
     @property
     def total_s(self) -> float:
@@ -77,8 +72,6 @@ class TimedCandidate(NamedTuple):
             why = lambda: f"every {schedule.eval_every} steps, {schedule.eval_rows} rows"  # noqa: E731
             yield PhaseEstimate("evaluate", schedule.eval_s, why)
         yield PhaseEstimate("save", schedule.save_s, lambda: f"every {schedule.save_every} steps")
-        if (choice := self.choice) is not None:
-            yield PhaseEstimate("choose", choice.seconds, lambda: f"the best of {choice.files} files")
         yield self.after
 
 
@@ -131,13 +124,8 @@ def _timed(
         before, seconds = (*before, search), seconds - search.seconds
     rate, step = repeat_times(candidate, seq, needs.eval_rows, conditions.slowness)
     disk = checkpoint_space(candidate, needs.model, conditions)
-
-    def fitted(seconds: float) -> StepSchedule:
-        return fit_schedule(candidate, seq, rate, needs.eval_rows, seconds, needs.targets, needs.limits, disk)
-
-    schedule, choice = fitted(seconds), None
-    if (asked := needs.targets.checkpoint_choice) is not None and can_score(candidate):
-        schedule, choice = with_choice(candidate, asked, before, rate, fitted, seconds)
+    targets, limits = needs.targets, needs.limits
+    schedule = fit_schedule(candidate, seq, rate, needs.eval_rows, seconds, targets, limits, disk)
     return TimedCandidate(
         required=required,
         candidate=candidate,
@@ -150,7 +138,6 @@ def _timed(
         schedule=schedule,
         deadline_s=deadline,
         reserve_s=reserve,
-        choice=choice,
     )
 
 

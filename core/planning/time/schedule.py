@@ -3,29 +3,21 @@
 The profile wants a number of epochs, or its upper limit of them; the clock says how many steps fit between
 the first step and the reserve. Evaluations get at most their share of the time: first they become rarer,
 then smaller. Nothing here grows when the hours shrink, so more hours never make the training smaller.
-
-The files of an image run may be compared at its end by the evaluator's own measure: pictures are drawn again
-from their noised selves, with their caption and without, for some pictures and seeds. Three of five published
-comparisons chose the last file anyway, and no gain on test pictures is published: by default only time that
-the steps leave is used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 from core.domain.choices import Engine
 from core.domain.tasks import TaskType
-from core.models.image_families import IMAGE_FAMILIES, RenderRules
-from core.planning.candidate import RunCandidate, image_type
-from core.planning.plan import CheckpointChoice
-from core.planning.time.overheads import PhaseEstimate, checkpoint_bytes, save_seconds
+from core.planning.candidate import RunCandidate
+from core.planning.time.overheads import checkpoint_bytes, save_seconds
 from core.planning.time.sequences import Sequences
-from core.planning.time.speed import StepTime, evaluation_seconds, forward_seconds, step_time
+from core.planning.time.speed import StepTime, evaluation_seconds, step_time
 from core.profile.limits import ProfileLimits
-from core.profile.targets import CheckpointChoiceTarget, Targets
+from core.profile.targets import Targets
 
 #: Evaluations of a run whose profile does not say how often.
 EVALUATIONS = 10
@@ -91,10 +83,7 @@ def wanted_steps(
 ) -> tuple[int, float]:
     """Steps and epochs that the profile asks for, whatever the clock."""
     per_epoch = steps_per_epoch(seq, effective)
-    most = targets.max_steps
-    if seq.images and (law := targets.by_pictures.max_steps) is not None:
-        most = max(round(law.at(seq.rows) / effective), 1)
-    caps = [steps for steps in (most, limits.max_steps) if steps is not None]
+    caps = [steps for steps in (targets.max_steps, limits.max_steps) if steps is not None]
     if targets.num_epochs is not None:
         steps = targets.num_epochs * per_epoch
     elif seq.images:
@@ -265,97 +254,3 @@ def _keep(s: RunCandidate, targets: Targets, disk: float) -> int:
     """Checkpoints to keep; always one, because without it there is nothing to submit."""
     fitting = disk // max(checkpoint_bytes(s), 1)
     return int(max(min(targets.save_total_limit, fitting), 1))
-
-
-#: Reading an adapter and putting it beside the model.
-ATTACH_S = 5.0
-#: Starting another Python with the model's libraries.
-START_S = 60.0
-#: Side of the pictures that the evaluator draws.
-DRAWN = 1024
-
-
-class ChoiceCost(NamedTuple):
-    """Seconds: once, and for each file."""
-
-    start_s: float
-    file_s: float
-
-    def of(self, files: int) -> float:
-        return self.start_s + files * self.file_s
-
-
-def can_score(s: RunCandidate) -> bool:
-    """Return True if files of this run can be compared at all."""
-    return _render_rules(s) is not None
-
-
-def _render_rules(s: RunCandidate) -> RenderRules | None:
-    kind = image_type(s)
-    return IMAGE_FAMILIES[kind].render if kind is not None else None
-
-
-def choice_cost(s: RunCandidate, asked: CheckpointChoiceTarget, start_s: float) -> ChoiceCost:
-    """`start_s`: loading the model once more."""
-    rules = _render_rules(s)
-    assert rules is not None
-    renders = asked.pictures * seeds_of(s, asked)
-    return ChoiceCost(start_s, ATTACH_S + renders * rules.passes * forward_seconds(s, DRAWN))
-
-
-def seeds_of(s: RunCandidate, asked: CheckpointChoiceTarget) -> int:
-    rules = _render_rules(s)
-    return 1 if rules is not None and rules.fixed_seed is not None else asked.seeds
-
-
-def affordable_files(asked: int, cost: ChoiceCost, seconds: float) -> int:
-    """Return how many files can be compared in these seconds; 0 if fewer than two."""
-    files = min(asked, math.floor((seconds - cost.start_s) / cost.file_s))
-    return files if files >= 2 else 0
-
-
-def with_files(schedule: StepSchedule, files: int, save_s: float, whole: int = 1) -> StepSchedule:
-    """The same steps with evenly spread saves: so many, or a multiple where that would be too few for a run
-    that is cut off. `whole`: saves fall on its multiples."""
-    files *= math.ceil(LEAST_SAVES / files)
-    every = max(math.ceil(schedule.total / files / whole), 1) * whole
-    saves = math.ceil(schedule.total / every)
-    return schedule._replace(
-        eval_every=every, save_every=every, keep=max(schedule.keep, saves), save_s=saves * save_s
-    )
-
-
-def with_choice(
-    s: RunCandidate,
-    asked: CheckpointChoiceTarget,
-    before: tuple[PhaseEstimate, ...],
-    rate: RepeatTimes,
-    fitted: Callable[[float], StepSchedule],
-    seconds: float,
-) -> tuple[StepSchedule, CheckpointChoice | None]:
-    """The schedule for these seconds with a choice at its end; without one where there is no room.
-
-    `fitted` makes the schedule for a number of seconds."""
-    schedule = fitted(seconds)
-    loading = sum(phase.seconds for phase in before if phase.name == "load")
-    cost = choice_cost(s, asked, START_S + loading)
-    with_saves = cost._replace(file_s=cost.file_s + rate.save_s)
-    free = seconds - schedule.train_s
-    files = affordable_files(min(asked.files, schedule.total), with_saves, max(free, asked.share * seconds))
-    if files and with_saves.of(files) > free:
-        schedule = fitted(seconds - with_saves.of(files))
-    if not files or schedule.total < 2:
-        return schedule, None
-    whole = max(schedule.per_epoch, 1) if s.engine is Engine.KOHYA else 1
-    schedule = with_files(schedule, files, rate.save_s, whole)
-    files = min(files, math.ceil(schedule.total / schedule.save_every))
-    if files < 2:
-        return schedule, None
-    seeds = seeds_of(s, asked)
-    return schedule, CheckpointChoice(
-        files=files,
-        pictures=asked.pictures,
-        seeds=seeds,
-        seconds=cost.of(files),
-        held_out=asked.held_out,
-    )

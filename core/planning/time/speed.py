@@ -78,11 +78,6 @@ def _image_forward(s: RunCandidate, side: int) -> float:
     return tokens * (2.0 * s.image.facts.backbone_params + attention)
 
 
-def forward_seconds(s: RunCandidate, side: int) -> float:
-    """One pass that draws a picture, without training: products alone."""
-    return _image_forward(s, side) / (s.kind.bf16_flops * GEMM_SHARE * DERATE)
-
-
 GEMM_SHARE = 0.65
 #: Attention kernels reach less of the peak than plain products; weights their part in `_gemm_share`.
 EAGER_SHARE = 0.45

@@ -161,9 +161,6 @@ def _main_numbers(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         yield "sequence.length", f"{plan.sequence.length} ({packed})"
     else:
         yield "image.resolutions", ", ".join(map(str, plan.image.resolutions))
-        if (choice := plan.image.choice) is not None:
-            renders = f"{choice.pictures} pictures, {choice.seeds} seeds"
-            yield "image.choice", f"best of {choice.files} files by {renders}"
     yield "optimizer.name", plan.optimizer.name.value
     yield "optimizer.learning_rate", f"{plan.optimizer.learning_rate:g}"
     yield "optimizer.schedule", plan.optimizer.schedule.value

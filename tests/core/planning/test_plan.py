@@ -18,7 +18,6 @@ from core.planning.budget import (
     conceded,
 )
 from core.planning.plan import (
-    CheckpointChoice,
     EmaPlan,
     FsdpPlan,
     ImagePlan,
@@ -145,8 +144,6 @@ def test_a_concession_reads_as_a_sentence(wanted: Any, got: Any, shown: str) -> 
 
 
 def test_a_plan_with_several_resolutions_is_read() -> None:
-    several = ImagePlan(
-        resolutions=(512, 1024), choice=CheckpointChoice(files=4, pictures=2, seeds=3, seconds=400)
-    )
+    several = ImagePlan(resolutions=(512, 1024))
     assert ImagePlan.model_validate_json(several.model_dump_json()) == several
     assert several.resolution == 1024

@@ -230,7 +230,7 @@ def test_settings_for_text_never_reach_images(name: str, kind: ImageModelType) -
     assert t.learning_rate <= 5e-4
     assert t.micro_batch_size <= 16
     assert (t.effective_batch_size, t.least_steps) == (None, None)
-    assert t.ema_decay in ((None, 0.99, 0.995) if t.engine is Engine.AI_TOOLKIT else (None,))
+    assert t.ema_decay is None
     if kind not in ("sdxl", "flux"):
         assert t.num_epochs is None
         assert t.max_steps is not None

@@ -124,7 +124,7 @@ def test_a_crash_in_a_flash_kernel_and_any_other_crash_get_a_retry_each(profile:
     ("kind", "hours", "gpus", "every"),
     [
         (ImageModelType.KREA2, 0.05, "1xH100", 250),
-        (ImageModelType.FLUX, 0.05, "1xH100", 28),
+        (ImageModelType.FLUX, 0.05, "1xH100", 250),
         (ImageModelType.KREA2, 1.0, "1xRTX-4090", 250),
     ],
 )

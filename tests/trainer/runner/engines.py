@@ -141,23 +141,7 @@ for step in range(1, total + 1):
 weights(os.path.join(folder, config["name"] + ".safetensors"), module, 255)
 """
 
-#: In the place of the process that compares files: the last but one is the best.
-SCORING = """
-job = json.load(open(sys.argv[-1]))
-files = []
-for at, path in enumerate(job["files"]):
-    time.sleep(20 * STEP_S)
-    files.append({"path": path, "loss": 0.1 if at == 1 else 0.2})
-    with open(job["report"] + ".new", "w") as report:
-        json.dump({"files": files, "complete": len(files) == len(job["files"]), "reason": ""}, report)
-    os.replace(job["report"] + ".new", job["report"])
-    wait_at(f"scored {at + 1}")
-"""
-
 PYTHON = """#!/bin/sh
-if [ -n "$STAND_IN_SCORING" ] && [ "$2" = trainer.scoring.pictures ]; then
-    exec {python} {scoring} "$3"
-fi
 exec {python} "$@"
 """
 
@@ -181,9 +165,7 @@ def lay_out(folder: Path, python: str) -> dict[str, str]:
     (kohya / "library").mkdir()
     (kohya / "library" / "__init__.py").touch()
     (toolkit / "run.py").write_text(textwrap.dedent(COMMON + TOOLKIT), encoding="utf-8")
-    scoring = programs / "scoring.py"
-    scoring.write_text(textwrap.dedent(COMMON + SCORING), encoding="utf-8")
-    wrapper = PYTHON.format(python=python, scoring=scoring)
+    wrapper = PYTHON.format(python=python)
     for name, text in (("accelerate", ACCELERATE), ("python", wrapper)):
         (programs / name).write_text(text, encoding="utf-8")
         (programs / name).chmod((programs / name).stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)

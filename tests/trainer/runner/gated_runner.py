@@ -1,7 +1,7 @@
 """The image runner as a program that waits at a gate until it is killed: python -m … --run RUN.json
 
 Gates are named by STAND_IN_GATE, as those of the stand-in engines: "put first", "put last" (the engine's last
-file), "put best" (the one that the comparison has chosen), each also with " done" behind it; "end".
+file), each also with " done" behind it; "end".
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ def main() -> int:
 
     def put_in_place(new: Path, place: Path) -> None:
         names = {"put first": not place.exists(), "put last": marker(new) == LAST_MARKER}
-        names["put best"] = marker(place) == LAST_MARKER
         gates = [name for name, holds in names.items() if holds]
         for gate in gates:
             wait_at(gate)

@@ -19,12 +19,12 @@ MADE = {"ai-toolkit": "qwen-image ai-toolkit", "kohya": "sdxl kohya"}
 
 
 class ScriptedEngine:
-    """What the runner starts: the engine, or the process that compares files."""
+    """The engine that the runner starts."""
 
     pid = 0
 
-    def __init__(self, run: RunSpec, script: EngineScript, on_line: Callable[[str], None], job: Any) -> None:
-        self.run, self.on_line, self.job = run, on_line, job
+    def __init__(self, run: RunSpec, script: EngineScript, on_line: Callable[[str], None]) -> None:
+        self.run, self.on_line = run, on_line
         self.tail: list[str] = []
         launches = Path(run.work_dir).glob("launch-*/output")
         self.output = max(launches, key=lambda path: int(path.parent.name.partition("-")[2]))
@@ -62,12 +62,6 @@ class ScriptedEngine:
     def stop(self) -> None:
         Path(self.run.stop_path).touch()
 
-    def scores(self, losses: dict[str, float]) -> None:
-        """By the names of files; all others are bad."""
-        files = [{"path": path, "loss": losses.get(Path(path).name, 1.0)} for path in self.job["files"]]
-        report = {"files": files, "complete": True, "reason": ""}
-        Path(self.job["report"]).write_text(json.dumps(report), encoding="utf-8")
-
 
 EngineScript = Callable[[ScriptedEngine], Generator[None, None, int | None]]
 
@@ -81,9 +75,7 @@ def carried_out(run: RunSpec, *scripts: EngineScript, retries: bool = False) -> 
     left = iter(scripts)
 
     def start(command: Any, env: Any, cwd: Path, on_line: Callable[[str], None]) -> ScriptedEngine:
-        scoring = command[-2] == "trainer.scoring.pictures"
-        job = json.loads(Path(command[-1]).read_text("utf-8")) if scoring else None
-        return ScriptedEngine(run, next(left), on_line, job)
+        return ScriptedEngine(run, next(left), on_line)
 
     try:
         result = ImageRunner(run, StopRequest(Path(run.stop_path)), retries, start=start).execute()

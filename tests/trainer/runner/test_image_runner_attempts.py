@@ -11,11 +11,10 @@ import pytest
 
 from core.domain.choices import LrSchedule
 from core.domain.tasks import ImageModelType
-from core.runs.progress import NoteEvent, SubmissionEvent
+from core.runs.progress import NoteEvent
 from core.runs.run_files import RunEnd, RunSpec
 from tests.core.submission.folders import image_adapter
 from tests.trainer.runner.scripted import EngineScript, ScriptedEngine, adapter, carried_out
-from tests.trainer.runner.test_image_choice import with_choice
 from tests.trainer.runner.test_image_runner import events, image_run, planned
 from tests.trainer.runner.test_image_runner_ends import Script, _impatient
 from trainer.runner.image_monitor import LAST_FILE
@@ -42,15 +41,6 @@ def saves(*steps: int, number: int = 0, code: int = 1) -> EngineScript:
             return 0
         engine.says("Killed")
         return code
-
-    return script
-
-
-def scores(**losses: float) -> EngineScript:
-    def script(engine: ScriptedEngine) -> Script:
-        yield
-        engine.scores({f"{name}.safetensors": loss for name, loss in losses.items()})
-        return 0
 
     return script
 
@@ -139,25 +129,3 @@ def test_what_is_broken_is_replaced_by_any_file_and_counts_for_nothing(
     assert (nothing.end, nothing.submission, nothing.exit_code == 0) == (RunEnd.KILLED, False, False)
     result = carried_out(again(run), saves(15, number=SECOND))
     assert (result.submission, lies_there(run)) == (True, adapter(SECOND + 15))
-
-
-@pytest.mark.parametrize(
-    ("earlier", "submitted", "step"),
-    [(0.5, 45, 45), (2.0, SECOND + 30, 30)],
-    ids=["the earlier is better", "the later is better"],
-)
-def test_where_files_are_compared_the_loss_decides(
-    tmp_path: Path, earlier: float, submitted: int, step: int
-) -> None:
-    run = with_choice(run_of(tmp_path))
-    carried_out(run, saves(15, 30, 45, 60), scores(last_000000045=0.1))
-    assert lies_there(run) == adapter(45)
-    run = with_choice(again(run))
-    # What was chosen of 60 steps is worth 60: a file of fewer steps does not replace it.
-    carried_out(run, saves(30, 45, number=SECOND))
-    assert lies_there(run) == adapter(45)
-    run = with_choice(again(run))
-    compared = scores(earlier=earlier, last_000000030=0.8)
-    carried_out(run, saves(15, 30, 60, number=SECOND), compared)
-    assert lies_there(run) == adapter(submitted)
-    assert [one.step for one in events(run) if isinstance(one, SubmissionEvent)] == [60, step]

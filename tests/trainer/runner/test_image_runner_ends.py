@@ -22,7 +22,6 @@ from miner.tournament.rehearsal.upload import what_is_uploaded
 from tests.core.submission.folders import image_adapter, safetensors
 from tests.trainer.runner.pictures import png
 from tests.trainer.runner.scripted import EngineScript, ScriptedEngine, adapter, carried_out
-from tests.trainer.runner.test_image_choice import with_choice
 from tests.trainer.runner.test_image_runner import image_run, planned
 from tests.trainer.session.simulated import Time
 from trainer.runner import image_monitor, image_runner, supervise
@@ -165,23 +164,6 @@ def is_fast(engine: ScriptedEngine) -> Script:
     yield from for_ever()
 
 
-def stopped_in_the_comparison(engine: ScriptedEngine) -> Script:
-    engine.stop()
-    yield from for_ever()
-
-
-def compares(engine: ScriptedEngine) -> Script:
-    yield
-    engine.scores({"last_000000045.safetensors": 0.1})
-    return 0
-
-
-def compares_and_is_stopped(engine: ScriptedEngine) -> Script:
-    yield from compares(engine)
-    engine.stop()
-    return 0
-
-
 class Ending(NamedTuple):
     scripts: tuple[EngineScript, ...]
     end: RunEnd
@@ -207,8 +189,6 @@ ENDINGS: dict[str, Ending] = {
     "stop in another start": Ending(
         (is_fast, stopped_in_load), STOPPED, OK, 30, "asked to stop before the first step of start 2"
     ),
-    "stop in the comparison": Ending((finishes, stopped_in_the_comparison), FINISHED, OK, 60, DONE),
-    "stop after the comparison": Ending((finishes, compares_and_is_stopped), FINISHED, OK, 45, DONE),
     "dies": Ending((dies,), RunEnd.CRASHED, TrainerExitCode.CRASHED, None, "down_blocks"),
     "dies after a save": Ending((dies_after_a_save,), RunEnd.CRASHED, OK, 30, "down_blocks"),
     "killed": Ending((is_killed,), RunEnd.KILLED, TrainerExitCode.KILLED, None, "killed from outside"),
@@ -233,7 +213,7 @@ ENDINGS: dict[str, Ending] = {
         (ends_without_a_file,), RunEnd.CRASHED, TrainerExitCode.CRASHED, None, "the engine ended with 0"
     ),
     "no bar": Ending((finishes_without_a_bar,), FINISHED, OK, 60, DONE),
-    "compared": Ending((finishes, compares), FINISHED, OK, 45, DONE),
+    "all steps": Ending((finishes,), FINISHED, OK, 60, DONE),
 }
 
 
@@ -246,7 +226,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_of(folder: Path, seconds: float = 900.0, wanted: int | None = None) -> RunSpec:
     run = image_run(folder, ImageModelType.QWEN_IMAGE, seconds)
-    return with_choice(planned(run, 60, wanted=wanted))
+    return planned(run, 60, wanted=wanted)
 
 
 def check_left(run: RunSpec, result: RunResult, step: int | None) -> None:
@@ -351,9 +331,9 @@ def test_without_captions_the_pictures_are_trained(tmp_path: Path) -> None:
     with zipfile.ZipFile(run.data_path, "w") as archive:
         for at in range(6):
             archive.writestr(f"{at}.png", png(shade=40 * at))
-    result = carried_out(run, finishes, compares)
+    result = carried_out(run, finishes)
     assert (result.end, result.exit_code) == (RunEnd.FINISHED, TrainerExitCode.OK), result.detail
-    check_left(run, result, 45)
+    check_left(run, result, 60)
 
 
 def test_the_time_that_is_over_during_another_start_leaves_the_first_ones_file(
