@@ -23,7 +23,7 @@ NAMES = (
     "inputs",
     "publish",
     "jobs",
-    "engines",
+    "backends",
     "slurm_overhead",
     "fleet_restart",
     "fleet_scale",

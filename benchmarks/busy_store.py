@@ -86,7 +86,7 @@ def _copy_jobs(connection: sqlite3.Connection, data_dir: Path, wanted: int, now:
             "attempts",
             job_id=job_id,
             number=1,
-            engine="process",
+            backend="process",
             key=f"copy-{job_id}-1",
             folder=str(folder),
             gpus=json.dumps(["GPU-0"]),

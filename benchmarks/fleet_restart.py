@@ -1,7 +1,7 @@
 """A restart of the daemon while every GPU of a large cluster trains.
 
 The daemon is the real one; Slurm's commands are stand-ins that print what such a cluster would. Each training
-has its directory, its record in the engine, and some hundred steps behind it.
+has its directory, its record in the backend, and some hundred steps behind it.
 """
 
 from __future__ import annotations
@@ -144,11 +144,11 @@ def write_site(stack: DevStack, nodes: int, ended: int) -> int:
 
 
 class _RunWriter:
-    """Writes trainings as the daemon and the engine leave them when they go on."""
+    """Writes trainings as the daemon and the backend leave them when they go on."""
 
     def __init__(self, stack: DevStack) -> None:
         self._data_dir = stack.data_dir
-        self._runs = SlurmRuns(stack.data_dir / "engines" / "slurm" / "runs")
+        self._runs = SlurmRuns(stack.data_dir / "backends" / "slurm" / "runs")
         self._task = sample_task(TaskType.INSTRUCT, Random(3))
         self._plan = _plan(self._task)
         self._progress = _progress(time.time() - AGE_S)
@@ -175,7 +175,7 @@ class _RunWriter:
         row = jobs.get_job(db, job_id)
         attempt = attempts.NewAttempt(1, "slurm", name, str(folder.path), (gpu,), end)
         attempts.begin_attempt(db, job_id, row.lock_token, began, attempt)
-        attempts.set_engine_ref(db, attempts.attempts_of(db, job_id)[0].id, name)
+        attempts.set_backend_ref(db, attempts.attempts_of(db, job_id)[0].id, name)
         self._write_files(folder, start, began)
         self._runs.write(RunNote(name, str(folder.path), began, str(number + 1)))
         claim = self._runs.directory(name) / CLAIM
@@ -246,7 +246,7 @@ def _write_trial(stack: DevStack) -> None:
     """Result of the last trial: the training environment was tried before the restart."""
     settings = load_settings(env=_settings(stack), env_file=None)
     identity = asyncio.run(build_here(settings, BackendKind.SLURM).identity("text"))
-    (stack.data_dir / "engines" / RESULTS_FILE).write_text(json.dumps({f"slurm text {identity}": {}}))
+    (stack.data_dir / "backends" / RESULTS_FILE).write_text(json.dumps({f"slurm text {identity}": {}}))
 
 
 # Slurm

@@ -130,7 +130,7 @@ class StoreWriter:
             ),
         )
         attempt = attempts.attempts_of(db, job_id)[0]
-        attempts.set_engine_ref(db, attempt.id, key)
+        attempts.set_backend_ref(db, attempt.id, key)
         attempts.end_attempt(db, attempt.id, end, EndReason.TRAINED, "all steps are done")
         figures.save_figures(db, attempt.id, self._figures(now))
         row = attempts.set_job_state(db, job_id, row.lock_token, JobState.PUBLISHING, end)

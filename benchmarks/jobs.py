@@ -1,7 +1,7 @@
 """Overhead of the job pipeline, by backend: from a start to its first step, and a restart.
 
 The trainer is one that does nothing (`tests/integration/jobs/payload.py`), inputs are at hand, so what is
-measured is ours: store, planning, GPUs, folders, the engine, and noticing the first step.
+measured is ours: store, planning, GPUs, folders, the backend, and noticing the first step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import median
 
 from benchmarks.report import Report
 from core.domain.job_states import JobState
-from miner.backends.base import ExecutionEngine
+from miner.backends.base import Backend
 from miner.backends.registry import build_here
 from miner.jobs.timeline import JobTimings
 from miner.settings import BackendKind, Settings
@@ -36,7 +36,7 @@ RUNNING = 4
 def run(quick: bool) -> Report:
     report = Report(
         "From a start to the first step, and a restart (the trainer does nothing)",
-        ("engine", "what", "median s", "worst s"),
+        ("backend", "what", "median s", "worst s"),
     )
     rounds = 3 if quick else 10
     for name in ("process", "docker"):
@@ -56,8 +56,8 @@ def run(quick: bool) -> Report:
 async def _measured(name: str, rounds: int) -> dict[str, list[float]]:
     with _place() as folder, Files() as files:
         async with (
-            _engine(name, folder) as (engine, settings),
-            field_of(engine, settings, files, light=True, timings=PACE) as field,
+            _backend(name, folder) as (backend, settings),
+            field_of(backend, settings, files, light=True, timings=PACE) as field,
         ):
             overhead = [await _first_step(field, number) for number in range(rounds)]
             restarts = await _restarts(field, rounds)
@@ -116,19 +116,19 @@ async def _fill(field: Field) -> None:
 
 
 @asynccontextmanager
-async def _engine(name: str, folder: Path) -> AsyncIterator[tuple[ExecutionEngine, Settings]]:
+async def _backend(name: str, folder: Path) -> AsyncIterator[tuple[Backend, Settings]]:
     if name == "process":
         settings = field_settings(folder / "data", trainer_python=PYTHON, trainer_sandbox="off")
-        engine: ExecutionEngine = build_here(settings, BackendKind.PROCESS)
-        yield engine, settings
-        await engine.close()
+        backend: Backend = build_here(settings, BackendKind.PROCESS)
+        yield backend, settings
+        await backend.close()
         return
     with dockerd.Dockerd(folder / "d") as host:
         base_image.load(host.host)
         settings = field_settings(folder / "data", docker_host=host.host, trainer_text_image=base_image.NAME)
-        engine = build_here(settings, BackendKind.DOCKER)
-        yield engine, settings
-        await engine.close()
+        backend = build_here(settings, BackendKind.DOCKER)
+        yield backend, settings
+        await backend.close()
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from pathlib import Path
 from benchmarks.report import Report
 from miner.backends.base import START_FILE
 from miner.jobs.timeline import JobTimings
-from tests.doubles.engine_bench import EngineBench, Run, slurm_bench
+from tests.doubles.backend_bench import BackendBench, Run, slurm_bench
 from tests.doubles.slurm import OwnSlurm, own_slurm
 
 #: As the daemon asks, by default.
-POLL_S = JobTimings().engine_poll_s
+POLL_S = JobTimings().backend_poll_s
 SLURM_POLL_S = 5.0
 
 
@@ -35,7 +35,7 @@ def run(quick: bool) -> Report:
 
 
 async def _measure(
-    report: Report, bench: EngineBench, slurm: OwnSlurm, submits: int, running: int, watched_s: float
+    report: Report, bench: BackendBench, slurm: OwnSlurm, submits: int, running: int, watched_s: float
 ) -> None:
     answered, begun = [], []
     for _ in range(submits):
@@ -51,12 +51,12 @@ async def _measure(
     for one in runs:
         await bench.said(one, START_FILE)
     await _watch(report, bench, slurm, runs, watched_s)
-    await asyncio.gather(*(bench.engine.stop(one.ref, force=True) for one in runs))
+    await asyncio.gather(*(bench.backend.stop(one.ref, force=True) for one in runs))
     await bench.clear()
 
 
 async def _watch(
-    report: Report, bench: EngineBench, slurm: OwnSlurm, runs: list[Run], seconds: float
+    report: Report, bench: BackendBench, slurm: OwnSlurm, runs: list[Run], seconds: float
 ) -> None:
     before, calls, began = _cpu_s(), len(slurm.calls()), time.monotonic()
     polls = 0

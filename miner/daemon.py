@@ -26,13 +26,13 @@ from miner.chain.metagraph import Metagraph
 from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher
 from miner.chain.nonces import NonceLedger
 from miner.chain.sources import build_source
-from miner.fleet.base import EngineAbility
+from miner.fleet.base import BackendAbility
 from miner.fleet.nvml import NvmlSource
 from miner.fleet.samples import SampleHistory
 from miner.http.prometheus import DaemonCollector
-from miner.jobs.build import ENGINE_RETRY_SECONDS, build_jobs
+from miner.jobs.backend_ability import BACKEND_NOT_FOUND_YET
+from miner.jobs.build import BACKEND_RETRY_SECONDS, build_jobs
 from miner.jobs.control import RunningTraining
-from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
 from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager, JobsNotReady, cancel_in_store
 from miner.notify.notifier import PERIOD_SECONDS, Notifier
@@ -84,7 +84,7 @@ class Daemon:
         #: Why this daemon cannot go on; `on_failure` is called then.
         self.failure = ""
         self.on_failure: Callable[[], None] = lambda: None
-        #: None until there is an engine, which the start does not wait for.
+        #: None until there is a backend, which the start does not wait for.
         self.jobs: JobManager | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._file_looks = OneBlockingCall("policies, profiles, alert rules and FLEET_FILE", FILES_SECONDS)
@@ -213,7 +213,7 @@ class Daemon:
             self.offer_service.restore()
             self.policy_runtime.add_outcomes(read_outcomes(self.store, self.clock()))
         await self._expire_overdue()
-        self.fleet.abilities = dict.fromkeys(self.settings.backends, ENGINE_NOT_FOUND_YET)
+        self.fleet.abilities = dict.fromkeys(self.settings.backends, BACKEND_NOT_FOUND_YET)
         await self.notifier.start()
         await self.metagraphs.start()
         await self._wait_for_first_metagraph()
@@ -250,7 +250,7 @@ class Daemon:
         return self.jobs.figures(job_id) if self.jobs else None
 
     def trainings(self) -> list[RunningTraining] | None:
-        """Return the trainings that run, or None while there is no engine that knows them."""
+        """Return the trainings that run, or None while there is no backend that knows them."""
         if self.jobs is None:
             return None if self.settings.backends else []
         return self.jobs.trainings
@@ -258,11 +258,13 @@ class Daemon:
     @property
     def running_jobs(self) -> JobManager:
         if self.jobs is None:
-            raise JobsNotReady("there is no engine to train with yet; the log and `god-miner doctor` say why")
+            raise JobsNotReady(
+                "there is no backend to train with yet; the log and `god-miner doctor` say why"
+            )
         return self.jobs
 
     async def cancel_job(self, job_id: int) -> JobRow:
-        """Cancel a job, also without an engine."""
+        """Cancel a job, also without a backend."""
         if self.jobs is not None:
             return await self.jobs.cancel(job_id)
         row = await cancel_in_store(self.store, job_id, self.clock)
@@ -275,7 +277,7 @@ class Daemon:
             self.jobs.services.events.close()
 
     async def _start_jobs(self) -> None:
-        """Resume the jobs of before the restart, and start new ones, as soon as there is an engine. What is
+        """Resume the jobs of before the restart, and start new ones, as soon as there is a backend. What is
         accepted meanwhile has to be trained, so a disk that is full for an hour must not end this."""
         if not self.settings.backends:
             log.info("nothing is trained: BACKEND=none")
@@ -288,9 +290,9 @@ class Daemon:
             except Exception as error:  # whatever it is, a later try may succeed
                 log.exception("the jobs cannot be started; it is tried again")
                 self.alerts(AlertKind.JOBS, f"the jobs cannot be started yet: {error}")
-                problem = EngineAbility(problem=f"the jobs cannot be started: {error}")
+                problem = BackendAbility(problem=f"the jobs cannot be started: {error}")
                 self.fleet.abilities = dict.fromkeys(self.settings.backends, problem)
-                await asyncio.sleep(ENGINE_RETRY_SECONDS)
+                await asyncio.sleep(BACKEND_RETRY_SECONDS)
             else:
                 return
 

@@ -136,7 +136,7 @@ async def fill_jobs(data: Path) -> None:
         for number, scripts in enumerate(
             ([], [ending(RunEnd.OOM, "CUDA out of memory", "train")], [ending(RunEnd.BAD_DATA, "no rows")])
         ):
-            harness.engine.scripts, harness.engine.default = scripts, whole
+            harness.backend.scripts, harness.backend.default = scripts, whole
             job = await harness.start(task_id=f"t{number}", name=f"repo-{number}")
             await harness.over_within(job)
 

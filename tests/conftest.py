@@ -16,7 +16,7 @@ from tests.doubles.required import training_python  # noqa: F401
 
 # The training environment runs the trainer's tests without the daemon's packages.
 if importlib.util.find_spec("pydantic_settings") is not None:
-    from tests.doubles.engine_fixtures import (  # noqa: F401
+    from tests.doubles.backend_fixtures import (  # noqa: F401
         docker_host,
         slurm,
         unread_replies_collected,
@@ -28,9 +28,9 @@ ROOT = Path(__file__).parents[1]
 #: A fast test fails if it starts a process, opens a socket or imports torch.
 TIERS = ("process", "docker", "training", "campaign")
 FOLDERS = {"integration": "process", "fuzz": "process"}
-#: A row of a test of several engines. Only the sandbox of local processes has all of them in `make test`.
+#: A row of a test of several backends. Only the sandbox of local processes has all of them in `make test`.
 DOCKER = re.compile(r"\[(?:[^]]*-)?docker(?:-[^]]*)?\]$")
-OTHER_ENGINE = re.compile(r"\[(process|docker|slurm)[]-]")
+OTHER_BACKEND = re.compile(r"\[(process|docker|slurm)[]-]")
 
 #: Importing one of these is what makes a test of the trainer's one of the training stack.
 STACK = (
@@ -69,10 +69,10 @@ def tier_of(item: pytest.Item) -> str:
 def is_thorough(item: pytest.Item) -> bool:
     """Return True for a row of a test that `make test` leaves to `make test-all`."""
     row = item.name.partition("[")[2].removesuffix("]")
-    other = OTHER_ENGINE.search(item.name) if item.path.name.startswith("test_engines") else None
+    other = OTHER_BACKEND.search(item.name) if item.path.name.startswith("test_backends") else None
     # What keeps hostile code and a crash from doing harm is tried on Docker too.
-    if other and (other[1] == "slurm" or item.path.name == "test_engines.py"):
-        mark = item.get_closest_marker("every_engine")
+    if other and (other[1] == "slurm" or item.path.name == "test_backends.py"):
+        mark = item.get_closest_marker("every_backend")
         return mark is None or (bool(mark.args) and not row.startswith(mark.args))
     kept, left_out = item.get_closest_marker("kept"), item.get_closest_marker("thorough_rows")
     return (kept is not None and row not in kept.args) or (
@@ -85,7 +85,7 @@ def check_rows(items: list[pytest.Item]) -> None:
     rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for item in items:
         for mark in item.iter_markers():
-            if mark.name in {"kept", "thorough_rows", "every_engine"} and mark.args:
+            if mark.name in {"kept", "thorough_rows", "every_backend"} and mark.args:
                 test, _, row = item.nodeid.partition("[")
                 rows.setdefault((test, mark.args), []).append(row)
     for (test, named), found in rows.items():

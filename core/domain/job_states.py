@@ -71,8 +71,8 @@ class EndReason(StrEnum):
 
     # This host
     DISK_FULL = "disk_full"
-    ENGINE_GONE = "engine_gone"
-    ENGINE_REJECTED = "engine_rejected"
+    BACKEND_GONE = "backend_gone"
+    BACKEND_REJECTED = "backend_rejected"
     NO_GPU = "no_gpu"
     GPU_LOST = "gpu_lost"
     HOST_MEMORY = "host_memory"
@@ -156,8 +156,8 @@ END_MEANINGS: dict[EndReason, EndMeaning] = {
     ),
     EndReason.BAD_SUBMISSION: _once("What the training left is not a valid submission; its check says why."),
     EndReason.DISK_FULL: _wait("The disk is full; the job continues when there is space."),
-    EndReason.ENGINE_GONE: _wait("The engine does not respond; what is running continues without it."),
-    EndReason.ENGINE_REJECTED: _final("The engine refuses to run this; its message is in the job's log."),
+    EndReason.BACKEND_GONE: _wait("The backend does not respond; what is running continues without it."),
+    EndReason.BACKEND_REJECTED: _final("The backend refuses to run this; its message is in the job's log."),
     EndReason.NO_GPU: _wait("No GPU of this host can be used."),
     EndReason.GPU_LOST: _again("A GPU failed during the job, which continues on others."),
     EndReason.HOST_MEMORY: _once("The host's memory ran out: use fewer loader workers or jobs."),

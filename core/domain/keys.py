@@ -1,4 +1,4 @@
-"""Name a task and the GPUs reserved for it: shared by offers, jobs, the store, the fleet and engines."""
+"""Name a task and the GPUs reserved for it: shared by offers, jobs, the store, the fleet and backends."""
 
 from __future__ import annotations
 

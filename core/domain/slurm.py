@@ -8,7 +8,7 @@ NAME = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,99}"
 NAMES = rf"{NAME}(,{NAME})*"
 CONSTRAINT = r"[A-Za-z0-9_\[(][A-Za-z0-9_.,:&|*!=()\[\]-]{0,199}"
 NODES = r"[A-Za-z0-9_.-]+(\[[0-9,-]+\])?[A-Za-z0-9_.-]*(,[A-Za-z0-9_.-]+(\[[0-9,-]+\])?[A-Za-z0-9_.-]*)*"
-#: Options of sbatch that the engine sets itself, or that would take a run from its control.
+#: Options of sbatch that the backend sets itself, or that would take a run from its control.
 _OURS = (
     "account array batch bcast begin chdir clusters constraint container cpus-per-gpu cpus-per-task "
     "deadline delay-boot dependency error export export-file get-user-env gid gpus gpus-per-node "
@@ -20,7 +20,7 @@ _OURS = (
 
 
 def check_option(option: str) -> str:
-    """The option of sbatch; `ValueError` where it is none, or one that the engine sets."""
+    """The option of sbatch; `ValueError` where it is none, or one that the backend sets."""
     found = re.fullmatch(r"--([a-z][a-z0-9-]*)(=[A-Za-z0-9_.,:@%+/=\[\]()*&|!-]+)?", option)
     if not found:
         raise ValueError("must be options of sbatch in their long form, such as --nice=100")

@@ -1,6 +1,6 @@
-"""Stand between the engine and the trainer: start it, keep its output, pass signals on, record its end.
+"""Stand between the backend and the trainer: start it, keep its output, pass signals on, record its end.
 
-Every engine runs this one file, as a script of its own: `python3 -I -S wrapper.py OPTIONS -- COMMAND`. It
+Every backend runs this one file, as a script of its own: `python3 -I -S wrapper.py OPTIONS -- COMMAND`. It
 imports nothing but the standard library, because inside a container there is nothing else to import. The
 trainer, which supervises its engines in the same way, imports what both need to know of process trees.
 

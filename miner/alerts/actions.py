@@ -19,7 +19,7 @@ from core.runs.control import even_micro
 from core.runs.progress import ControlEvent
 from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.rules import AlertAction, AlertRule
-from miner.alerts.state import RuleEngine, TrackedRule
+from miner.alerts.state import RuleTracker, TrackedRule
 from miner.jobs.control import RunningTraining
 from miner.observe.alerts import AlertSubject, gpu_subject, job_subject
 from miner.store.actions import (
@@ -114,7 +114,7 @@ class ActionController:
         self._store, self._live = store, live
         self._attempts: dict[tuple[int, int], AttemptActions] = {}
 
-    async def step(self, rules: Mapping[str, AlertRule], engine: RuleEngine, now: float) -> None:
+    async def step(self, rules: Mapping[str, AlertRule], tracker: RuleTracker, now: float) -> None:
         """Follow up what was asked, and ask for what rules want now."""
         running = self._live.trainings()
         if running is None:
@@ -129,7 +129,7 @@ class ActionController:
                 rows = await self._store.read(actions_of_job, training.job_id)
                 actions = self._attempts[key] = AttemptActions.load(*key, rows)
             try:
-                await self._step_of(training, actions, rules, engine, now)
+                await self._step_of(training, actions, rules, tracker, now)
             except OSError as error:
                 log.warning("job %d: nothing can be asked of its training: %s", training.job_id, error)
 
@@ -138,18 +138,18 @@ class ActionController:
         training: RunningTraining,
         actions: AttemptActions,
         rules: Mapping[str, AlertRule],
-        engine: RuleEngine,
+        tracker: RuleTracker,
         now: float,
     ) -> None:
         if actions.open is not None:
             rule = rules.get(actions.open.row.rule)
-            await self._follow_up(training, actions, actions.open, rule, engine, now)
+            await self._follow_up(training, actions, actions.open, rule, tracker, now)
             return
         firing = False
         for name, rule in rules.items():
             if rule.act is None:
                 continue
-            tracked = _firing_for(training, engine.firing(name))
+            tracked = _firing_for(training, tracker.firing(name))
             firing = firing or (tracked is not None and rule.act.duty is not None)
             if tracked is None or tracked.no_data or name in actions.blocked:
                 continue
@@ -272,7 +272,7 @@ class ActionController:
         actions: AttemptActions,
         action: OpenAction,
         rule: AlertRule | None,
-        engine: RuleEngine,
+        tracker: RuleTracker,
         now: float,
     ) -> None:
         answer = training.answer
@@ -293,7 +293,7 @@ class ActionController:
         settle = act.settle or SETTLE_SECONDS
         if now - action.applied_at < settle:
             return
-        value = _value_now(training, engine, action.row.rule)
+        value = _value_now(training, tracker, action.row.rule)
         after = self._numbers(training, action.applied_at + settle / 2, value)
         verdict = judge(action.row, after, act.worse or WORSE, below=bool(rule and rule.when.below))
         if verdict.is_worse:
@@ -373,12 +373,12 @@ def _magnitude(tracked: TrackedRule) -> float:
     return abs(tracked.value or 0.0)
 
 
-def _value_now(training: RunningTraining, engine: RuleEngine, rule: str) -> float | None:
+def _value_now(training: RunningTraining, tracker: RuleTracker, rule: str) -> float | None:
     """The rule's present value, where it is worst."""
     own = _subjects_of(training)
     values = [
         tracked.value
-        for tracked in engine.states()
+        for tracked in tracker.states()
         if tracked.rule == rule
         and tracked.subject in own
         and tracked.value is not None

@@ -22,7 +22,7 @@ from miner.alerts.metrics import (
 )
 from miner.alerts.requests import unknown_fields
 from miner.alerts.rules import AlertRule, LiveAlertRules
-from miner.alerts.state import AlertChange, ChangeKind, MeasuredValue, RuleEngine, TrackedRule, measure
+from miner.alerts.state import AlertChange, ChangeKind, MeasuredValue, RuleTracker, TrackedRule, measure
 from miner.api.alerts import RuleStatus, Severity
 from miner.jobs.control import RunningTraining
 from miner.observe.alerts import (
@@ -69,7 +69,7 @@ class AlertService:
         """`standing_problems` returns by kind of alert what is wrong now, or None once that is over."""
         self.rules, self.live = rules, live
         self.sink: AlertSink | None = None
-        self.engine = RuleEngine()
+        self.tracker = RuleTracker()
         self.actions = ActionController(store, live)
         self._store, self._metrics, self._clock = store, metrics, clock
         self._standing_problems = standing_problems
@@ -132,16 +132,16 @@ class AlertService:
             if (values := self._measured(rule, now)) is not None:
                 measured[name] = values
             await asyncio.sleep(0)  # all rules for eight GPUs take 15 ms: offers go in between
-        self._unsaved += self.engine.evaluate(now, rules.rules, measured)
+        self._unsaved += self.tracker.evaluate(now, rules.rules, measured)
         await self._save_changes(rules.rules, now)
-        await self.actions.step(rules.rules, self.engine, now)
+        await self.actions.step(rules.rules, self.tracker, now)
 
     async def _adopt(self, now: float) -> None:
         """Go on with the open alerts of an earlier process."""
         kinds = set(AlertKind)
         for row in await self._store.read(store_alerts.open_alerts):
             if row.rule not in kinds:
-                self.engine.adopt(row.rule, row.subject, row.raised_at, now)
+                self.tracker.adopt(row.rule, row.subject, row.raised_at, now)
         self._adopted = True
         if self.rules.problem is not None:  # found before the store was open
             self.on_kind(AlertKind.ALERTS_PROBLEM, self.rules.problem)
@@ -179,7 +179,7 @@ class AlertService:
         resolved = frozenset(self._problems()).union(*ENDS.values())
         unresolved = [kind for kind in AlertKind if kind not in resolved]
         await self._store.write(store_alerts.expire_alerts, unresolved, now - FORGET_SECONDS, now)
-        firing = [tracked for name in rules for tracked in self.engine.firing(name) if not tracked.no_data]
+        firing = [tracked for name in rules for tracked in self.tracker.firing(name) if not tracked.no_data]
         values = [(tracked.rule, tracked.subject, tracked.value) for tracked in firing]
         await self._store.write(store_alerts.note_values, values, now)
 
@@ -264,7 +264,7 @@ class AlertService:
     def rule_states(self) -> list[RuleStatus]:
         """Return every rule with its state and value: an entry for each subject, or one without."""
         tracked: dict[str, list[TrackedRule]] = {}
-        for state in self.engine.states():
+        for state in self.tracker.states():
             tracked.setdefault(state.rule, []).append(state)
         shown = []
         for name, rule in self.rules.current().rules.items():

@@ -68,7 +68,7 @@ class TrackedRule:
     seen_at: float = 0.0
 
 
-class RuleEngine:
+class RuleTracker:
     """Every rule for every subject that it was evaluated for."""
 
     def __init__(self) -> None:

@@ -63,7 +63,7 @@ class NodeStatus(Answer):
     """A node of a cluster."""
 
     name: str
-    engine: str
+    backend: str
     kind: str
     state: str
     #: It has jobs of ours, or takes none for a reason of its own, not by a limit for all.

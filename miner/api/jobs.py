@@ -178,8 +178,8 @@ class AttemptFigures(Answer):
 
 class AttemptDetails(Answer):
     number: int
-    engine: str
-    #: The engine's name of it.
+    backend: str
+    #: The backend's name of it.
     key: str
     gpus: list[str]
     folder: str
@@ -264,7 +264,7 @@ class EvalPoint(Answer):
 
 class AttemptSeries(Answer):
     number: int
-    engine: str
+    backend: str
     started_at: float
     ended_at: float | None
     actions: list[RuleAction]

@@ -38,7 +38,7 @@ class GpuCounts(Answer):
 class TrainingStatus(Answer):
     """Ability to train, and trainings now."""
 
-    engine: str | None
+    backend: str | None
     trouble: str | None
     no_sandbox: str | None
     #: By what is missing: the reason.
@@ -100,7 +100,7 @@ class DaemonSummary(Answer):
     version: str
     hotkey: str
     uptime_seconds: float
-    engine: str | None
+    backend: str | None
     policy: str
     profile: str
     open_jobs: int

@@ -1,13 +1,13 @@
-"""The one small interface to whatever runs an attempt.
+"""The interface of a backend: whatever runs an attempt.
 
-Rules that every engine keeps:
+Rules that every backend keeps:
 
 - `submit` is idempotent on the key. A key is used once: a new attempt has a new one.
-- An engine that does not answer raises `EngineUnreachable`, which never changes a job's state.
+- A backend that does not answer raises `BackendUnreachable`, which never changes a job's state.
 - The wrapper (`core.system.wrapper`) runs the command and records start and exit in the run directory, so
-  that an end is known after the engine has forgotten it.
-- Logs and progress are files in the run directory, and are never read through the engine.
-- GPU ids are the fleet's. An engine for other machines needs a `miner.fleet.sources.GpuSource` for them.
+  that an end is known after the backend has forgotten it.
+- Logs and progress are files in the run directory, and are never read through the backend.
+- GPU ids are the fleet's. A backend for other machines needs a `miner.fleet.sources.GpuSource` for them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from core.domain.errors import GodMinerError
 #: Written by the wrapper in the run folder: {"at": …, "pid": …} and {"at": …, "code": …}.
 START_FILE = "start.json"
 EXIT_FILE = "exit.json"
-#: Written by the engine when `stop` is called, so that a requested end is known as one for ever.
+#: Written by the backend when `stop` is called, so that a requested end is known as one for ever.
 STOP_RECORD_FILE = "stop-asked.json"
 
-#: The image that each training engine is in, by its short name.
+#: The image that each engine is in, by its short name.
 IMAGE_OF: Mapping[Engine, str] = {
     Engine.AXOLOTL: "text",
     Engine.NATIVE: "text",
@@ -36,42 +36,42 @@ IMAGE_OF: Mapping[Engine, str] = {
 }
 
 
-class EngineRejected(GodMinerError):
-    """The engine understood and refuses: repeating the call does not help."""
+class BackendRejected(GodMinerError):
+    """The backend understood and refuses: repeating the call does not help."""
 
-    code = "engine_rejected"
-
-
-class EngineUnreachable(GodMinerError):
-    """The engine did not answer: nothing is known, nothing changes, try again later."""
-
-    code = "engine_unreachable"
+    code = "backend_rejected"
 
 
-class EngineDiskFull(EngineUnreachable):
-    """A disk of the engine's own is full: try again when there is space."""
+class BackendUnreachable(GodMinerError):
+    """The backend did not answer: nothing is known, nothing changes, try again later."""
 
-    code = "engine_disk_full"
+    code = "backend_unreachable"
+
+
+class BackendDiskFull(BackendUnreachable):
+    """A disk of the backend's own is full: try again when there is space."""
+
+    code = "backend_disk_full"
 
 
 class RunPhase(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     ENDED = "ended"
-    #: Unknown to the engine, and no exit was recorded.
+    #: Unknown to the backend, and no exit was recorded.
     LOST = "lost"
 
 
 class EndCause(StrEnum):
-    """The cause of an end as far as the engine can tell; the trainer's result file knows better."""
+    """The cause of an end as far as the backend can tell; the trainer's result file knows better."""
 
     OK = "ok"
     FAILED = "failed"
     #: By `stop`.
     STOPPED = "stopped"
-    #: By a signal that `stop` did not send: from a restart of the engine, somebody else or the kernel.
+    #: By a signal that `stop` did not send: from a restart of the backend, somebody else or the kernel.
     KILLED = "killed"
-    #: By `EngineSpec.timeout_s`.
+    #: By `AttemptSpec.timeout_s`.
     TIMEOUT = "timeout"
     #: The machine was restarted or failed.
     NODE_FAIL = "node-fail"
@@ -96,12 +96,12 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSpec:
-    """One attempt. Nothing in it is secret: engines show it to whoever asks them."""
+class AttemptSpec:
+    """One attempt. Nothing in it is secret: backends show it to whoever asks them."""
 
-    #: Never used twice, and the name in the engine: letters, digits and dashes.
+    #: Never used twice, and the name in the backend: letters, digits and dashes.
     key: str
-    #: `argv[0]` may be "python": the engine puts the training environment's interpreter there.
+    #: `argv[0]` may be "python": the backend puts the training environment's interpreter there.
     argv: tuple[str, ...]
     #: The attempt's directory: working directory, log, start and exit records. Writable.
     run_dir: Path
@@ -115,18 +115,18 @@ class EngineSpec:
     shm_bytes: int | None = None
     #: As docker's cpuset: "0-63".
     cpus: str | None = None
-    #: It runs hostile code (reward functions): an engine without a sandbox must reject it.
+    #: It runs hostile code (reward functions): a backend without a sandbox must reject it.
     hostile: bool = False
     #: What the profile asks of the cluster's scheduler for this task.
     cluster: Mapping[str, str] = field(default_factory=dict)
     #: Which of our images, by its short name: "text", "image" or "toolkit".
     image: str = "text"
-    #: The engine ends it after this long, as a last resort: the deadline is the daemon's.
+    #: The backend ends it after this long, as a last resort: the deadline is the daemon's.
     timeout_s: float | None = None
     #: Time for which the cluster's scheduler leaves the machine to us, or None if no end is known. It starts
     #: nothing that may take longer.
     free_s: float | None = None
-    #: Shown beside the run in the engine's own listings: job and attempt.
+    #: Shown beside the run in the backend's own listings: job and attempt.
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -137,23 +137,23 @@ class RunStatus:
     code: int | None = None
     started_at: float | None = None
     ended_at: float | None = None
-    #: For people: the node, the engine's message.
+    #: For people: the node, the backend's message.
     detail: str = ""
     #: Where it runs, or ran, as a cluster's scheduler names it: "n1", "n[1-2]".
     node: str = ""
 
 
-class EngineRun(NamedTuple):
+class BackendRun(NamedTuple):
     key: str
     ref: str
     run_dir: Path | None
 
 
-class ExecutionEngine(Protocol):
-    """The engine of a backend, which runs attempts.
+class Backend(Protocol):
+    """A backend, which runs attempts.
 
-    Calls may take seconds, and do not block the event loop. All may raise `EngineUnreachable`; only `submit`
-    raises `EngineRejected`.
+    Calls may take seconds, and do not block the event loop. All may raise `BackendUnreachable`; only `submit`
+    raises `BackendRejected`.
     """
 
     @property
@@ -163,8 +163,8 @@ class ExecutionEngine(Protocol):
     def can_sandbox(self) -> bool:
         """True if it takes hostile runs. Fixed at the start: every decision on an offer reads it."""
 
-    async def submit(self, spec: EngineSpec) -> str:
-        """Start it, or find it started; return the engine's reference. Safe to repeat."""
+    async def submit(self, spec: AttemptSpec) -> str:
+        """Start it, or find it started; return the backend's reference. Safe to repeat."""
 
     async def find(self, key: str) -> str | None:
         """Return a key's reference, to reattach and after a `submit` that timed out.
@@ -181,7 +181,7 @@ class ExecutionEngine(Protocol):
         """Have the trainer write its stacks to its log (SIGUSR1 to all its processes)."""
 
     async def remove(self, ref: str) -> None:
-        """Delete an ended run in the engine. Safe to repeat; files stay. A run that goes on is left alone."""
+        """Delete an ended run in the backend. Safe to repeat; files stay. One that goes on is left alone."""
 
     async def missing_images(self) -> Mapping[str, str]:
         """The images, by their short names, that could not be started now, and why."""
@@ -189,7 +189,7 @@ class ExecutionEngine(Protocol):
     async def identity(self, image: str) -> str:
         """Name what would be started for this image now: it changes with the build or the interpreter."""
 
-    async def list_runs(self) -> list[EngineRun]:
-        """Every run of this data directory that the engine knows: prepared, running or ended."""
+    async def list_runs(self) -> list[BackendRun]:
+        """Every run of this data directory that the backend knows: prepared, running or ended."""
 
     async def close(self) -> None: ...

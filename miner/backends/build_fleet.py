@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from core.domain.errors import ConfigError
 from core.domain.hardware import parse_gpus
 from miner.api.samples import GpuSample
-from miner.backends.registry import ClusterContext, backend_of
+from miner.backends.registry import ClusterContext, plugin_of
 from miner.fleet import fleet_file
 from miner.fleet.fleet import Fleet
 from miner.fleet.health import GpuHealth
@@ -74,9 +74,9 @@ def build_inventory(
     if settings.local_backend is not None:
         sources.append(corrected(build_gpu_source(settings.gpus, nvml), is_local=True))
     context = ClusterContext(kinds, host, fleet.is_in_use, clock)
-    for backend in (backend_of(kind) for kind in settings.backends if kind.is_cluster):
-        if backend.gpu_source is not None:
-            sources.append(corrected(backend.gpu_source(settings, context), is_local=False))
+    for plugin in (plugin_of(kind) for kind in settings.backends if kind.is_cluster):
+        if plugin.gpu_source is not None:
+            sources.append(corrected(plugin.gpu_source(settings, context), is_local=False))
     return GpuInventory(
         JoinedGpuSource(*sources) if len(sources) > 1 else sources[0],
         fleet,

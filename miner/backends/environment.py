@@ -18,7 +18,7 @@ import core
 from core.config.files import config_dir
 from core.domain.errors import GodMinerError
 from miner.backends import sandbox_init
-from miner.backends.registry import EngineContext, NoEngine
+from miner.backends.registry import BackendContext, NoBackend
 from miner.backends.sandbox import Interpreter, Sandbox, detect_sandbox
 from miner.settings import SandboxKind, Settings
 
@@ -84,14 +84,14 @@ class TrainingEnvironment:
     why_no_sandbox: str = ""
 
 
-def local_environment(settings: Settings, context: EngineContext) -> TrainingEnvironment:
-    """The environment of this machine; `NoEngine` if it has none."""
+def local_environment(settings: Settings, context: BackendContext) -> TrainingEnvironment:
+    """The environment of this machine; `NoBackend` if it has none."""
     init = Path(sandbox_init.__file__)
     return _environment(settings, context, code_folder(context.folder), init)
 
 
-def shared_environment(settings: Settings, context: EngineContext, folder: Path) -> TrainingEnvironment:
-    """The environment for other machines, with a copy of our code in `folder`; `NoEngine` if it has none."""
+def shared_environment(settings: Settings, context: BackendContext, folder: Path) -> TrainingEnvironment:
+    """The environment for other machines, with a copy of our code in `folder`; `NoBackend` if it has none."""
     code = copied_code(folder)
     init = code / Path(sandbox_init.__file__).relative_to(SOURCE_ROOT)
     environment = _environment(settings, context, code, init)
@@ -100,7 +100,7 @@ def shared_environment(settings: Settings, context: EngineContext, folder: Path)
     return environment
 
 
-def _environment(settings: Settings, context: EngineContext, code: Path, init: Path) -> TrainingEnvironment:
+def _environment(settings: Settings, context: BackendContext, code: Path, init: Path) -> TrainingEnvironment:
     """Add the interpreter, and a sandbox that was tried out on this machine, if one works."""
     interpreter = training_interpreter(settings)
     if settings.trainer_sandbox is SandboxKind.OFF:
@@ -133,14 +133,14 @@ def training_interpreter(settings: Settings) -> Interpreter:
     if path is None and importlib.util.find_spec("torch") is not None:
         path = Path(sys.executable)
     if path is None:
-        raise NoEngine(
+        raise NoBackend(
             "local processes need a python with the training stack: "
             "run `make training` (4 GB, 7 GB with CUDA), or set TRAINER_PYTHON"
         )
     try:
         return examine_interpreter(path)
     except NoTrainingPython as error:
-        raise NoEngine(str(error)) from None
+        raise NoBackend(str(error)) from None
 
 
 def copied_code(parent: Path) -> Path:

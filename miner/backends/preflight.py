@@ -1,4 +1,4 @@
-"""Check a run's specification, and prepare its files, before an engine starts it.
+"""Check a run's specification, and prepare its files, before a backend starts it.
 
 A bad specification is rejected with everything that is wrong with it. When the daemon runs as root, the
 run directory is given to the user that training runs as.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from core.domain.keys import CPU_ID
-from miner.backends.base import EngineRejected, EngineSpec, Mount
+from miner.backends.base import AttemptSpec, BackendRejected, Mount
 
 _KEY = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9-]{0,99}")
 _LABEL = re.compile(r"[a-z][a-z0-9-]{0,39}")
@@ -24,20 +24,20 @@ _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _CPUS = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 
 
-def check_spec(spec: EngineSpec, redact: Callable[[str], str], trusted: Iterable[Path]) -> None:
-    """`EngineRejected` with everything that is wrong. `trusted` are our own directories, in which no link may
-    lead elsewhere; everything else that is mounted was named by the operator."""
+def check_spec(spec: AttemptSpec, redact: Callable[[str], str], trusted: Iterable[Path]) -> None:
+    """`BackendRejected` with everything that is wrong. `trusted` are our own directories, in which no link
+    may lead elsewhere; everything else that is mounted was named by the operator."""
     wrong = [*_bad_values(spec), *_secrets(spec, redact), *_paths(spec, tuple(trusted))]
     if wrong:
-        raise EngineRejected(f"{spec.key[:100]!r} cannot be started: {'; '.join(wrong)}")
+        raise BackendRejected(f"{spec.key[:100]!r} cannot be started: {'; '.join(wrong)}")
 
 
-def gpus_of(spec: EngineSpec) -> tuple[str, ...]:
+def gpus_of(spec: AttemptSpec) -> tuple[str, ...]:
     """The real GPUs, without the pretended ones of a CPU run."""
     return tuple(gpu for gpu in spec.gpus if re.split("[:@]", gpu)[0] != CPU_ID)
 
 
-def mounts_of(spec: EngineSpec) -> tuple[Mount, ...]:
+def mounts_of(spec: AttemptSpec) -> tuple[Mount, ...]:
     """The run directory and the others, outer before inner, each once. One below another of the same kind is
     left out: with a mount of its own, renaming into and out of it would fail."""
     wanted: dict[Path, bool] = {spec.run_dir: False}
@@ -51,7 +51,7 @@ def mounts_of(spec: EngineSpec) -> tuple[Mount, ...]:
     return tuple(mounts)
 
 
-def _bad_values(spec: EngineSpec) -> Iterator[str]:
+def _bad_values(spec: AttemptSpec) -> Iterator[str]:
     if not _KEY.fullmatch(spec.key):
         yield "its key must be 1 to 100 letters, digits and dashes"
     if not spec.argv or not all(spec.argv[:1]):
@@ -73,8 +73,8 @@ def _bad_values(spec: EngineSpec) -> Iterator[str]:
             yield f"{name} must be above 0, not {value}"
 
 
-def _secrets(spec: EngineSpec, redact: Callable[[str], str]) -> Iterator[str]:
-    """Engines show commands, variables and labels to whoever asks, so a secret in one is our mistake."""
+def _secrets(spec: AttemptSpec, redact: Callable[[str], str]) -> Iterator[str]:
+    """Backends show commands, variables and labels to whoever asks, so a secret in one is our mistake."""
     shown = {
         "its command": "\n".join(spec.argv),
         **{f"the variable {name}": value for name, value in spec.env.items()},
@@ -83,7 +83,7 @@ def _secrets(spec: EngineSpec, redact: Callable[[str], str]) -> Iterator[str]:
     yield from (f"{where} holds a secret" for where, text in shown.items() if redact(text) != text)
 
 
-def _paths(spec: EngineSpec, trusted: tuple[Path, ...]) -> Iterator[str]:
+def _paths(spec: AttemptSpec, trusted: tuple[Path, ...]) -> Iterator[str]:
     if not spec.run_dir.is_dir():
         yield f"the run directory {spec.run_dir} does not exist"
     for mount in (Mount(spec.run_dir, False), *spec.mounts):
@@ -100,7 +100,7 @@ def _paths(spec: EngineSpec, trusted: tuple[Path, ...]) -> Iterator[str]:
 
 def _links_on_the_way(path: Path, trusted: tuple[Path, ...]) -> Iterator[Path]:
     """Links on the path within our own directories: an earlier attempt may have left one that leads out of
-    them, and the engine would follow it with its own rights."""
+    them, and the backend would follow it with its own rights."""
     for root in trusted:
         if path.is_relative_to(root):
             way = [
@@ -112,14 +112,14 @@ def _links_on_the_way(path: Path, trusted: tuple[Path, ...]) -> Iterator[Path]:
 
 
 def hand_over_files(
-    spec: EngineSpec, mounts: Iterable[Mount], uid: int, trusted: Iterable[Path] = ()
+    spec: AttemptSpec, mounts: Iterable[Mount], uid: int, trusted: Iterable[Path] = ()
 ) -> None:
     """Give away the run directory with all it holds, and other writable directories without what they hold.
 
     That is the training's own, from earlier attempts. Links are given away, never what they lead to.
 
     Inputs must be readable. Below `trusted`, our own directories, they are made so; otherwise
-    `EngineRejected`.
+    `BackendRejected`.
     """
     chown_tree(spec.run_dir, uid)
     for mount in mounts:
@@ -129,7 +129,7 @@ def hand_over_files(
         for path in _unreadable(mount.path, uid):
             is_ours = any(mount.path.is_relative_to(place) for place in trusted)
             if not (is_ours and _make_readable(path, mount.path)):
-                raise EngineRejected(
+                raise BackendRejected(
                     f"{path} is not readable for user {uid}, which training runs as: "
                     f"chmod -R a+rX {mount.path}"
                 )

@@ -1,6 +1,6 @@
 """The backends: one folder each, found by its name.
 
-A new backend is a member of `BackendKind` and a folder of that name with `backend.py`, which holds `BACKEND`,
+A new backend is a member of `BackendKind` and a folder of that name with `plugin.py`, which holds `PLUGIN`,
 and, if it has settings, `settings.py`, which holds their `SECTION`. Settings, daemon, fleet and doctor find
 them there.
 """
@@ -19,32 +19,32 @@ from typing import Any
 
 from core.domain.errors import GodMinerError
 from core.system import wrapper
-from miner.backends.base import ExecutionEngine
+from miner.backends.base import Backend
 from miner.fleet.sources import GpuSource
 from miner.observe.redact import Redactor
 from miner.settings import BackendKind, Settings
 from miner.support.data_id import data_id
 from miner.support.findings import Finding
 
-#: Below the data directory: what engines keep of their own.
-ENGINES_FOLDER = "engines"
+#: Below the data directory: what backends keep of their own.
+BACKENDS_FOLDER = "backends"
 #: Most processes and threads of one training.
 MAX_PROCESSES = 16_384
 CHECK_LIMIT_S = 240.0
 
 
-class NoEngine(GodMinerError):
+class NoBackend(GodMinerError):
     """Nothing here can run a training."""
 
-    code = "no_engine"
+    code = "no_backend"
 
 
 @dataclass(frozen=True, slots=True)
-class EngineContext:
-    """Everything that the engines of a data directory share."""
+class BackendContext:
+    """Everything that the backends of a data directory share."""
 
     data_id: str
-    #: What engines keep of their own.
+    #: What backends keep of their own.
     folder: Path
     #: Hide secrets in a text.
     redact: Callable[[str], str]
@@ -57,10 +57,10 @@ class EngineContext:
     training_uid: int | None
 
     @classmethod
-    def of(cls, settings: Settings, data_dir: Path) -> EngineContext:
+    def of(cls, settings: Settings, data_dir: Path) -> BackendContext:
         return cls(
             data_id(data_dir),
-            engines_folder(data_dir),
+            backends_folder(data_dir),
             Redactor(settings.secrets()),
             (data_dir,),
             settings.ulimits(),
@@ -97,12 +97,12 @@ class ClusterContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class BackendPlugin:
     """A backend as its folder registers it."""
 
     kind: BackendKind
-    #: Build its engine on the context's data directory; `NoEngine` says why there is none.
-    build: Callable[[Settings, EngineContext], ExecutionEngine]
+    #: Build it on the context's data directory; `NoBackend` says why there is none.
+    build: Callable[[Settings, BackendContext], Backend]
     #: The doctor's findings about it.
     check: Callable[[Settings], Iterable[Finding]]
     #: What the operator does when it lacks what training needs.
@@ -114,10 +114,10 @@ class Backend:
 
 
 @cache
-def backend_of(kind: BackendKind) -> Backend:
+def plugin_of(kind: BackendKind) -> BackendPlugin:
     """Load a backend. Only those in use are imported: Docker's client library is large."""
-    backend: Backend = importlib.import_module(f"miner.backends.{kind}.backend").BACKEND
-    return backend
+    plugin: BackendPlugin = importlib.import_module(f"miner.backends.{kind}.plugin").PLUGIN
+    return plugin
 
 
 def backend_kinds() -> list[BackendKind]:
@@ -125,23 +125,23 @@ def backend_kinds() -> list[BackendKind]:
     return [kind for kind in BackendKind if kind.is_backend]
 
 
-async def build_engine(settings: Settings, kind: str, trial_dir: Path | None = None) -> ExecutionEngine:
-    """Build an engine by its backend's name, also to finish runs that an earlier choice left; `NoEngine`.
+async def build_backend(settings: Settings, kind: str, trial_dir: Path | None = None) -> Backend:
+    """Build a backend by its name, also to finish runs that an earlier choice left; `NoBackend`.
 
     Everything of its own is kept in `trial_dir`, if given, instead of the data directory.
     """
     if kind not in backend_kinds():
-        raise NoEngine(f"there is no engine {kind!r}; those there are: {', '.join(backend_kinds())}")
+        raise NoBackend(f"there is no backend {kind!r}; those there are: {', '.join(backend_kinds())}")
     return await asyncio.to_thread(build_here, settings, BackendKind(kind), trial_dir)
 
 
-def build_here(settings: Settings, kind: BackendKind, trial_dir: Path | None = None) -> ExecutionEngine:
-    """Build an engine in the caller's own thread: it starts programs to learn what works."""
-    context = EngineContext.of(settings, trial_dir or settings.data_dir)
-    return backend_of(kind).build(settings, context)
+def build_here(settings: Settings, kind: BackendKind, trial_dir: Path | None = None) -> Backend:
+    """Build a backend in the caller's own thread: it starts programs to learn what works."""
+    context = BackendContext.of(settings, trial_dir or settings.data_dir)
+    return plugin_of(kind).build(settings, context)
 
 
-def engines_folder(data_dir: Path) -> Path:
-    folder = data_dir / ENGINES_FOLDER
+def backends_folder(data_dir: Path) -> Path:
+    folder = data_dir / BACKENDS_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -1,6 +1,6 @@
 """Read what a run leaves in its directory: start, exit and stop records, its log, and how it ended.
 
-The directory may be written by hostile code, so everything is read as untrusted. The engine's own answer
+The directory may be written by hostile code, so everything is read as untrusted. The backend's own answer
 about an end is not enough: Docker forgets an out-of-memory kill while its daemon is down, reports 255 when
 only its helper died, and calls every other signal just "exited"; a local process that is gone reports
 nothing.
@@ -137,8 +137,8 @@ KILLED_CODE = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
-class EngineEndReport:
-    """Report of an end by the engine itself, as far as it has one."""
+class BackendEndReport:
+    """Report of an end by the backend itself, as far as it has one."""
 
     code: int | None = None
     oom_killed: bool = False
@@ -149,10 +149,10 @@ class EngineEndReport:
     here: bool = True
 
 
-def end_status(run_dir: Path, report: EngineEndReport | None = None) -> RunStatus:
-    """The status of a run that is over, or that the engine does not know (no report)."""
+def end_status(run_dir: Path, report: BackendEndReport | None = None) -> RunStatus:
+    """The status of a run that is over, or that the backend does not know (no report)."""
     start, record, stop = read_start(run_dir), read_exit(run_dir), read_stop_record(run_dir)
-    end = report or EngineEndReport()
+    end = report or BackendEndReport()
     rebooted = end.here and start is not None and start.boot not in ("", current_boot())
     why, detail = _end_cause(end, record, stop, rebooted)
     return RunStatus(
@@ -173,19 +173,19 @@ def current_boot() -> str:
         return ""
 
 
-def _exit_code(end: EngineEndReport, record: ExitRecord | None) -> int | None:
+def _exit_code(end: BackendEndReport, record: ExitRecord | None) -> int | None:
     if record is not None and end.code in (None, UNKNOWN_CODE):
         return record.code
     return end.code
 
 
 def _end_cause(
-    end: EngineEndReport, record: ExitRecord | None, stop: StopRecord | None, rebooted: bool
+    end: BackendEndReport, record: ExitRecord | None, stop: StopRecord | None, rebooted: bool
 ) -> tuple[EndCause, str]:
     code = _exit_code(end, record)
     signals = record.signals if record else ()
     if record is not None and record.timeout:
-        return EndCause.TIMEOUT, "the engine's own time limit was reached"
+        return EndCause.TIMEOUT, "the backend's own time limit was reached"
     if stop is not None and (code != 0 or signals):
         return EndCause.STOPPED, "killed on request" if stop.force else "ended on request"
     if code != 0 and (end.oom_killed or (record is not None and record.oom_kills)):
@@ -193,7 +193,7 @@ def _end_cause(
     if signals:
         return (
             EndCause.KILLED,
-            f"{', '.join(signals)} came from elsewhere: the engine was restarted, or somebody sent it",
+            f"{', '.join(signals)} came from elsewhere: the backend was restarted, or somebody sent it",
         )
     if code == 0:
         return EndCause.OK, ""
@@ -209,7 +209,7 @@ def _cause_without_record(code: int | None, rebooted: bool) -> tuple[EndCause, s
     if rebooted:
         return EndCause.NODE_FAIL, "the machine was restarted meanwhile"
     if code is None:
-        return EndCause.LOST, "the engine does not know it, and no end was recorded"
+        return EndCause.LOST, "the backend does not know it, and no end was recorded"
     if code >= 128:
         return EndCause.KILLED, f"killed from outside (exit code {code})"
     return EndCause.FAILED, f"it could not be started (exit code {code})"

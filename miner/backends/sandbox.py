@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from miner.backends import sandbox_init
-from miner.backends.base import EngineSpec, Mount
+from miner.backends.base import AttemptSpec, Mount
 from miner.backends.preflight import gpus_of, mounts_of
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -109,7 +109,7 @@ class Sandbox:
     #: Whether it is for another machine: its scheduler chooses the GPUs, and lets a job open no others.
     elsewhere: bool = False
 
-    def command(self, spec: EngineSpec, argv: Sequence[str]) -> list[str]:
+    def command(self, spec: AttemptSpec, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` inside the sandbox."""
         return [
             str(self.program),
@@ -134,7 +134,7 @@ class Sandbox:
             path.is_relative_to(root) for root in (*self.interpreter.needs, *self.visible, Path("/usr"))
         )
 
-    def _devices(self, spec: EngineSpec) -> Iterator[str]:
+    def _devices(self, spec: AttemptSpec) -> Iterator[str]:
         gpus = gpus_of(spec)
         if self.elsewhere and gpus:
             names = (*_COMMON, *(f"nvidia{number}" for number in range(MOST_GPUS)), "nvidia-caps")
@@ -163,7 +163,7 @@ class Sandbox:
                 # For reward code's namespaces, and to end what runs as its user; the trainer has neither.
                 yield from ("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_KILL")
 
-    def _binds(self, spec: EngineSpec) -> Iterator[str]:
+    def _binds(self, spec: AttemptSpec) -> Iterator[str]:
         ours = [Mount(path) for path in (self.init, *self.interpreter.needs, *self.visible)]
         mounts = (*ours, *mounts_of(spec))
         for folder in sorted({parent for mount in mounts for parent in mount.path.parents}):
@@ -174,7 +174,7 @@ class Sandbox:
                 continue
             yield from ("--ro-bind" if mount.read_only else "--bind", str(mount.path), str(mount.path))
 
-    def _last_step(self, spec: EngineSpec) -> Iterator[str]:
+    def _last_step(self, spec: AttemptSpec) -> Iterator[str]:
         yield from (str(self.interpreter.path), "-I", "-S", str(self.init))
         yield from ("--dir", str(spec.run_dir), "--processes", str(self.processes))
         if self.uid is not None:
@@ -202,7 +202,7 @@ def detect_sandbox(wanted: Sandbox) -> Sandbox | str:
 def _why_unusable(sandbox: Sandbox, folder: Path) -> str | None:
     if sandbox.uid is not None:
         os.chown(folder, sandbox.uid, sandbox.uid)
-    spec = EngineSpec(key="trial", argv=(), run_dir=folder, hostile=True)
+    spec = AttemptSpec(key="trial", argv=(), run_dir=folder, hostile=True)
     command = sandbox.command(spec, [str(sandbox.interpreter.path), "-I", "-c", _TRIAL])
     try:
         done = subprocess.run(

@@ -20,15 +20,15 @@ from core.domain.errors import GodMinerError
 from core.system.files import write_atomically
 from miner.backends.base import (
     IMAGE_OF,
+    AttemptSpec,
+    Backend,
+    BackendRejected,
+    BackendUnreachable,
     EndCause,
-    EngineRejected,
-    EngineSpec,
-    EngineUnreachable,
-    ExecutionEngine,
     RunPhase,
     RunStatus,
 )
-from miner.backends.registry import backend_of, build_engine
+from miner.backends.registry import BACKENDS_FOLDER, build_backend, plugin_of
 from miner.backends.run_folder import log_tail
 from miner.settings import BackendKind, Settings
 from miner.support.findings import Finding, fail, ok, warn
@@ -43,7 +43,7 @@ POLL_S = 0.1
 RETRY_S, RECHECK_S = 300.0, 3600.0
 #: The shortest pause after any trial, also one that found out nothing.
 AGAIN_S = 10.0
-#: How long an image's identity is taken as current: it is read less often than the engine is polled.
+#: How long an image's identity is taken as current: it is read less often than the backend is polled.
 IDENTITY_S = 30.0
 RESULTS_FILE = "trials.json"
 #: Reported until the first trial of an image has ended.
@@ -54,7 +54,7 @@ _ENGINES_OF = {
     image: tuple(engine for engine in IMAGE_OF if IMAGE_OF[engine] == image) for image in IMAGE_OF.values()
 }
 
-#: By training engine: what is missing; without an entry it can train.
+#: By engine: what is missing; without an entry it can train.
 MissingByEngine = Mapping[Engine, str]
 
 
@@ -75,10 +75,10 @@ class Trial:
     key: str = ""
 
 
-async def run_trial(engine: ExecutionEngine, parent: Path, trial: Trial) -> str:
+async def run_trial(backend: Backend, parent: Path, trial: Trial) -> str:
     """Run a trial in a new directory within `parent`; return its output, whatever its exit code."""
     folder = Path(tempfile.mkdtemp(prefix=".trial-", dir=parent))
-    spec = EngineSpec(
+    spec = AttemptSpec(
         trial.key or trial_key(),
         trial.argv,
         folder,
@@ -86,22 +86,22 @@ async def run_trial(engine: ExecutionEngine, parent: Path, trial: Trial) -> str:
         image=trial.image,
         gpus=trial.gpus,
         shm_bytes=trial.shm_bytes,
-        hostile=engine.can_sandbox,
+        hostile=backend.can_sandbox,
         timeout_s=TRIAL_TIMEOUT_S,
     )
     try:
-        ref = await engine.submit(spec)
+        ref = await backend.submit(spec)
         try:
-            status = await _wait_for_end(engine, ref, folder)
+            status = await _wait_for_end(backend, ref, folder)
         finally:
-            await engine.stop(ref, force=True)
-            await _wait_for_end(engine, ref, folder)
-            await engine.remove(ref)
+            await backend.stop(ref, force=True)
+            await _wait_for_end(backend, ref, folder)
+            await backend.remove(ref)
         output = log_tail(folder).strip()
         if status.why not in (EndCause.OK, EndCause.FAILED) or not output:
             raise TrialFailed(f"it ended with {status.why} (code {status.code}): {output or status.detail}")
         return output
-    except (EngineRejected, EngineUnreachable, TimeoutError) as error:
+    except (BackendRejected, BackendUnreachable, TimeoutError) as error:
         raise TrialFailed(str(error) or "it took too long") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -111,25 +111,25 @@ def trial_key() -> str:
     return f"trial-{secrets.token_hex(8)}"
 
 
-async def _wait_for_end(engine: ExecutionEngine, ref: str, folder: Path) -> RunStatus:
+async def _wait_for_end(backend: Backend, ref: str, folder: Path) -> RunStatus:
     limit_s = TRIAL_TIMEOUT_S + 10
     async with asyncio.timeout(limit_s) as limit:
         while True:
-            status = await engine.poll(ref, folder)
+            status = await backend.poll(ref, folder)
             if status.phase not in (RunPhase.RUNNING, RunPhase.QUEUED):
                 return status
             if status.phase is RunPhase.QUEUED:
-                # A cluster's queue is no fault of the image; the engine ends a wait that takes too long.
+                # A cluster's queue is no fault of the image; the backend ends a wait that takes too long.
                 limit.reschedule(asyncio.get_running_loop().time() + limit_s)
             await asyncio.sleep(POLL_S)
 
 
 async def missing_in_image(
-    engine: ExecutionEngine, parent: Path, image: str, *, gpus: tuple[str, ...] = (), key: str = ""
+    backend: Backend, parent: Path, image: str, *, gpus: tuple[str, ...] = (), key: str = ""
 ) -> MissingByEngine:
-    """Ask `trainer.runner.check_engines` in this image what its training engines lack. `TrialFailed`."""
+    """Ask `trainer.runner.check_engines` in this image what its engines lack. `TrialFailed`."""
     argv = ("python", "-m", "trainer.runner.check_engines", image, *(["gpu"] if gpus else []))
-    output = await run_trial(engine, parent, Trial(argv, image, gpus, key=key))
+    output = await run_trial(backend, parent, Trial(argv, image, gpus, key=key))
     try:
         # Libraries may write something after it, as they are unloaded.
         lines = [line for line in output.splitlines() if line.startswith("{")]
@@ -139,22 +139,20 @@ async def missing_in_image(
         raise TrialFailed(output.splitlines()[-1][-300:]) from None
 
 
-class EngineTrials:
+class BackendTrials:
     """Try each image once, in a task of its own, and keep the result until the image changes."""
 
-    def __init__(
-        self, engine: ExecutionEngine, data_dir: Path, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._engine = engine
+    def __init__(self, backend: Backend, data_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._backend = backend
         self._data_dir = data_dir
-        self._file = data_dir / "engines" / RESULTS_FILE
+        self._file = data_dir / BACKENDS_FOLDER / RESULTS_FILE
         self._clock = clock
         #: By identity, as on disk.
         self._results: dict[str, dict[str, str]] = _read_results(self._file)
         #: By identity: why a trial failed, and when to repeat one that failed or found something missing.
         self._failures: dict[str, str] = {}
         self._repeat_at: dict[str, float] = {}
-        #: Identities whose last trial has ended while the engine did not answer.
+        #: Identities whose last trial has ended while the backend did not answer.
         self._unanswered: set[str] = set()
         #: By image: its identity, and when to read it again.
         self._identities: dict[str, tuple[str, float]] = {}
@@ -163,11 +161,11 @@ class EngineTrials:
         self.running_key: str | None = None
 
     async def missing(self) -> MissingByEngine:
-        """Return what is known to keep each training engine from training now; `EngineUnreachable`.
+        """Return what is known to keep each engine from training now; `BackendUnreachable`.
 
-        Starts the next trial that is due without waiting for it: the caller also watches the engine.
+        Starts the next trial that is due without waiting for it: the caller also watches the backend.
         """
-        absent = await self._engine.missing_images()
+        absent = await self._backend.missing_images()
         missing: dict[Engine, str] = {}
         due: list[tuple[str, str]] = []
         for image, engines in _ENGINES_OF.items():
@@ -203,7 +201,7 @@ class EngineTrials:
             await asyncio.wait({self._task})
 
     async def _identity(self, image: str) -> str:
-        return f"{self._engine.name} {image} {await self._engine.identity(image)}"
+        return f"{self._backend.name} {image} {await self._backend.identity(image)}"
 
     async def _recent_identity(self, image: str) -> str:
         """The image's identity, at most IDENTITY_S old."""
@@ -225,8 +223,8 @@ class EngineTrials:
         """Run one trial. One that finds out nothing is repeated as well, but never at once."""
         try:
             await self._try_once(image, identity)
-        except EngineUnreachable as error:
-            # The engine went away meanwhile: that says nothing about the image, unless it does so each time.
+        except BackendUnreachable as error:
+            # The backend went away meanwhile: that says nothing about the image, unless it does so each time.
             if identity in self._unanswered:
                 self._failed(image, identity, str(error))
             self._unanswered.add(identity)
@@ -262,10 +260,10 @@ class EngineTrials:
         """Return what the image lacks, and why the trial failed (empty if it did not)."""
         self.running_key = trial_key()
         try:
-            return await missing_in_image(self._engine, self._data_dir, image, key=self.running_key), ""
+            return await missing_in_image(self._backend, self._data_dir, image, key=self.running_key), ""
         except TrialFailed as error:
             return {}, str(error)
-        except Exception as error:  # a full disk, an engine's odd answer: repeated later
+        except Exception as error:  # a full disk, a backend's odd answer: repeated later
             log.exception("the trial run of the %s image failed", image)
             return {}, f"{type(error).__name__}: {error}"
         finally:
@@ -277,8 +275,8 @@ class EngineTrials:
 
     def _remember(self, image: str, identity: str, missing: MissingByEngine) -> None:
         """Keep the newest result of each image, on disk as well."""
-        prefix = f"{self._engine.name} {image} "
-        known = _read_results(self._file) | self._results  # another engine's trials write it too
+        prefix = f"{self._backend.name} {image} "
+        known = _read_results(self._file) | self._results  # another backend's trials write it too
         others = {name: result for name, result in known.items() if not name.startswith(prefix)}
         self._results = {**others, identity: {str(engine): why for engine, why in missing.items()}}
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -306,18 +304,18 @@ _GPU_DEVICE = Path("/dev/nvidia0")
 def trial_finding(
     settings: Settings, kind: BackendKind, gpus: tuple[str, ...] | None = None, key: str = ""
 ) -> Finding:
-    """Start the smallest training with this engine. `gpus`: if they are not this machine's; `key`: the run's,
-    if the caller needs it."""
+    """Start the smallest training with this backend. `gpus`: if they are not this machine's; `key`: the
+    run's, if the caller needs it."""
     if gpus is None:
         gpus = ("0",) if _GPU_DEVICE.exists() else ()
 
     async def try_out() -> Mapping[Engine, str]:
         with temporary_data_dir(settings) as temporary:
-            engine = await build_engine(settings, kind, temporary.data_dir)
+            backend = await build_backend(settings, kind, temporary.data_dir)
             try:
-                return await missing_in_image(engine, temporary.data_dir, "text", gpus=gpus, key=key)
+                return await missing_in_image(backend, temporary.data_dir, "text", gpus=gpus, key=key)
             finally:
-                await engine.close()
+                await backend.close()
 
     try:
         lacks = asyncio.run(try_out())
@@ -328,14 +326,14 @@ def trial_finding(
     trains = [engine for engine, short in IMAGE_OF.items() if short == "text" and engine not in lacks]
     missing = "; ".join(f"{engine}: {why}" for engine, why in lacks.items())
     if not trains:
-        return fail("trial run", missing, backend_of(kind).fix)
+        return fail("trial run", missing, plugin_of(kind).fix)
     gpu = "with a GPU" if gpus else "without a GPU: there is none"
     detail = f"{' and '.join(trains)} can train, {gpu}"
     if missing:
         return warn(
             "trial run",
             f"{detail}; {missing}",
-            f"{backend_of(kind).fix}, or profiles with engine: {trains[0]}",
+            f"{plugin_of(kind).fix}, or profiles with engine: {trains[0]}",
         )
     return ok("trial run", detail)
 
@@ -345,12 +343,12 @@ def reward_isolation(settings: Settings, kind: BackendKind) -> Iterator[Finding]
 
     async def try_out() -> str:
         with temporary_data_dir(settings) as temporary:
-            engine = await build_engine(settings, kind, temporary.data_dir)
+            backend = await build_backend(settings, kind, temporary.data_dir)
             try:
                 trial = Trial(("python", "-c", _PROTECTION))
-                return await run_trial(engine, temporary.data_dir, trial) if engine.can_sandbox else ""
+                return await run_trial(backend, temporary.data_dir, trial) if backend.can_sandbox else ""
             finally:
-                await engine.close()
+                await backend.close()
 
     try:
         protection = asyncio.run(try_out()).rpartition("isolation: ")[2]

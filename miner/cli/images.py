@@ -163,17 +163,17 @@ def _problem(settings: Settings, look: ImageStatus) -> str | None:
         return look.text
 
     async def tried() -> str | None:
-        from miner.backends.registry import build_engine
+        from miner.backends.registry import build_backend
 
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".check-", dir=settings.data_dir) as folder:
-            engine = await build_engine(settings, "docker", Path(folder))
+            backend = await build_backend(settings, "docker", Path(folder))
             try:
-                lacks = await missing_in_image(engine, Path(folder), look.short)
+                lacks = await missing_in_image(backend, Path(folder), look.short)
             except GodMinerError as error:
                 return str(error)
             finally:
-                await engine.close()
+                await backend.close()
         return "; ".join(f"{engine}: {why}" for engine, why in lacks.items()) or None
 
     return asyncio.run(tried())

@@ -126,7 +126,7 @@ def native(
         )
         run = native_runs.make_run(folder, options)
     if sbatch is not None:
-        from miner.backends.slurm.backend import own_job
+        from miner.backends.slurm.plugin import own_job
 
         (folder / "job.sbatch").write_text(own_job(load_settings(), folder, sbatch, hours), encoding="utf-8")
     if write_only or sbatch is not None:

@@ -27,13 +27,13 @@ from core.planning.plan import TrainingPlan
 from core.runs.run_files import PLAN_FILE, RESULT_FILE, RunResult
 from core.submission.digests import model_hash
 from miner.backends.environment import SOURCE_ROOT, training_interpreter
-from miner.backends.registry import NoEngine
+from miner.backends.registry import NoBackend
 from miner.backends.trial import BEING_TRIED, TRIAL_FAILED
 from miner.dev import demo_inputs, stack
 from miner.dev.demo_inputs import LoopbackSite
 from miner.dev.samples import SampleTask
 from miner.dev.validator import ValidatorClient, ValidatorOutcome
-from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
+from miner.jobs.backend_ability import BACKEND_NOT_FOUND_YET
 from miner.settings import BackendKind, load_settings
 
 #: The validator grants half an hour; the plan needs half a minute of it.
@@ -97,7 +97,7 @@ def running_demo(
         try:
             python = training_interpreter(settings).path
             demo = _run_with_daemon(folder, tell, python, backend, parts)
-        except NoEngine as error:
+        except NoBackend as error:
             demo = RunningDemo(DemoResult(trouble=f"{error}.\n{_remedy(python)}"))
         yield demo
 
@@ -179,8 +179,8 @@ async def _play_validator(
             result.trouble = str(error)
             return result
         if missing is not None:
-            raise NoEngine(f"{python} cannot train: {missing}")
-        tell("engine", f"tried out after {time.monotonic() - began:.1f} s: it can train")
+            raise NoBackend(f"{python} cannot train: {missing}")
+        tell("backend", f"tried out after {time.monotonic() - began:.1f} s: it can train")
         for asked, wanted in (
             (validator.offer, ValidatorOutcome.ACCEPTED),
             (validator.start, ValidatorOutcome.START_NOTED),
@@ -215,7 +215,7 @@ async def wait_for_trial(operator: httpx.AsyncClient) -> str | None:
             raise stack.StackError(seen)
         if trouble is None and lacks != BEING_TRIED:
             return seen
-        if training["engine"] is None and trouble not in (None, ENGINE_NOT_FOUND_YET.problem):
+        if training["backend"] is None and trouble not in (None, BACKEND_NOT_FOUND_YET.problem):
             raise stack.StackError(seen)
         if time.monotonic() >= deadline:
             raise stack.StackError(f"the trial did not finish within {PATIENCE_S:g} s: {seen}")
@@ -228,7 +228,7 @@ async def _wait_for_job(
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         reply = await operator.get(f"/jobs/{task_id}")
-        if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # the daemon has not chosen its engine yet
+        if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # the daemon has not chosen its backend yet
             await asyncio.sleep(_POLL_S)
             continue
         reply.raise_for_status()

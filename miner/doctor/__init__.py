@@ -19,7 +19,7 @@ CHECKS: tuple[DoctorCheck, ...] = (
     subnet.PORTS_CHECK,
     training.GPUS_CHECK,
     training.TUNING_CHECK,
-    training.ENGINE_CHECK,
+    training.BACKEND_CHECK,
     links.LINKS_CHECK,
     notifications.NOTIFICATIONS_CHECK,
     machine.PM2_CHECK,
@@ -29,7 +29,7 @@ CHECKS: tuple[DoctorCheck, ...] = (
 def all_checks(settings: Settings) -> list[DoctorCheck]:
     """Every check, with those of the clusters that the settings name."""
     clusters = [training.cluster_check(kind) for kind in settings.backends if kind.is_cluster]
-    at = CHECKS.index(training.ENGINE_CHECK) + 1
+    at = CHECKS.index(training.BACKEND_CHECK) + 1
     return [*CHECKS[:at], *clusters, *CHECKS[at:]]
 
 

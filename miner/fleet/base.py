@@ -14,7 +14,7 @@ from core.domain.keys import GpuReservation, TaskKey, nodes_of
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    #: The name that engines are given: the UUID, the index if there is none, or `cpu` for the pretend GPU.
+    #: The name that backends are given: the UUID, the index if there is none, or `cpu` for the pretend GPU.
     id: str
     index: int
     kind: GpuKind
@@ -40,8 +40,8 @@ class FleetNode:
 
     #: "" is the daemon's machine.
     name: str
-    #: The engine that runs trainings there, as BACKEND names it.
-    engine: str
+    #: The backend that runs trainings there, as BACKEND names it.
+    backend: str
     #: With its usable GPUs only, or None if there are none.
     hardware: Hardware | None
     #: With all of its GPUs.
@@ -83,7 +83,7 @@ class NodeClass(NamedTuple):
 
     #: The hardware of each.
     hardware: Hardware
-    engine: str
+    backend: str
     names: frozenset[str]
 
     def of_nodes(self, most: int) -> Hardware:
@@ -134,17 +134,17 @@ class InventoryState:
 
     @cached_property
     def classes(self) -> tuple[NodeClass, ...]:
-        """The nodes with usable GPUs, grouped by their engine and hardware: the largest ones first."""
+        """The nodes with usable GPUs, grouped by their backend and hardware: the largest ones first."""
         groups: dict[tuple[object, ...], list[FleetNode]] = {}
         for node in self.nodes:
             if (has := node.hardware) is not None:
                 # Machines of one order differ by a few megabytes.
                 memory = f"{has.memory_bytes:.1e}"
-                groups.setdefault((node.engine, has.gpus, has.cpu_cores, memory), []).append(node)
+                groups.setdefault((node.backend, has.gpus, has.cpu_cores, memory), []).append(node)
         classes = [
             NodeClass(
                 min((node.hardware for node in group if node.hardware), key=lambda has: has.memory_bytes),
-                group[0].engine,
+                group[0].backend,
                 frozenset(node.name for node in group),
             )
             for group in groups.values()
@@ -177,29 +177,29 @@ def _power(hardware: Hardware) -> tuple[float, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineAbility:
-    """The present ability of the engine that runs trainings."""
+class BackendAbility:
+    """The present ability of a backend."""
 
     #: The reason why nothing can be trained at the moment, if there is one.
     problem: str | None = None
     #: The reason why nothing is trained that brings third-party code, or None if there is a sandbox.
     no_sandbox: str | None = None
-    #: The reason why a training engine cannot train here, by engine.
+    #: The reason why an engine cannot train here.
     missing: Mapping[Engine, str] = field(default_factory=dict)
 
 
-_ABLE = EngineAbility()
+_ABLE = BackendAbility()
 
 
-def joint_ability(abilities: Mapping[str, EngineAbility]) -> EngineAbility:
-    """Combine the abilities of several engines."""
+def joint_ability(abilities: Mapping[str, BackendAbility]) -> BackendAbility:
+    """Combine the abilities of several backends."""
     working = [ability for ability in abilities.values() if ability.problem is None]
     if not working:
         problems = dict.fromkeys(ability.problem for ability in abilities.values() if ability.problem)
-        return EngineAbility("; ".join(problems) or None)
+        return BackendAbility("; ".join(problems) or None)
     first, *others = working
     unsafe = [ability.no_sandbox for ability in working if ability.no_sandbox]
-    return EngineAbility(
+    return BackendAbility(
         None,
         "; ".join(dict.fromkeys(unsafe)) if len(unsafe) == len(working) else None,
         {
@@ -217,11 +217,11 @@ class FleetSnapshot:
     inventory: InventoryState
     reservations: tuple[GpuReservation, ...]
     taken_at: float
-    #: By the engines that nodes name; of one that is not here nothing is known against it.
-    abilities: Mapping[str, EngineAbility] = field(default_factory=dict)
+    #: By the backends that nodes name; of one that is not here nothing is known against it.
+    abilities: Mapping[str, BackendAbility] = field(default_factory=dict)
 
-    def ability_of(self, engine: str) -> EngineAbility:
-        return self.abilities.get(engine, _ABLE)
+    def ability_of(self, backend: str) -> BackendAbility:
+        return self.abilities.get(backend, _ABLE)
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from core.domain.hardware import PCIE_BANDWIDTH, GpuLink, GpuSet
 from core.domain.keys import GpuReservation, NamedLane, Placement, TaskKey, node_of, nodes_of
 from miner.fleet.base import (
-    EngineAbility,
+    BackendAbility,
     FleetSnapshot,
     GpuGrant,
     GpuLostListener,
@@ -37,9 +37,9 @@ class Fleet:
     ) -> None:
         self.ledger = GpuLedger(rules)
         self.inventory = InventoryState()
-        #: By engine, as nodes name it. Set by the jobs' side, which knows the engines, for decisions about
+        #: By backend, as nodes name it. Set by the jobs' side, which knows the backends, for decisions about
         #: offers; replaced whenever one changes.
-        self.abilities: Mapping[str, EngineAbility] = {}
+        self.abilities: Mapping[str, BackendAbility] = {}
         #: Time at which a GPU was last released: memory in use soon after is the last job's.
         self.released_at: dict[str, float] = {}
         self.clock = clock
@@ -230,8 +230,8 @@ class Fleet:
                 log.info("GPUs %s to %s", ", ".join(claim.gpus), claim.key.task_id)
 
     @property
-    def ability(self) -> EngineAbility:
-        """The combined ability of all engines."""
+    def ability(self) -> BackendAbility:
+        """The combined ability of all backends."""
         return joint_ability(self.abilities)
 
     @property

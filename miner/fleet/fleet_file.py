@@ -64,7 +64,7 @@ class FleetTerms(ConfigFileModel):
     )
     ids: list[str] = Field(
         default_factory=list,
-        description="With `gpus`: their ids for engines, in their order. Unset: 0, 1, 2…",
+        description="With `gpus`: their ids for backends, in their order. Unset: 0, 1, 2…",
     )
     links: LinkKeyword | list[list[int]] | None = Field(
         default=None,

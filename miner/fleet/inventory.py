@@ -147,7 +147,7 @@ def _fleet_node(node: ScannedNode, group: NodeGpus, report: GpuHealthReport) -> 
     usable = len(group.usable)
     return FleetNode(
         name=node.name,
-        engine=node.engine,
+        backend=node.backend,
         hardware=installed.model_copy(update={"gpus": gpus.take(usable)}) if usable else None,
         installed=installed,
         state=node.state,

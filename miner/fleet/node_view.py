@@ -31,7 +31,7 @@ def _node_entry(node: FleetNode, gpus: tuple[Gpu, ...], ours: Container[str], no
     unused = [gpu for gpu in gpus if gpu.id not in ours and gpu.busy_until(now) is None]
     return NodeStatus(
         name=node.name,
-        engine=node.engine,
+        backend=node.backend,
         kind=node.installed.gpus.kind.name,
         state=node.state if out is None or node.state in out else f"{node.state}; {out}",
         is_of_interest=used > 0 or (out is not None and node.state in out),

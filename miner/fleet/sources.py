@@ -60,8 +60,8 @@ class ScannedNode:
     """A machine of a cluster."""
 
     name: str
-    #: The engine that runs trainings there.
-    engine: str
+    #: The backend that runs trainings there.
+    backend: str
     #: Fields of `Hardware`, without `gpus`.
     facts: Mapping[str, Any]
     state: str = ""
@@ -83,7 +83,7 @@ class GpuScan:
 
 
 class GpuSource(Protocol):
-    """Finds the GPUs: by a driver, a setting, or a cluster's engine."""
+    """Finds the GPUs: by a driver, a setting, or a cluster's backend."""
 
     async def scan(self) -> GpuScan:
         """May take seconds, and ends in a bounded time. `ScanFailed`: nothing was found out."""
@@ -146,7 +146,7 @@ class JoinedGpuSource:
 
 class FixedGpuSource:
     def __init__(self, gpus: GpuSet, source: str, ids: Sequence[str] = ()) -> None:
-        """GPUs without an id are named by their index, which engines take as well."""
+        """GPUs without an id are named by their index, which backends take as well."""
         names = [*ids[: gpus.count], *gpu_names(gpus)[len(ids) :]]
         scanned = (
             ScannedGpu(name, index, gpus.kind, linked_ids(gpus, names, index))

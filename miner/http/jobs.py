@@ -64,7 +64,7 @@ def running_jobs(daemon: Daemon) -> JobManager:
     return daemon.running_jobs
 
 
-#: For endpoints that start jobs, which needs an engine.
+#: For endpoints that start jobs, which needs a backend.
 RunningJobs = Annotated[JobManager, Depends(running_jobs)]
 
 router = APIRouter(dependencies=[Depends(operator_only)])

@@ -90,7 +90,7 @@ async def show_status(daemon: Daemon) -> DaemonStatus:
             trouble=inventory.problem,
         ),
         training=TrainingStatus(
-            engine=_engine_names(daemon),
+            backend=_backend_names(daemon),
             trouble=ability.problem,
             no_sandbox=ability.no_sandbox,
             lacks=dict(ability.missing),
@@ -139,8 +139,10 @@ def _spark(daemon: OperatorDaemon, job_id: int) -> list[float]:
     return thinned(figures.curves.columns["loss"]) if figures else []
 
 
-def _engine_names(daemon: OperatorDaemon) -> str | None:
-    return ", ".join(engine.name for engine in daemon.jobs.services.engines.values()) if daemon.jobs else None
+def _backend_names(daemon: OperatorDaemon) -> str | None:
+    return (
+        ", ".join(backend.name for backend in daemon.jobs.services.backends.values()) if daemon.jobs else None
+    )
 
 
 def _uptime(daemon: OperatorDaemon) -> float:
@@ -153,7 +155,7 @@ def _summary(daemon: OperatorDaemon) -> DaemonSummary:
         version=__version__,
         hotkey=daemon.hotkey,
         uptime_seconds=_uptime(daemon),
-        engine=_engine_names(daemon),
+        backend=_backend_names(daemon),
         policy=daemon.policy_runtime.policy.name,
         profile=daemon.policy_runtime.profile.name,
         open_jobs=len(reservations.jobs),

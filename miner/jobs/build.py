@@ -1,4 +1,4 @@
-"""Build the job pipeline from the settings: engine, inputs, publisher, profile and timings."""
+"""Build the job pipeline from the settings: backend, inputs, publisher, profile and timings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NoReturn
 from core.domain.errors import GodMinerError
 from core.profile.resolve import LoadedProfile
 from miner.backends import choose
-from miner.backends.base import EngineUnreachable, ExecutionEngine
-from miner.backends.registry import build_engine
-from miner.backends.trial import EngineTrials
-from miner.fleet.base import EngineAbility
+from miner.backends.base import Backend, BackendUnreachable
+from miner.backends.registry import build_backend
+from miner.backends.trial import BackendTrials
+from miner.fleet.base import BackendAbility
 from miner.fleet.fleet import Fleet
 from miner.fleet.samples import SampleHistory
 from miner.inputs.fetch import JobInputs
@@ -32,14 +32,14 @@ from miner.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Interval for looking for an engine while there is none.
-ENGINE_RETRY_SECONDS = 30.0
+#: Interval for looking for a backend while there is none.
+BACKEND_RETRY_SECONDS = 30.0
 #: Seconds that a restart waits for the fleet to see its GPUs before it adopts the runs on them.
 GPU_WAIT_SECONDS = 30.0
 
 
-class UnavailableEngine:
-    """Stands in for the engine of earlier runs that is unavailable now.
+class UnavailableBackend:
+    """Stands in for the backend of earlier runs that is unavailable now.
 
     Those runs may still be going on, so nothing is known of them and none is repeated.
     """
@@ -50,7 +50,7 @@ class UnavailableEngine:
         self.name, self._why = name, why
 
     async def _unreachable(self, *_: object, **__: object) -> NoReturn:
-        raise EngineUnreachable(f"the engine {self.name} is unavailable: {self._why}")
+        raise BackendUnreachable(f"the backend {self.name} is unavailable: {self._why}")
 
     submit = find = poll = stop = dump_stacks = remove = _unreachable
     missing_images = identity = list_runs = _unreachable
@@ -59,38 +59,34 @@ class UnavailableEngine:
         return None
 
 
-async def wait_for_engine(
-    settings: Settings, kind: BackendKind, alert: SendAlert, fleet: Fleet
-) -> ExecutionEngine:
-    """Wait for an engine of the settings: one can be installed while the daemon runs.
+async def wait_for_backend(settings: Settings, kind: BackendKind, alert: SendAlert, fleet: Fleet) -> Backend:
+    """Wait for a backend of the settings: one can be installed while the daemon runs.
 
-    No offer is accepted until then, nor before the engine was tried out.
+    No offer is accepted until then, nor before the backend was tried out.
     """
     alerted = ""
     while True:
-        choice = await choose.choose_engine(settings, kind)
-        if choice.engine is not None:
-            log.info("trainings run on %s: %s", choice.engine.name, choice.why)
-            return choice.engine
-        fleet.abilities = {**fleet.abilities, kind: EngineAbility(problem=choice.why)}
+        choice = await choose.choose_backend(settings, kind)
+        if choice.backend is not None:
+            log.info("trainings run on %s: %s", choice.backend.name, choice.why)
+            return choice.backend
+        fleet.abilities = {**fleet.abilities, kind: BackendAbility(problem=choice.why)}
         if choice.why != alerted:
             alerted = choice.why
-            alert(AlertKind.NO_ENGINE, f"nothing here can train: {choice.why}")
-        await asyncio.sleep(ENGINE_RETRY_SECONDS)
+            alert(AlertKind.NO_BACKEND, f"nothing here can train: {choice.why}")
+        await asyncio.sleep(BACKEND_RETRY_SECONDS)
 
 
-async def earlier_engines(
-    settings: Settings, store: Store, current: Iterable[ExecutionEngine]
-) -> list[ExecutionEngine]:
-    """The engines of earlier settings that still have runs."""
-    used = {attempt.engine for attempt in await store.read(attempts.open_attempts)}
-    engines: list[ExecutionEngine] = []
-    for name in sorted(used - {engine.name for engine in current}):
+async def earlier_backends(settings: Settings, store: Store, current: Iterable[Backend]) -> list[Backend]:
+    """The backends of earlier settings that still have runs."""
+    used = {attempt.backend for attempt in await store.read(attempts.open_attempts)}
+    backends: list[Backend] = []
+    for name in sorted(used - {backend.name for backend in current}):
         try:
-            engines.append(await build_engine(settings, name))
+            backends.append(await build_backend(settings, name))
         except GodMinerError as error:
-            engines.append(UnavailableEngine(name, str(error)))
-    return engines
+            backends.append(UnavailableBackend(name, str(error)))
+    return backends
 
 
 async def build_jobs(
@@ -104,9 +100,9 @@ async def build_jobs(
     samples: SampleHistory | None = None,
     clock: Callable[[], float] = time.time,
 ) -> JobManager:
-    """Build everything but start nothing. Waits for the engines, and for the fleet to see its GPUs."""
-    waited = [await wait_for_engine(settings, kind, alert, fleet) for kind in settings.backends]
-    engines: dict[str, ExecutionEngine] = dict(zip(settings.backends, waited, strict=True))
+    """Build everything but start nothing. Waits for the backends, and for the fleet to see its GPUs."""
+    waited = [await wait_for_backend(settings, kind, alert, fleet) for kind in settings.backends]
+    backends: dict[str, Backend] = dict(zip(settings.backends, waited, strict=True))
     await _wait_for_gpus(fleet)
     events = JobEventBus()
 
@@ -117,8 +113,8 @@ async def build_jobs(
     services = JobServices(
         data_dir=settings.data_dir,
         store=store,
-        engines=engines,
-        other_engines=await earlier_engines(settings, store, waited),
+        backends=backends,
+        other_backends=await earlier_backends(settings, store, waited),
         fleet=fleet,
         worth=worth,
         samples=samples or SampleHistory(),
@@ -132,7 +128,7 @@ async def build_jobs(
         events=events,
         clock=clock,
         alert=alert,
-        trials={name: EngineTrials(engine, settings.data_dir) for name, engine in engines.items()},
+        trials={name: BackendTrials(backend, settings.data_dir) for name, backend in backends.items()},
     )
     return JobManager(services)
 

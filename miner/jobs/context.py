@@ -19,8 +19,8 @@ from core.domain.tasks import ImageModelType
 from core.domain.wire import MinerTaskOffer
 from core.profile.resolve import LoadedProfile
 from miner.api.jobs import LiveJob
-from miner.backends.base import ExecutionEngine
-from miner.backends.trial import EngineTrials
+from miner.backends.base import Backend
+from miner.backends.trial import BackendTrials
 from miner.fleet.base import FleetSnapshot, GpuGrant
 from miner.fleet.fleet import Fleet
 from miner.fleet.samples import SampleHistory
@@ -54,15 +54,15 @@ class JobServices:
     data_dir: Path
     store: Store
     #: By backend name, as in BACKEND.
-    engines: Mapping[str, ExecutionEngine]
+    backends: Mapping[str, Backend]
     fleet: Fleet
     inputs: InputsProvider
     publisher: SubmissionPublisher
     #: Returns the profile as its files are now.
     profile: Callable[[], LoadedProfile]
     cleaner: FinishedJobCleaner
-    #: Trials of what each image of an engine can train, by the same names.
-    trials: Mapping[str, EngineTrials]
+    #: Trials of what each image of a backend can train, by the same names.
+    trials: Mapping[str, BackendTrials]
     alert: SendAlert
     worth: WorthOfTask = lambda *_: IDLE_HOST
     #: Samples of the GPUs of the last hour; empty if nothing measures them.
@@ -71,26 +71,26 @@ class JobServices:
     events: JobEventBus = field(default_factory=JobEventBus)
     clock: Callable[[], float] = time.time
     random: Random = field(default_factory=Random)
-    #: Engines of earlier choices that still have runs of ours.
-    other_engines: Sequence[ExecutionEngine] = ()
+    #: Backends of earlier choices that still have runs of ours.
+    other_backends: Sequence[Backend] = ()
     #: Ports that running attempts were given, by job.
     ports: dict[int, int] = field(default_factory=dict)
     #: The ids of the jobs that have a worker.
     job_ids: dict[TaskKey, int] = field(default_factory=dict)
 
     @property
-    def all_engines(self) -> tuple[ExecutionEngine, ...]:
-        return (*self.engines.values(), *self.other_engines)
+    def all_backends(self) -> tuple[Backend, ...]:
+        return (*self.backends.values(), *self.other_backends)
 
-    def engine_of(self, attempt: AttemptRow) -> ExecutionEngine:
-        """The engine that runs the attempt."""
-        named = (engine for engine in self.all_engines if engine.name == attempt.engine)
-        return next(named, self.all_engines[0])
+    def backend_of(self, attempt: AttemptRow) -> Backend:
+        """The backend that runs the attempt."""
+        named = (backend for backend in self.all_backends if backend.name == attempt.backend)
+        return next(named, self.all_backends[0])
 
-    def engine_for(self, gpus: Sequence[str]) -> ExecutionEngine:
-        """The engine that runs trainings on these GPUs."""
+    def backend_for(self, gpus: Sequence[str]) -> Backend:
+        """The backend that runs trainings on these GPUs."""
         node = self.fleet.inventory.node_with(gpus)
-        return self.engines[node.engine] if node else self.all_engines[0]
+        return self.backends[node.backend] if node else self.all_backends[0]
 
 
 class _StepTimedOut(StepFailed):
@@ -115,7 +115,7 @@ class JobContext:
         self.gpu_lost: str | None = None
         #: Set when something has changed that a waiting worker should look at.
         self.woken = asyncio.Event()
-        #: The last submit to the engine, perhaps still under way.
+        #: The last submit to the backend, perhaps still under way.
         self.pending_submit: asyncio.Future[str] | None = None
         self._last_shown: dict[str, object] = {}
         self.show_state()
@@ -201,7 +201,7 @@ class JobContext:
         self.show_state()
 
     async def wait_until_submitted(self) -> None:
-        """Wait for a submit under way: a run that the engine does not know afterwards, it will never know."""
+        """Wait for a submit under way: a run that the backend does not know then, it will never know."""
         if self.pending_submit is not None:
             await asyncio.wait({self.pending_submit})
             self.pending_submit = None

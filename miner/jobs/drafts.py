@@ -92,7 +92,7 @@ class Draft:
 
 
 def draft(facts: DraftFacts) -> Draft:
-    """Plan for each class of nodes whose engine can train it; `StepFailed` if there is no plan.
+    """Plan for each class of nodes whose backend can train it; `StepFailed` if there is no plan.
 
     GPUs reserved for the job come first, then those that train the most.
     """
@@ -148,7 +148,7 @@ def _plan_for_each(
         else:
             drafts.append(_ClassDraft(nodes, plan, gpu_counts(plan, request)))
     ability = facts.fleet.ability_of
-    able = [entry for entry in drafts if entry.plan.engine not in ability(entry.nodes.engine).missing]
+    able = [entry for entry in drafts if entry.plan.engine not in ability(entry.nodes.backend).missing]
     return able or drafts, refusals
 
 
@@ -156,7 +156,7 @@ def usable_classes(fleet: FleetSnapshot, history: AttemptHistory, task: JobTask)
     """Nodes that can be used, without those where an attempt could not run; all, if no other is left."""
     able = []
     for nodes in fleet.inventory.classes:
-        ability = fleet.ability_of(nodes.engine)
+        ability = fleet.ability_of(nodes.backend)
         if not (ability.problem or (task.is_hostile and ability.no_sandbox)):
             able.append(nodes)
     able = able or list(fleet.inventory.classes)

@@ -1,6 +1,6 @@
-"""One attempt on disk: what the trainer gets, what the engine gets, and how to run it again by hand.
+"""One attempt on disk: what the trainer gets, what the backend gets, and how to run it again by hand.
 
-The engine's part is made from the files again after a restart, so nothing of it lives in memory only.
+The backend's part is made from the files again after a restart, so nothing of it lives in memory only.
 A replay uses the same command and environment in a directory of its own. Each job gets its own port for
 `accelerate launch`: a second job on 29500 would fail with "address in use".
 """
@@ -23,14 +23,14 @@ from core.recipes.base import ImageFiles, RecipeError, RunInputs
 from core.recipes.launch import launch_environment
 from core.recipes.render import render
 from core.runs.run_files import RunSpec
-from miner.backends.base import IMAGE_OF, EngineSpec, Mount
+from miner.backends.base import IMAGE_OF, AttemptSpec, Mount
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs.folder import AttemptFolder, write_attempt_file
 from miner.settings import Settings
 from miner.store.attempts import AttemptRow
 from miner.store.jobs import JobRow
 
-#: The trainer's command by image; the engine replaces `python` by the training environment's interpreter.
+#: The trainer's command by image; the backend replaces `python` by the training environment's interpreter.
 TRAINERS: dict[str, tuple[str, ...]] = {
     "text": ("python", "-m", "trainer.text"),
     "image": ("python", "-m", "trainer.image"),
@@ -38,7 +38,7 @@ TRAINERS: dict[str, tuple[str, ...]] = {
 }
 #: Everything was fetched before: what still uses the network has a bug and should fail at once.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-#: The engine's own backstop comes after ours.
+#: The backend's own backstop comes after ours.
 _LIMIT_SLACK_S = 600.0
 
 
@@ -160,12 +160,12 @@ def run_environment(run: RunSpec, plan: TrainingPlan) -> Mapping[str, str]:
     return {**launch_environment(plan, inputs), **_OFFLINE}
 
 
-def engine_spec(job: JobRow, attempt: JobAttempt, now: float, free_until: float = math.inf) -> EngineSpec:
+def attempt_spec(job: JobRow, attempt: JobAttempt, now: float, free_until: float = math.inf) -> AttemptSpec:
     """`free_until`: when others begin to use its GPUs. A time that is too short is not passed on: the
     scheduler then decides whether it can begin, and where it cannot it is tried elsewhere."""
     run, plan = attempt.run, attempt.plan
     paths = [Path(run.data_path), Path(run.model_path), *([Path(run.resume_from)] if run.resume_from else [])]
-    return EngineSpec(
+    return AttemptSpec(
         key=attempt.row.key,
         argv=trainer_command(plan, run),
         run_dir=attempt.folder.path,
@@ -216,7 +216,7 @@ def _port_is_free(port: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class AttemptReplay:
     number: int
-    engine: str
+    backend: str
     folder: str
     run_json: str
     plan_json: str
@@ -240,7 +240,7 @@ class AttemptReplay:
         needs = (run.model_path, run.data_path, *([run.resume_from] if run.resume_from else []))
         return cls(
             attempt.row.number,
-            attempt.row.engine,
+            attempt.row.backend,
             str(folder.path),
             run.to_json(),
             attempt.plan.to_json(),
@@ -259,7 +259,7 @@ class AttemptReplay:
     def script(self) -> str:
         """Write a shell script. The trainer's packages must be on its interpreter's path."""
         lines = [
-            f"# Attempt {self.number} again, by hand: it ran on {self.engine}, this is a plain process.",
+            f"# Attempt {self.number} again, by hand: it ran on {self.backend}, this is a plain process.",
             *(["# WARNING: its reward functions come from outside; run this in a sandbox."] * self.hostile),
             *(f"# MISSING: {path}" for path in self.missing()),
             f"mkdir -p {shlex.quote(self.folder)}/work {shlex.quote(self.folder)}/config",

@@ -14,9 +14,9 @@ from core.domain.job_states import EndReason, JobState
 from core.domain.keys import TaskKey
 from miner.api.jobs import LiveJob
 from miner.jobs import recovery
+from miner.jobs.backend_ability import watch_backend
 from miner.jobs.context import JobContext, JobServices
 from miner.jobs.control import RunningTraining
-from miner.jobs.engine_ability import watch_engine
 from miner.jobs.figures import RunFigures
 from miner.jobs.worker import JobWorker
 from miner.observe.alerts import AlertKind
@@ -38,13 +38,13 @@ class JobStateConflict(GodMinerError):
 
 
 class JobsNotReady(GodMinerError):
-    """Jobs cannot be started before there is an engine."""
+    """Jobs cannot be started before there is a backend."""
 
     code = "no_jobs_yet"
 
 
 async def cancel_in_store(store: Store, job_id: int, clock: Callable[[], float]) -> JobRow:
-    """Cancel the job; its worker ends it, now or once there is an engine again."""
+    """Cancel the job; its worker ends it, now or once there is a backend again."""
     for _ in range(_CANCEL_TRIES):
         row = await store.read(get_job, job_id)
         if row.state.is_over:
@@ -93,8 +93,8 @@ class JobManager:
         self._background = [
             asyncio.create_task(recovery.sweep_orphans_forever(self.services), name="orphans"),
             *(
-                asyncio.create_task(watch_engine(self.services, name), name=f"watch {name}")
-                for name in self.services.engines
+                asyncio.create_task(watch_backend(self.services, name), name=f"watch {name}")
+                for name in self.services.backends
             ),
         ]
 
@@ -109,10 +109,10 @@ class JobManager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop, and close the engines."""
+        """Stop, and close the backends."""
         await self.stop()
-        for engine in self.services.all_engines:
-            await engine.close()
+        for backend in self.services.all_backends:
+            await backend.close()
 
     # Requests
 

@@ -403,7 +403,7 @@ async def write(job: JobContext, inputs: FetchedInputs, history: AttemptHistory,
         job.now(),
         attempts.NewAttempt(
             number,
-            services.engine_for(grant.gpus).name,
+            services.backend_for(grant.gpus).name,
             f"{job.row.id}-{number}-{secrets.token_hex(4)}",
             str(folder.path),
             grant.gpus,

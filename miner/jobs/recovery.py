@@ -1,4 +1,4 @@
-"""Take up jobs after a restart, and remove orphaned runs from the engine.
+"""Take up jobs after a restart, and remove orphaned runs from the backend.
 
 Running attempts are adopted, with their GPUs, before a waiting job may ask for any; nothing is launched
 twice.
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sqlite3
 
-from miner.backends.base import EngineRun, EngineUnreachable, ExecutionEngine, RunPhase
+from miner.backends.base import Backend, BackendRun, BackendUnreachable, RunPhase
 from miner.jobs.context import JobContext, JobServices
 from miner.jobs.timeline import JobTimings
 from miner.store import attempts
@@ -55,23 +55,23 @@ async def adopt_open_jobs(services: JobServices) -> list[tuple[JobRow, JobContex
 
 
 async def sweep_orphans_forever(services: JobServices) -> None:
-    """Sweep again and again: an engine may carry out a request long after its caller has gone."""
+    """Sweep again and again: a backend may carry out a request long after its caller has gone."""
     while True:
         await sweep_orphans(services)
         await asyncio.sleep(SWEEP_SECONDS)
 
 
 async def sweep_orphans(services: JobServices) -> None:
-    """Remove the runs of this data directory that an engine has and no job knows."""
-    await asyncio.gather(*(_sweep(services, engine) for engine in services.all_engines))
+    """Remove the runs of this data directory that a backend has and no job knows."""
+    await asyncio.gather(*(_sweep(services, backend) for backend in services.all_backends))
 
 
-async def _sweep(services: JobServices, engine: ExecutionEngine) -> None:
+async def _sweep(services: JobServices, backend: Backend) -> None:
     failures = 0
     while True:
         try:
-            await _sweep_once(services, engine)
-        except (EngineUnreachable, StoreUnavailable) as error:
+            await _sweep_once(services, backend)
+        except (BackendUnreachable, StoreUnavailable) as error:
             failures += 1
             log.warning("cannot look for orphaned runs: %s", str(error))
         else:
@@ -79,27 +79,27 @@ async def _sweep(services: JobServices, engine: ExecutionEngine) -> None:
         await asyncio.sleep(services.timings.pause(failures, services.random))
 
 
-async def _sweep_once(services: JobServices, engine: ExecutionEngine) -> None:
-    runs = await engine.list_runs()
-    # Read after the engine was asked: an attempt is in the store before the engine gets it.
+async def _sweep_once(services: JobServices, backend: Backend) -> None:
+    runs = await backend.list_runs()
+    # Read after the backend was asked: an attempt is in the store before the backend gets it.
     known = {attempt.key for attempt in await services.store.read(attempts.open_attempts)}
     for run in runs:
         tried = {trials.running_key for trials in services.trials.values()}
         if run.key not in known and run.key not in tried:
-            await _remove_orphan(engine, run, services.timings)
+            await _remove_orphan(backend, run, services.timings)
 
 
-async def _remove_orphan(engine: ExecutionEngine, run: EngineRun, timings: JobTimings) -> None:
+async def _remove_orphan(backend: Backend, run: BackendRun, timings: JobTimings) -> None:
     if run.run_dir is not None:
         waited = 0.0
-        while (await engine.poll(run.ref, run.run_dir)).phase in (RunPhase.RUNNING, RunPhase.QUEUED):
+        while (await backend.poll(run.ref, run.run_dir)).phase in (RunPhase.RUNNING, RunPhase.QUEUED):
             if waited == 0.0:
                 log.warning("ending the run %s: no job knows it", run.key)
-                await engine.stop(run.ref, force=True)
+                await backend.stop(run.ref, force=True)
             if waited > timings.grace_s:
                 log.error("the run %s does not end", run.key)
                 return
             waited += timings.poll_s
             await asyncio.sleep(timings.poll_s)
-    await engine.remove(run.ref)
-    log.info("removed what the engine had of %s", run.key)
+    await backend.remove(run.ref)
+    log.info("removed what the backend had of %s", run.key)

@@ -21,10 +21,10 @@ class JobTimings:
 
     #: Between two reads of a run's files.
     poll_s: float = 1.0
-    #: Between two polls of the engine about a run that is going well.
-    engine_poll_s: float = 5.0
-    #: Between two checks whether the engine answers at all.
-    engine_check_s: float = 5.0
+    #: Between two polls of the backend about a run that is going well.
+    backend_poll_s: float = 5.0
+    #: Between two checks whether the backend answers at all.
+    backend_check_s: float = 5.0
     #: The first pause before a retry; it doubles up to the cap.
     pause_s: float = 5.0
     pause_cap_s: float = 120.0

@@ -1,7 +1,7 @@
 """Supervise one attempt until it has ended, or until its time is up whatever it does.
 
 The daemon enforces the deadline: the trainer has a clock of its own and normally ends before it is asked
-to, but nothing here relies on that, nor on an engine that answers.
+to, but nothing here relies on that, nor on a backend that answers.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from core.planning.time.calibration import MeasuredRun, recalibrate, times_at
 from core.runs.progress import NoteEvent
 from miner.backends.base import (
     EXIT_FILE,
-    EngineDiskFull,
-    EngineRejected,
-    EngineUnreachable,
+    BackendDiskFull,
+    BackendRejected,
+    BackendUnreachable,
     RunPhase,
     RunStatus,
 )
@@ -26,13 +26,13 @@ from miner.jobs.context import JobContext
 from miner.jobs.control import RunningTraining
 from miner.jobs.figures import RunFigures
 from miner.jobs.history import is_model, read_result
-from miner.jobs.launch import JobAttempt, engine_spec
+from miner.jobs.launch import JobAttempt, attempt_spec
 from miner.jobs.progress import MAX_READS, ProgressTail, RunProgress, idle_since_last_event, stall_reason
 from miner.jobs.publishing import EarlyPublisher
 from miner.jobs.timeline import JobTimeline
 from miner.jobs.verdict import AttemptVerdict, attempt_verdict
 from miner.observe.alerts import AlertKind
-from miner.store.attempts import set_engine_ref
+from miner.store.attempts import set_backend_ref
 from miner.support.untrusted_files import read_untrusted, touch_untrusted
 
 log = logging.getLogger(__name__)
@@ -47,14 +47,14 @@ MAX_NOTES = 200
 MIN_STEP_S = 1e-4
 #: Ignore GPU samples older than this.
 _SAMPLE_COUNTS_S = 60.0
-#: Seconds for an engine to kill a run before the job goes on without its answer.
+#: Seconds for a backend to kill a run before the job goes on without its answer.
 _LAST_WAIT_S = 20.0
 
 
 class AttemptSupervisor:
     def __init__(self, job: JobContext, attempt: JobAttempt) -> None:
         self.job, self.attempt = job, attempt
-        self.timings, self.engine = job.services.timings, job.services.engine_of(attempt.row)
+        self.timings, self.backend = job.services.timings, job.services.backend_of(attempt.row)
         self.progress = RunProgress(attempt.row.started_at)
         self.tail = ProgressTail(attempt.folder.progress)
         self.figures = RunFigures(attempt.plan)
@@ -107,34 +107,34 @@ class AttemptSupervisor:
     # Launch
 
     async def _launch(self) -> None:
-        """Submit the run, also after a restart: an engine that has it already starts nothing."""
+        """Submit the run, also after a restart: a backend that has it already starts nothing."""
         if self._ref is not None:
             return
         free_until = self.job.services.fleet.free_until(self.attempt.row.gpus)
-        spec = engine_spec(self.job.row, self.attempt, self.job.now(), free_until)
+        spec = attempt_spec(self.job.row, self.attempt, self.job.now(), free_until)
 
         pending: asyncio.Future[str] | None = None
 
         async def submit() -> str:
-            # The engine carries on even if its caller has gone; `JobContext.wait_until_submitted` waits for
+            # The backend carries on even if its caller has gone; `JobContext.wait_until_submitted` waits for
             # that. So when a moved deadline brings us here again, the same submit is waited for.
             nonlocal pending
             if pending is None or pending.done():
-                pending = self.job.pending_submit = asyncio.ensure_future(self.engine.submit(spec))
+                pending = self.job.pending_submit = asyncio.ensure_future(self.backend.submit(spec))
             try:
                 return await asyncio.shield(pending)
-            except EngineDiskFull as error:
+            except BackendDiskFull as error:
                 raise StepFailed(EndReason.DISK_FULL, str(error)) from None
-            except EngineUnreachable as error:
-                raise StepFailed(EndReason.ENGINE_GONE, str(error)) from None
-            except EngineRejected as error:
-                raise StepFailed(EndReason.ENGINE_REJECTED, str(error)) from None
+            except BackendUnreachable as error:
+                raise StepFailed(EndReason.BACKEND_GONE, str(error)) from None
+            except BackendRejected as error:
+                raise StepFailed(EndReason.BACKEND_REJECTED, str(error)) from None
 
         self.job.set_stage("launch")
         number = self.attempt.row.number
         self._ref = await self.job.run_step("launch", submit, lambda: self.kill_at, number)
-        await self.job.services.store.write(set_engine_ref, self.attempt.row.id, self._ref)
-        self.job.note("launched", f"attempt {number} runs on {self.engine.name}")
+        await self.job.services.store.write(set_backend_ref, self.attempt.row.id, self._ref)
+        self.job.note("launched", f"attempt {number} runs on {self.backend.name}")
 
     # Progress and status
 
@@ -173,17 +173,17 @@ class AttemptSupervisor:
                 self.job.note("quiet", "the training writes too many notes: see its progress.jsonl")
 
     async def _status(self) -> RunStatus | None:
-        """Poll the engine; return None if a poll is not due or the engine does not answer."""
+        """Poll the backend; return None if a poll is not due or the backend does not answer."""
         now, folder = self.job.now(), self.attempt.folder
         exit_file = await asyncio.to_thread(read_untrusted, folder.path / EXIT_FILE, 64 * 1024)
-        due = now - self._polled_at >= self.timings.engine_poll_s
+        due = now - self._polled_at >= self.timings.backend_poll_s
         if not (exit_file is not None or due or self.stop_verdict or self.progress.end):
             return None
         self._polled_at = now
         assert self._ref is not None
         try:
-            status = await self.engine.poll(self._ref, folder.path)
-        except EngineUnreachable as error:
+            status = await self.backend.poll(self._ref, folder.path)
+        except BackendUnreachable as error:
             if self.job.live.trouble != str(error):
                 log.warning("job %d: %s", self.job.row.id, str(error), extra=self.job.log)
             self.job.live.trouble = str(error)
@@ -277,23 +277,23 @@ class AttemptSupervisor:
     async def _dump(self) -> None:
         assert self._ref is not None
         try:
-            await self.engine.dump_stacks(self._ref)
-        except EngineUnreachable as error:
+            await self.backend.dump_stacks(self._ref)
+        except BackendUnreachable as error:
             log.warning("no stacks of job %d: %s", self.job.row.id, str(error), extra=self.job.log)
 
     async def _stop(self, *, force: bool) -> bool:
-        """Return True if the engine has accepted the request."""
+        """Return True if the backend has accepted the request."""
         assert self._ref is not None
         try:
-            await self.engine.stop(self._ref, force=force)
-        except EngineUnreachable as error:
+            await self.backend.stop(self._ref, force=force)
+        except BackendUnreachable as error:
             log.warning("job %d cannot be stopped: %s", self.job.row.id, str(error), extra=self.job.log)
             self.job.live.trouble = str(error)
             return False
         return True
 
     def _waited_long_enough(self) -> bool:
-        """Return True once to publish although the engine has not confirmed the end of the killed run."""
+        """Return True once to publish although the backend has not confirmed the end of the killed run."""
         return self.forced_at is not None and self.job.now() >= self.forced_at + min(
             _LAST_WAIT_S, self.timings.grace_s
         )

@@ -58,7 +58,7 @@ def series_json(db: sqlite3.Connection, row: JobRow, running: FiguresSnapshot | 
 def _attempt_json(row: AttemptRow, figures: AttemptFigures, curves: str, actions: Sequence[ActionRow]) -> str:
     head = {
         "number": row.number,
-        "engine": row.engine,
+        "backend": row.backend,
         "started_at": row.started_at,
         "ended_at": row.ended_at,
         "actions": [

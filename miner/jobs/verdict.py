@@ -1,7 +1,7 @@
 """The verdict on an attempt, and what follows: publish, try again, or give up.
 
 The reason is the daemon's own request to end if there was one, then the trainer's result, then the
-engine's status. `core.runs.remedies` decides about another try.
+backend's status. `core.runs.remedies` decides about another try.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from miner.backends.base import EndCause, RunStatus
 from miner.jobs.progress import RunProgress
 from miner.jobs.timeline import JobTimings
 
-#: The reason by the engine's word, for a trainer that could not say how it ended.
-REASON_OF_ENGINE_END: dict[EndCause, EndReason] = {
+#: The reason by the backend's word, for a trainer that could not say how it ended.
+REASON_OF_BACKEND_END: dict[EndCause, EndReason] = {
     EndCause.OK: EndReason.BAD_SUBMISSION,
     EndCause.FAILED: EndReason.CRASHED,
     EndCause.STOPPED: EndReason.STOPPED,
@@ -56,7 +56,7 @@ def attempt_verdict(
         return stop_verdict
     if result is not None:
         return _verdict_of_result(status, result, progress, has_model=has_model)
-    return _verdict_of_engine(status, progress)
+    return _verdict_of_backend(status, progress)
 
 
 def _at_the_deadline(status: RunStatus, result: RunResult | None, *, has_model: bool) -> AttemptVerdict:
@@ -70,9 +70,9 @@ def _verdict_of_result(
     if result.end in GOOD_ENDS and has_model:
         return AttemptVerdict(EndReason.TRAINED, result.detail)
     if result.end is RunEnd.STOPPED:
-        # Stopped from outside, or by an engine that was restarted. There is time to go on.
+        # Stopped from outside, or by a backend that was restarted. There is time to go on.
         if status.why in (EndCause.PREEMPTED, EndCause.CANCELLED, EndCause.NODE_FAIL):
-            return AttemptVerdict(REASON_OF_ENGINE_END[status.why], status.detail)
+            return AttemptVerdict(REASON_OF_BACKEND_END[status.why], status.detail)
         return AttemptVerdict(EndReason.KILLED, result.detail or status.detail or "asked to end from outside")
     if result.end is RunEnd.KILLED and status.why is EndCause.OOM_KILLED:
         # Counted by the kernel, where the trainer could not see it.
@@ -80,7 +80,7 @@ def _verdict_of_result(
     return AttemptVerdict(REASON_OF_RUN_END[result.end], _most_telling_text(status, result, progress))
 
 
-def _verdict_of_engine(status: RunStatus, progress: RunProgress) -> AttemptVerdict:
+def _verdict_of_backend(status: RunStatus, progress: RunProgress) -> AttemptVerdict:
     text = _most_telling_text(status, None, progress)
     if progress.oom is not None:
         return AttemptVerdict(EndReason.OOM, text)
@@ -91,7 +91,7 @@ def _verdict_of_engine(status: RunStatus, progress: RunProgress) -> AttemptVerdi
     if status.why in (EndCause.STOPPED, EndCause.TIMEOUT):
         # By an earlier daemon that could not record the reason any more.
         return AttemptVerdict(EndReason.KILLED, text)
-    return AttemptVerdict(REASON_OF_ENGINE_END[status.why or EndCause.LOST], text)
+    return AttemptVerdict(REASON_OF_BACKEND_END[status.why or EndCause.LOST], text)
 
 
 def _most_telling_text(status: RunStatus, result: RunResult | None, progress: RunProgress) -> str:

@@ -97,7 +97,7 @@ def attempt_details(row: AttemptRow, stored: StoredFigures) -> AttemptDetails:
     snapshot = FiguresSnapshot.from_stored(stored)
     return AttemptDetails(
         number=row.number,
-        engine=row.engine,
+        backend=row.backend,
         key=row.key,
         gpus=list(row.gpus),
         folder=row.folder,

@@ -17,7 +17,7 @@ import logging
 from itertools import takewhile
 
 from core.domain.job_states import EndReason, JobState, StepFailed
-from miner.backends.base import EngineUnreachable, RunPhase
+from miner.backends.base import BackendUnreachable, RunPhase
 from miner.jobs.context import JobContext
 from miner.jobs.figures import STORED_POINTS, RunFigures, read_figures
 from miner.jobs.folder import AttemptFolder
@@ -118,7 +118,7 @@ class JobWorker:
         """Return True if the attempt has ended, with its end in the store.
 
         If that is unknown and the time is up, the job goes on without it, and whatever still runs is ended
-        once the engine answers.
+        once the backend answers.
         """
         job = self.job
         # After a restart every job comes here at once, and its file may be on a slow disk.
@@ -129,7 +129,7 @@ class JobWorker:
         try:
             verdict = await supervisor.run()
         except StepFailed as failed:
-            if failed.reason is not EndReason.ENGINE_REJECTED:
+            if failed.reason is not EndReason.BACKEND_REJECTED:
                 await self._end(failed.reason, str(failed))
                 return False
             verdict = AttemptVerdict(failed.reason, str(failed))
@@ -142,7 +142,7 @@ class JobWorker:
         job.note("attempt_ended", f"attempt {attempt.row.number} ended: {verdict.reason}{detail}")
         if supervisor.measured_step_s is not None:
             await keep_lesson(job, attempt.plan, supervisor.measured_step_s)
-        await self._remove_from_engine(attempt.row)
+        await self._remove_from_backend(attempt.row)
         return True
 
     async def _decide(self, attempts: list[AttemptRow]) -> None:
@@ -236,7 +236,7 @@ class JobWorker:
     async def _end_runs(self, reason: EndReason) -> bool:
         """End the runs of earlier attempts; return True when none is left.
 
-        A job that was given up while its engine did not answer, and then started again, would train twice on
+        A job that was given up while its backend did not answer, and then started again, would train twice on
         the same GPUs.
         """
         for attempt in await self.job.attempts():
@@ -247,29 +247,29 @@ class JobWorker:
     async def _end_run(self, attempt: AttemptRow, reason: EndReason, detail: str) -> bool:
         """Ask an abandoned run to end, then kill it; return True when it is gone."""
         job, timings = self.job, self.job.services.timings
-        engine = job.services.engine_of(attempt)
+        backend = job.services.backend_of(attempt)
         folder = AttemptFolder(attempt.folder)
         asked_at, force = job.now(), False
         await job.wait_until_submitted()
         try:
-            ref = attempt.ref or await engine.find(attempt.key)
+            ref = attempt.ref or await backend.find(attempt.key)
             while ref is not None:
-                status = await engine.poll(ref, folder.path)
+                status = await backend.poll(ref, folder.path)
                 if status.phase in (RunPhase.ENDED, RunPhase.LOST):
                     break
                 if job.now() - asked_at >= timings.grace_s and not force:
                     force = True
-                    await engine.stop(ref, force=True)
+                    await backend.stop(ref, force=True)
                 elif not force:
                     await asyncio.to_thread(touch_untrusted, folder.stop)
-                    await engine.stop(ref)
+                    await backend.stop(ref)
                 await job.pause(timings.poll_s)
-        except EngineUnreachable as error:
+        except BackendUnreachable as error:
             log.warning("job %d: a run cannot be ended: %s", job.row.id, str(error), extra=job.log)
             await job.pause(timings.pause(3, job.services.random))
             return False
         await self._end_attempt(attempt, reason, detail)
-        await self._remove_from_engine(attempt)
+        await self._remove_from_backend(attempt)
         return True
 
     async def _end_attempt(
@@ -301,14 +301,14 @@ class JobWorker:
         known = [sample.utilization for sample in samples if sample.utilization is not None]
         return sum(known) / len(known) if known else None
 
-    async def _remove_from_engine(self, row: AttemptRow) -> None:
-        engine = self.job.services.engine_of(row)
+    async def _remove_from_backend(self, row: AttemptRow) -> None:
+        backend = self.job.services.backend_of(row)
         try:
-            ref = row.ref or await engine.find(row.key)
+            ref = row.ref or await backend.find(row.key)
             if ref is not None:
-                await engine.remove(ref)
-        except EngineUnreachable as error:  # recovery removes it later
-            log.warning("attempt %s is left in the engine: %s", row.key, str(error), extra=self.job.log)
+                await backend.remove(ref)
+        except BackendUnreachable as error:  # recovery removes it later
+            log.warning("attempt %s is left in the backend: %s", row.key, str(error), extra=self.job.log)
 
     # Trouble of our own
 

@@ -43,11 +43,11 @@ class AlertKind(StrEnum):
     ALERTS_PROBLEM = "alerts_problem"
     FILES_HANG = "files_hang"
 
-    # Engines
-    NO_ENGINE = "no_engine"
-    ENGINE_GONE = "engine_gone"
-    ENGINE_CANNOT_TRAIN = "engine_cannot_train"
-    ENGINE_BACK = "engine_back"
+    # Backends
+    NO_BACKEND = "no_backend"
+    BACKEND_GONE = "backend_gone"
+    BACKEND_CANNOT_TRAIN = "backend_cannot_train"
+    BACKEND_BACK = "backend_back"
 
     # Jobs
     JOBS = "jobs"
@@ -63,7 +63,7 @@ class AlertKind(StrEnum):
     JOB_RATE_LIMITED = "job_rate_limited"
     JOB_HUB_REFUSED = "job_hub_refused"
     JOB_DISK_FULL = "job_disk_full"
-    JOB_ENGINE_GONE = "job_engine_gone"
+    JOB_BACKEND_GONE = "job_backend_gone"
     JOB_NO_GPU = "job_no_gpu"
     JOB_PREEMPTED = "job_preempted"
     JOB_NOT_STARTED = "job_not_started"
@@ -81,8 +81,8 @@ ENDS: Mapping[AlertKind, frozenset[AlertKind]] = {
     AlertKind.METAGRAPH_RECOVERED: frozenset(
         {AlertKind.METAGRAPH_STALE, AlertKind.CHAIN, AlertKind.WRONG_CHAIN, AlertKind.NO_SUCH_SUBNET}
     ),
-    AlertKind.ENGINE_BACK: frozenset(
-        {AlertKind.NO_ENGINE, AlertKind.ENGINE_GONE, AlertKind.ENGINE_CANNOT_TRAIN}
+    AlertKind.BACKEND_BACK: frozenset(
+        {AlertKind.NO_BACKEND, AlertKind.BACKEND_GONE, AlertKind.BACKEND_CANNOT_TRAIN}
     ),
 }
 #: Alerts of steps that keep failing.
@@ -91,7 +91,7 @@ STEP_FAILURES: Mapping[EndReason, AlertKind] = {
     EndReason.RATE_LIMITED: AlertKind.JOB_RATE_LIMITED,
     EndReason.HUB_REFUSED: AlertKind.JOB_HUB_REFUSED,
     EndReason.DISK_FULL: AlertKind.JOB_DISK_FULL,
-    EndReason.ENGINE_GONE: AlertKind.JOB_ENGINE_GONE,
+    EndReason.BACKEND_GONE: AlertKind.JOB_BACKEND_GONE,
     EndReason.NO_GPU: AlertKind.JOB_NO_GPU,
     EndReason.PREEMPTED: AlertKind.JOB_PREEMPTED,
     EndReason.NOT_STARTED: AlertKind.JOB_NOT_STARTED,

@@ -22,7 +22,7 @@ from core.planning.planner import PlanSummary, quick_plan
 from core.planning.search.gpu_count import lane_for
 from core.profile.resolve import LoadedProfile, engine_for, resolve_profile
 from core.profile.schema import ResolvedProfile
-from miner.fleet.base import EngineAbility, FleetSnapshot, NodeClass
+from miner.fleet.base import BackendAbility, FleetSnapshot, NodeClass
 from miner.fleet.placement import PlacementSearch
 from miner.offers.parsed_offer import ParsedOffer
 from miner.offers.policies.schema import FitTerms
@@ -111,8 +111,8 @@ def fit_offer(
         return _unplanned("no GPU is usable", "a usable GPU", Refusal.NO_GPU)
     classes = _usable_classes(offer, fleet, profile)
     if not classes:
-        text = "no GPU is usable where an engine can train such tasks"
-        return _unplanned(text, "a usable GPU, or what the engine lacks", Refusal.NO_GPU)
+        text = "no GPU is usable where a backend can train such tasks"
+        return _unplanned(text, "a usable GPU, or what the backend lacks", Refusal.NO_GPU)
     try:
         resolved = resolve_profile(profile, offer.task_type, offer.model, offer.rows)
     except ConfigError as error:
@@ -166,15 +166,15 @@ def training_engine(offer: ParsedOffer, profile: LoadedProfile) -> Engine | None
 
 def able_to_train(
     offer: ParsedOffer, fleet: FleetSnapshot, profile: LoadedProfile
-) -> dict[str, EngineAbility]:
-    """The engines that can train such tasks, as far as is known, whether or not they have a sandbox."""
+) -> dict[str, BackendAbility]:
+    """The backends that can train such tasks, as far as is known, whether or not they have a sandbox."""
     working = {name: able for name, able in fleet.abilities.items() if able.problem is None}
     needs = training_engine(offer, profile) if any(able.missing for able in working.values()) else None
     return {name: able for name, able in working.items() if needs not in able.missing}
 
 
 def _usable_classes(offer: ParsedOffer, fleet: FleetSnapshot, profile: LoadedProfile) -> Sequence[NodeClass]:
-    """The nodes whose engine can train the task; all, where no engine can, and the rules say why."""
+    """The nodes whose backend can train the task; all, where no backend can, and the rules say why."""
     classes = fleet.inventory.classes
     if len(fleet.abilities) < 2:
         return classes
@@ -183,7 +183,7 @@ def _usable_classes(offer: ParsedOffer, fleet: FleetSnapshot, profile: LoadedPro
         able = {name: ability for name, ability in able.items() if ability.no_sandbox is None}
     if not able:
         return classes
-    return [nodes for nodes in classes if nodes.engine in able or nodes.engine not in fleet.abilities]
+    return [nodes for nodes in classes if nodes.backend in able or nodes.backend not in fleet.abilities]
 
 
 def _unplanned(

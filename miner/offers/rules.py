@@ -146,21 +146,21 @@ def _min_hours(inputs: RuleInputs) -> RuleVerdict:
     return RuleVerdict(False, f"{hours:g} h are less than {least:g}", way)
 
 
-# What depends on the engine, on other jobs, on the clock and on earlier jobs
+# What depends on the backend, on other jobs, on the clock and on earlier jobs
 
 
-@rule("engine", NO_CAPACITY)
-def _engine(inputs: RuleInputs) -> RuleVerdict:
+@rule("backend", NO_CAPACITY)
+def _backend(inputs: RuleInputs) -> RuleVerdict:
     """Nothing can be trained without one: a refusal costs nothing, a missed task does."""
     ability = joint_ability(inputs.fleet.abilities)
     if ability.problem is not None:
         text = f"nothing can be trained: {ability.problem}"
-        return RuleVerdict(False, text, "an engine; see god-miner doctor")
+        return RuleVerdict(False, text, "a backend; see god-miner doctor")
     engine = training_engine(inputs.offer, inputs.profile) if ability.missing else None
     missing = ability.missing.get(engine) if engine else None
     if missing is not None:
         return RuleVerdict(False, f"such tasks cannot be trained: {missing}", "what is missing")
-    return RuleVerdict(True, "the engine has no known problem")
+    return RuleVerdict(True, "the backend has no known problem")
 
 
 @rule("sandbox", _NO_SUCH_TASK)

@@ -32,7 +32,7 @@ class NewAttempt(NamedTuple):
     """An attempt before it begins."""
 
     number: int
-    engine: str
+    backend: str
     key: str
     folder: str
     gpus: tuple[str, ...]
@@ -44,7 +44,7 @@ class AttemptRow:
     id: int
     job_id: int
     number: int
-    engine: str
+    backend: str
     key: str
     ref: str | None
     folder: str
@@ -153,9 +153,9 @@ def begin_attempt(
     return job
 
 
-def set_engine_ref(connection: sqlite3.Connection, attempt_id: int, ref: str) -> None:
-    """Store a fact about the engine, even if the job was changed meanwhile."""
-    connection.execute("UPDATE attempts SET engine_ref = ? WHERE id = ?", (ref, attempt_id))
+def set_backend_ref(connection: sqlite3.Connection, attempt_id: int, ref: str) -> None:
+    """Store a fact about the backend, even if the job was changed meanwhile."""
+    connection.execute("UPDATE attempts SET backend_ref = ? WHERE id = ?", (ref, attempt_id))
 
 
 def end_attempt(
@@ -218,7 +218,7 @@ def _stale(job_id: int) -> StaleJob:
 
 def _attempt_from(row: sqlite3.Row) -> AttemptRow:
     values = dict(row)
-    ref, reason = values.pop("engine_ref"), values.pop("end_reason")
+    ref, reason = values.pop("backend_ref"), values.pop("end_reason")
     return AttemptRow(
         **values
         | {

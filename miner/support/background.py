@@ -22,7 +22,7 @@ ROUND_SECONDS = 5.0
 async def run_in_thread(call: Callable[[], T], limit_s: float, what: str) -> T:
     """The call's result or exception; `TimeoutError` after the limit, while the thread is left to itself.
 
-    A pool's threads are waited for when the program ends, and an engine that hangs would delay the daemon's
+    A pool's threads are waited for when the program ends, and a backend that hangs would delay the daemon's
     exit. So every call has a daemon thread of its own; there are only a few calls per second.
     """
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The id of a data directory, which its runs carry in every engine."""
+"""The id of a data directory, which its runs carry in every backend."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def tar(*more: str) -> bytes:
 
 
 def load(host: str, environment: tuple[str, ...] = ENVIRONMENT) -> str:
-    """Into the engine at `host`: the image's id."""
+    """Into the Docker Engine at `host`: the image's id."""
     import docker
 
     api = docker.APIClient(base_url=host, version="auto", timeout=120)

@@ -1,7 +1,7 @@
 """A real Docker Engine of the tests' own: another socket, other folders, pretend GPUs, and it may be killed.
 
 Without a bridge and without iptables, so that nothing of the machine's network is touched; in a cgroup of its
-own, so that what a killed engine leaves can be told from anybody else's.
+own, so that what a killed one leaves can be told from anybody else's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def why_not() -> str | None:
-    """Why no engine can be run here."""
+    """Why no Docker Engine can be run here."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "a Docker Engine of one's own needs root on Linux"
     missing = [
@@ -206,7 +206,7 @@ class Dockerd:
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
 
     def _guarded(self) -> subprocess.Popen[bytes]:
-        """Ends the engine when the tests were killed and could not. In a session of its own: what kills the
+        """Ends Docker when the tests were killed and could not. In a session of its own: what kills the
         tests, such as `timeout`, signals their whole group."""
         command = f'cat >/dev/null; kill "$(cat {shlex.quote(str(self.folder))}/pid)"'
         return subprocess.Popen(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def children() -> set[int]:
-    """All of them, whoever started them: engines and daemons that live as long as the tests are among them,
+    """All of them, whoever started them: backends and daemons that live as long as the tests are among them,
     so look before and after."""
     found: set[int] = set()
     for listed in Path(f"/proc/{os.getpid()}/task").glob("*/children"):

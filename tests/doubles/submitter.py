@@ -14,10 +14,10 @@ import signal
 import sys
 from pathlib import Path
 
-from miner.backends.base import EngineSpec, ExecutionEngine
+from miner.backends.base import AttemptSpec, Backend
 from tests.doubles import base_image
+from tests.doubles.backend_bench import docker_bench, process_bench, slurm_bench
 from tests.doubles.deaths import die_before
-from tests.doubles.engine_bench import docker_bench, process_bench, slurm_bench
 
 
 def main(kind: str, data_dir: str, where: str) -> None:
@@ -33,16 +33,16 @@ def main(kind: str, data_dir: str, where: str) -> None:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            submit(bench.engine, line)
+            submit(bench.backend, line)
             os._exit(0)
         print(pid, flush=True)
 
 
-def submit(engine: ExecutionEngine, line: str) -> None:
+def submit(backend: Backend, line: str) -> None:
     order = json.loads(line)
     if order["dies"]:
         die_before(order["dies"])
-    asyncio.run(engine.submit(EngineSpec(order["key"], tuple(order["argv"]), Path(order["run_dir"]))))
+    asyncio.run(backend.submit(AttemptSpec(order["key"], tuple(order["argv"]), Path(order["run_dir"]))))
     Path(order["run_dir"], "submitted").touch()
 
 

@@ -11,8 +11,8 @@ from docker.errors import APIError
 
 from miner.tournament.check.dockerfiles import read_dockerfile
 from tests.doubles import base_image
+from tests.doubles.backend_fixtures import own_dockerd
 from tests.doubles.dockerd import Dockerd
-from tests.doubles.engine_fixtures import own_dockerd
 
 pytestmark = [
     pytest.mark.docker,
@@ -58,7 +58,7 @@ def dockerfile(line: str) -> str:
     return f'{stages}{line}\nENTRYPOINT ["python"]\n'
 
 
-def is_built(engine: Dockerd, text: str) -> bool:
+def is_built(dockerd: Dockerd, text: str) -> bool:
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as archive:
         for name, content in {"Dockerfile": text, **dict.fromkeys(FILES, "")}.items():
@@ -67,21 +67,21 @@ def is_built(engine: Dockerd, text: str) -> bool:
             archive.addfile(info, io.BytesIO(content.encode()))
     context.seek(0)
     try:
-        engine.build("entry:1", fileobj=context, custom_context=True)
+        dockerd.build("entry:1", fileobj=context, custom_context=True)
     except (AssertionError, APIError):
         return False
     return True
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Dockerd]:
-    with own_dockerd() as engine:
-        base_image.load(engine.host)
-        yield engine
+def dockerd() -> Iterator[Dockerd]:
+    with own_dockerd() as dockerd:
+        base_image.load(dockerd.host)
+        yield dockerd
 
 
 @pytest.mark.parametrize("line", LINES.values(), ids=list(LINES))
-def test_the_check_and_the_builder_agree(engine: Dockerd, line: str) -> None:
+def test_the_check_and_the_builder_agree(dockerd: Dockerd, line: str) -> None:
     text = dockerfile(line)
     problems = read_dockerfile(text, FILES).problems
-    assert is_built(engine, text) == (not problems), problems
+    assert is_built(dockerd, text) == (not problems), problems

@@ -214,9 +214,9 @@ def test_nothing_is_changed_without_the_token(browser: Browser, page: Page) -> N
     browser.press("Retry job")
     browser.sees("Retry job 1?", ".q-dialog")
     assert not browser.shows('input[aria-label="Operator token"]')
-    # This daemon has no engine: it refuses, and the page says why.
+    # This daemon has no backend: it refuses, and the page says why.
     browser.press("Retry job", ".q-dialog")
-    browser.sees("no engine", ".q-dialog")
+    browser.sees("no backend", ".q-dialog")
     whole = "return document.documentElement.outerHTML"
     browser.until(lambda: page.token not in browser.run(whole), "a page without the token")
 

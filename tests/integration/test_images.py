@@ -19,8 +19,8 @@ import pytest
 from core.domain.wire import TournamentType
 from miner.tournament.prepare import prepare_entry
 from tests.doubles import base_image
+from tests.doubles.backend_fixtures import own_dockerd
 from tests.doubles.dockerd import Dockerd
-from tests.doubles.engine_fixtures import own_dockerd
 
 pytestmark = pytest.mark.docker
 
@@ -68,18 +68,18 @@ UV_BASE = f"FROM {base_image.NAME}\nCOPY uv /uv\nRUN chmod 755 /uv\n"
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Dockerd]:
+def dockerd() -> Iterator[Dockerd]:
     """With the tests' environment and its interpreter in every container."""
     import ensurepip
 
     wheels = Path("/usr/share/python-wheels")  # where Debian keeps what ensurepip installs
     seen = [Path(sys.prefix), Path(sys.base_prefix), Path(ensurepip.__file__).parent, wheels]
     places = [place for place in seen if place != Path("/usr") and place.exists()]
-    with own_dockerd(mounted=places) as engine:
-        yield engine
+    with own_dockerd(mounted=places) as dockerd:
+        yield dockerd
 
 
-def build_base(engine: Dockerd, tag: str, dockerfile: str, files: dict[str, str]) -> None:
+def build_base(dockerd: Dockerd, tag: str, dockerfile: str, files: dict[str, str]) -> None:
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as archive:
         for name, text in {"Dockerfile": dockerfile, **files}.items():
@@ -87,43 +87,43 @@ def build_base(engine: Dockerd, tag: str, dockerfile: str, files: dict[str, str]
             info.size = len(text.encode())
             archive.addfile(info, io.BytesIO(text.encode()))
     context.seek(0)
-    engine.build(tag, fileobj=context, custom_context=True)
+    dockerd.build(tag, fileobj=context, custom_context=True)
 
 
-def test_the_daemons_image_is_built_and_starts(engine: Dockerd) -> None:
-    build_base(engine, "daemon-base:1", DAEMON_BASE, {})
+def test_the_daemons_image_is_built_and_starts(dockerd: Dockerd) -> None:
+    build_base(dockerd, "daemon-base:1", DAEMON_BASE, {})
     path = "dockerfiles/miner.dockerfile"
-    engine.build("miner:1", path=str(ROOT), dockerfile=path, buildargs={"BASE": "daemon-base:1"})
-    code, log = engine.run("miner:1", ["config", "show"])
+    dockerd.build("miner:1", path=str(ROOT), dockerfile=path, buildargs={"BASE": "daemon-base:1"})
+    code, log = dockerd.run("miner:1", ["config", "show"])
     assert code == 0, log[-3000:]
     assert "DATA_DIR" in log
 
 
 @pytest.mark.kept("standalone-image-trainer")
 @pytest.mark.parametrize("name", ["standalone-image-trainer", "standalone-image-toolkit-trainer"])
-def test_an_image_trainers_image_is_built_and_starts(engine: Dockerd, name: str) -> None:
-    build_base(engine, "uv:1", UV_BASE, {"uv": UV})
-    build_base(engine, "engine-base:1", ENGINE_BASE, ENGINE_FILES)
+def test_an_image_trainers_image_is_built_and_starts(dockerd: Dockerd, name: str) -> None:
+    build_base(dockerd, "uv:1", UV_BASE, {"uv": UV})
+    build_base(dockerd, "engine-base:1", ENGINE_BASE, ENGINE_FILES)
     arguments = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1"}
-    engine.build(
+    dockerd.build(
         f"{name}:1", path=str(ROOT), dockerfile=f"dockerfiles/{name}.dockerfile", buildargs=arguments
     )
-    code, log = engine.run(f"{name}:1", ["--help"])
+    code, log = dockerd.run(f"{name}:1", ["--help"])
     assert code == 0, log[-3000:]
     assert "--expected-repo-name" in log
 
 
 @pytest.mark.thorough
-def test_a_prepared_entrys_image_is_built_and_starts(engine: Dockerd, tmp_path: Path) -> None:
+def test_a_prepared_entrys_image_is_built_and_starts(dockerd: Dockerd, tmp_path: Path) -> None:
     """Nothing is missing that a training by the chosen profile needs."""
-    build_base(engine, "uv:1", UV_BASE, {"uv": UV})
-    build_base(engine, "engine-base:1", ENGINE_BASE, ENGINE_FILES)
+    build_base(dockerd, "uv:1", UV_BASE, {"uv": UV})
+    build_base(dockerd, "engine-base:1", ENGINE_BASE, ENGINE_FILES)
     entry = prepare_entry(ROOT, tmp_path / "entry", kinds=[TournamentType.IMAGE], profile="h100-fast")
     name = "dockerfiles/standalone-image-toolkit-trainer.dockerfile"
     arguments = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1"}
-    engine.build("entry:1", path=str(entry.directory), dockerfile=name, buildargs=arguments)
-    with engine.client() as client:
+    dockerd.build("entry:1", path=str(entry.directory), dockerfile=name, buildargs=arguments)
+    with dockerd.client() as client:
         assert "GOD_MINER_PROFILE=h100-fast" in client.images.get("entry:1").attrs["Config"]["Env"]
-    code, log = engine.run("entry:1", ["--help"])
+    code, log = dockerd.run("entry:1", ["--help"])
     assert code == 0, log[-3000:]
     assert "--expected-repo-name" in log

@@ -23,10 +23,10 @@ from miner.tournament.rules import TASKS
 from tests.doubles import ai_toolkit, base_image
 from tests.doubles.dockerd import Dockerd
 from tests.integration.test_images import build_base
-from tests.integration.test_trainer_image import BASE, ROOT, engine, training
+from tests.integration.test_trainer_image import BASE, ROOT, dockerd, training
 from tests.miner.tournament.rehearsed_entries import commit_all
 
-__all__ = ["engine", "training"]
+__all__ = ["dockerd", "training"]
 
 pytestmark = pytest.mark.training
 
@@ -96,20 +96,20 @@ chmod 755 "$4/bin/python"
 
 
 @pytest.fixture(scope="module")
-def toolkit(engine: Dockerd, training: Path) -> None:
+def toolkit(dockerd: Dockerd, training: Path) -> None:
     """A base with an engine for images, on the one for texts."""
     files = {f"ai-toolkit/{name}": text for name, text in ai_toolkit.FILES.items()}
-    build_base(engine, IMAGE_BASE["BASE_IMAGE"], f"FROM {BASE}\nCOPY ai-toolkit /app/ai-toolkit\n", files)
+    build_base(dockerd, IMAGE_BASE["BASE_IMAGE"], f"FROM {BASE}\nCOPY ai-toolkit /app/ai-toolkit\n", files)
     uv = UV.replace("{python}", str(training))
-    build_base(engine, IMAGE_BASE["UV_IMAGE"], f"FROM {BASE}\nCOPY uv /uv\nRUN chmod 755 /uv\n", {"uv": uv})
+    build_base(dockerd, IMAGE_BASE["UV_IMAGE"], f"FROM {BASE}\nCOPY uv /uv\nRUN chmod 755 /uv\n", {"uv": uv})
 
 
 @pytest.fixture(scope="module")
-def shells(engine: Dockerd, training: Path) -> None:
+def shells(dockerd: Dockerd, training: Path) -> None:
     """A base with a shell and its commands, as the real one has them."""
     name, _, tag = SHELL_BASE.partition(":")
     changes = [f"ENV PATH={training.parent}:/usr/local/bin:/usr/bin:/bin"]
-    with engine.client() as client:
+    with dockerd.client() as client:
         tar = base_image.tar(*COMMANDS)
         client.api.import_image_from_data(tar, repository=name, tag=tag, changes=changes)
 
@@ -125,7 +125,7 @@ def entry(tmp_path: Path) -> Path:
 
 
 def rehearse(
-    engine: Dockerd,
+    dockerd: Dockerd,
     entry: Path,
     output: Path,
     *kinds: str,
@@ -139,7 +139,7 @@ def rehearse(
     command += [word for kind in kinds for word in ("--task", kind)]
     for name, value in arguments.items():
         command += ["--build-arg", f"{name}={value}"]
-    environment = {**os.environ, "DOCKER_HOST": engine.host, "DATA_DIR": str(output.parent / "data")}
+    environment = {**os.environ, "DOCKER_HOST": dockerd.host, "DATA_DIR": str(output.parent / "data")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr[-4000:]
     return done.returncode, json.loads(done.stdout), done.stderr
@@ -150,9 +150,9 @@ def logs(output: Path) -> str:
     return "\n".join(path.read_text("utf-8", "replace")[-3000:] for path in sorted(output.glob("*/*.*og*")))
 
 
-def test_a_text_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
+def test_a_text_task_passes_from_clone_to_score(dockerd: Dockerd, entry: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    code, report, said = rehearse(engine, entry, output, "instruct")
+    code, report, said = rehearse(dockerd, entry, output, "instruct")
     assert code == 0, f"{report}\n{said[-3000:]}\n{logs(output)}"
     assert report["passed"]
     (build,) = report["builds"]
@@ -167,13 +167,13 @@ def test_a_text_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, tm
     # The engine's own output, with its configuration, is kept for the operator.
     assert "learning_rate" in (output / "instruct/console-1.log").read_text("utf-8")
     assert json.loads((output / "report.json").read_text("utf-8")) == report
-    with engine.client() as client:
+    with dockerd.client() as client:
         assert client.api.containers(all=True) == []
         assert not [tag for one in client.api.images() for tag in one["RepoTags"] or [] if "rehears" in tag]
 
 
 @pytest.mark.usefixtures("toolkit")
-def test_an_image_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
+def test_an_image_task_passes_from_clone_to_score(dockerd: Dockerd, entry: Path, tmp_path: Path) -> None:
     model, hub, data = tmp_path / "model", tmp_path / "hub", tmp_path / "pictures.zip"
     for folder, name in ((model, "weights.safetensors"), (hub, ADAPTER)):
         folder.mkdir()
@@ -181,7 +181,7 @@ def test_an_image_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, 
     data.write_bytes(stand_in_pictures(21))
     output = tmp_path / "out"
     more = ["--model", str(model), "--hub-cache", str(hub), "--data", str(data), "--keep"]
-    code, report, said = rehearse(engine, entry, output, "z-image", arguments=IMAGE_BASE, more=more)
+    code, report, said = rehearse(dockerd, entry, output, "z-image", arguments=IMAGE_BASE, more=more)
     assert code == 0, f"{report}\n{said[-3000:]}\n{logs(output)}"
     (task,) = report["tasks"]
     assert [attempt["exit_code"] for attempt in task["attempts"]] == [0]
@@ -198,11 +198,13 @@ def test_an_image_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("shells")
-def test_an_environment_task_passes_from_clone_to_score(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
+def test_an_environment_task_passes_from_clone_to_score(
+    dockerd: Dockerd, entry: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
     arguments = {**TEXT_BASE, "BASE_IMAGE": SHELL_BASE}
     code, report, said = rehearse(
-        engine, entry, output, "environment", arguments=arguments, more=["--hours", "0.05"]
+        dockerd, entry, output, "environment", arguments=arguments, more=["--hours", "0.05"]
     )
     assert code == 0, f"{report}\n{said[-3000:]}\n{logs(output)}"
     (task,) = report["tasks"]
@@ -218,9 +220,9 @@ def test_an_environment_task_passes_from_clone_to_score(engine: Dockerd, entry: 
 
 
 @pytest.mark.thorough
-def test_every_other_kind_of_text_passes(engine: Dockerd, entry: Path, tmp_path: Path) -> None:
+def test_every_other_kind_of_text_passes(dockerd: Dockerd, entry: Path, tmp_path: Path) -> None:
     kinds = [task.name for task in TASKS.values() if task.tournament == "text" and task.name != "instruct"]
     output = tmp_path / "out"
-    code, report, said = rehearse(engine, entry, output, *kinds)
+    code, report, said = rehearse(dockerd, entry, output, *kinds)
     assert code == 0, f"{report}\n{said[-3000:]}\n{logs(output)}"
     assert [task["task"] for task in report["tasks"] if task["passed"]] == kinds

@@ -1,4 +1,4 @@
-"""Reward code on the process engine as root: another user, in namespaces of its own."""
+"""Reward code on the process backend as root: another user, in namespaces of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from miner.backends.base import EndCause
-from tests.doubles.engine_bench import process_bench
+from tests.doubles.backend_bench import process_bench
 from tests.doubles.required import missing
 
 #: Speaks as `trainer.rewards.sandbox` does, for which the interpreter of these tests lacks the packages.

@@ -1,4 +1,4 @@
-"""One task file with each engine: the same plan, the same seed, the same submission to the byte."""
+"""One task file with each backend: the same plan, the same seed, the same submission to the byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from core.runs.run_files import PLAN_FILE
 from miner.dev import demo_inputs
 from tests.doubles import base_image
-from tests.doubles.engine_fixtures import own_dockerd, places_of
+from tests.doubles.backend_fixtures import own_dockerd, places_of
 from tests.doubles.slurm import OwnSlurm
 
 pytestmark = [
@@ -106,16 +106,16 @@ def by_processes(
 
 @pytest.fixture
 def docker_settings(training_python: str) -> Iterator[dict[str, str]]:
-    """An engine whose containers see this machine's training environment, and our code."""
+    """A Docker whose containers see this machine's training environment, and our code."""
     changes = [
         f"ENV PATH={Path(training_python).parent}:/usr/local/bin:/usr/bin:/bin",
         f"ENV PYTHONPATH={ROOT}",
     ]
-    with own_dockerd(mounted=[*places_of(training_python), ROOT]) as engine:
+    with own_dockerd(mounted=[*places_of(training_python), ROOT]) as dockerd:
         name, _, tag = IMAGE.partition(":")
-        with engine.client() as client:
+        with dockerd.client() as client:
             client.api.import_image_from_data(base_image.tar(), repository=name, tag=tag, changes=changes)
-        yield {"BACKEND": "docker", "DOCKER_HOST": engine.host, "TRAINER_TEXT_IMAGE": IMAGE}
+        yield {"BACKEND": "docker", "DOCKER_HOST": dockerd.host, "TRAINER_TEXT_IMAGE": IMAGE}
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def slurm_settings(training_python: str, slurm: OwnSlurm) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["docker", "slurm"])
-def test_a_task_is_trained_to_the_same_submission_by_each_engine(
+def test_a_task_is_trained_to_the_same_submission_by_each_backend(
     kind: str,
     task: Path,
     by_processes: tuple[dict[str, Any], bytes],

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 
-from miner.backends.base import EndCause, EngineSpec, EngineUnreachable, RunPhase, RunStatus
-from miner.backends.slurm import engine
+from miner.backends.base import AttemptSpec, BackendUnreachable, EndCause, RunPhase, RunStatus
+from miner.backends.slurm import backend
+from tests.doubles.backend_bench import WAIT_S, BackendBench, Run, slurm_bench
 from tests.doubles.base_image import PYTHON
-from tests.doubles.engine_bench import WAIT_S, EngineBench, Run, slurm_bench
 from tests.doubles.slurm import CONTROLLER, MUNGE, OwnSlurm, own_slurm
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def mortal() -> Iterator[OwnSlurm]:
 
 
 @pytest_asyncio.fixture
-async def bench(mortal: OwnSlurm, tmp_path: Path) -> AsyncIterator[EngineBench]:
+async def bench(mortal: OwnSlurm, tmp_path: Path) -> AsyncIterator[BackendBench]:
     bench = slurm_bench(tmp_path / "data", mortal.bin)
     yield bench
     mortal.start()
@@ -71,7 +71,7 @@ async def bench(mortal: OwnSlurm, tmp_path: Path) -> AsyncIterator[EngineBench]:
 
 
 @contextmanager
-def daemon(bench: EngineBench, spec: EngineSpec) -> Iterator[int]:
+def daemon(bench: BackendBench, spec: AttemptSpec) -> Iterator[int]:
     """One that submits this; its process."""
     command = [sys.executable, "-m", "tests.doubles.submitter", "slurm", str(bench.data_dir)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
@@ -87,7 +87,7 @@ async def at(gate: Any) -> int:
     return int(await asyncio.to_thread(gate.wait))
 
 
-async def once(bench: EngineBench, mortal: OwnSlurm, run: Run) -> RunStatus:
+async def once(bench: BackendBench, mortal: OwnSlurm, run: Run) -> RunStatus:
     """It ran once, and Slurm has no other job of it."""
     (run.dir / "go").touch()
     status = await bench.end_of(run)
@@ -106,12 +106,12 @@ async def at_last(ask: Callable[[], Awaitable[T]]) -> T:
     """Ask again while Slurm is in trouble, as the pipeline does."""
     async with asyncio.timeout(WAIT_S):
         while True:
-            with suppress(EngineUnreachable):
+            with suppress(BackendUnreachable):
                 return await ask()
             await asyncio.sleep(0.05)
 
 
-async def end_at_last(bench: EngineBench, run: Run) -> RunStatus:
+async def end_at_last(bench: BackendBench, run: Run) -> RunStatus:
     async with asyncio.timeout(WAIT_S):
         while (status := await at_last(lambda: bench.status(run))).phase in (
             RunPhase.RUNNING,
@@ -125,7 +125,7 @@ async def end_at_last(bench: EngineBench, run: Run) -> RunStatus:
 
 
 async def test_killed_before_sbatch_the_run_is_submitted_by_the_next_daemon(
-    bench: EngineBench, mortal: OwnSlurm
+    bench: BackendBench, mortal: OwnSlurm
 ) -> None:
     spec, gate = bench.code(WAITS), mortal.gate("sbatch")
     with daemon(bench, spec) as pid:
@@ -133,14 +133,14 @@ async def test_killed_before_sbatch_the_run_is_submitted_by_the_next_daemon(
         os.kill(pid, signal.SIGKILL)
         os.kill(command, signal.SIGKILL)
     gate.lift()
-    assert await bench.engine.find(spec.key) is None
+    assert await bench.backend.find(spec.key) is None
     run = await bench.submit(spec)
     assert (await once(bench, mortal, run)).why is EndCause.OK
     assert len(mortal.jobs()) == 1
 
 
 async def test_an_sbatch_that_outlives_its_daemon_and_comes_second_starts_nothing(
-    bench: EngineBench, mortal: OwnSlurm
+    bench: BackendBench, mortal: OwnSlurm
 ) -> None:
     spec, gate = bench.code(WAITS), mortal.gate("sbatch")
     with daemon(bench, spec) as pid:
@@ -164,7 +164,7 @@ async def test_an_sbatch_that_outlives_its_daemon_and_comes_second_starts_nothin
 @pytest.mark.kept("running")
 @pytest.mark.parametrize("begun", [False, True], ids=["waiting", "running"])
 async def test_killed_before_the_answer_is_recorded_the_run_is_found(
-    bench: EngineBench, mortal: OwnSlurm, begun: bool
+    bench: BackendBench, mortal: OwnSlurm, begun: bool
 ) -> None:
     spec, gate = bench.code(WAITS), mortal.gate("sbatch", "after")
     with daemon(bench, spec) as pid:
@@ -176,7 +176,7 @@ async def test_killed_before_the_answer_is_recorded_the_run_is_found(
                     await asyncio.sleep(0.02)
         os.kill(pid, signal.SIGKILL)
     gate.lift()
-    found = await bench.engine.find(spec.key)
+    found = await bench.backend.find(spec.key)
     run = await bench.submit(spec)
     assert found == run.ref
     assert job in run.ref
@@ -189,14 +189,14 @@ async def test_killed_before_the_answer_is_recorded_the_run_is_found(
 
 @pytest.mark.thorough
 async def test_a_controller_that_is_gone_gets_the_run_when_it_is_back(
-    bench: EngineBench, mortal: OwnSlurm
+    bench: BackendBench, mortal: OwnSlurm
 ) -> None:
     spec, gate = bench.code(WAITS), mortal.gate("sbatch")
-    submit = asyncio.ensure_future(bench.engine.submit(spec))
+    submit = asyncio.ensure_future(bench.backend.submit(spec))
     await at(gate)
     mortal.kill(CONTROLLER)
     gate.lift()
-    with pytest.raises(EngineUnreachable):
+    with pytest.raises(BackendUnreachable):
         await submit
     mortal.start(until_nodes_answer=False)
     run = await at_last(lambda: bench.submit(spec))
@@ -204,10 +204,10 @@ async def test_a_controller_that_is_gone_gets_the_run_when_it_is_back(
 
 
 async def test_a_run_that_the_controller_has_taken_and_lost_never_ran(
-    bench: EngineBench, mortal: OwnSlurm, monkeypatch: pytest.MonkeyPatch
+    bench: BackendBench, mortal: OwnSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its state is written seconds after sbatch was answered."""
-    monkeypatch.setattr(engine, "SETTLE_S", 0.5)
+    monkeypatch.setattr(backend, "SETTLE_S", 0.5)
     for node in mortal.nodes:
         mortal.drain(node)
     mortal.save()
@@ -222,10 +222,10 @@ async def test_a_run_that_the_controller_has_taken_and_lost_never_ran(
 
 
 async def test_a_start_that_the_controller_forgot_is_no_second_one(
-    bench: EngineBench, mortal: OwnSlurm, monkeypatch: pytest.MonkeyPatch
+    bench: BackendBench, mortal: OwnSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds the job to be waiting, ends what runs, and starts the same job again."""
-    monkeypatch.setattr(engine, "SETTLE_S", 0.5)
+    monkeypatch.setattr(backend, "SETTLE_S", 0.5)
     mortal.save()
     run = await bench.submit(bench.code(WAITS))
     await bench.said(run, "ran")
@@ -241,7 +241,7 @@ async def test_a_start_that_the_controller_forgot_is_no_second_one(
 
 
 async def test_nodes_whose_daemon_is_gone_run_it_once_when_it_is_back(
-    bench: EngineBench, mortal: OwnSlurm
+    bench: BackendBench, mortal: OwnSlurm
 ) -> None:
     for node in mortal.nodes:
         mortal.kill(node)
@@ -283,22 +283,22 @@ async def test_killed_between_the_claim_and_the_wrapper_it_runs_once_at_most(
 
 @pytest.mark.kept("controller", "node's daemon")
 @pytest.mark.parametrize("victim", ["controller", "node's daemon", "munge"])
-async def test_a_training_outlives_slurms_daemons(victim: str, bench: EngineBench, mortal: OwnSlurm) -> None:
+async def test_a_training_outlives_slurms_daemons(victim: str, bench: BackendBench, mortal: OwnSlurm) -> None:
     run = await bench.submit(bench.code(WAITS))
     await bench.said(run, "ran")
     mortal.save()
     (job,) = mortal.jobs().values()
     mortal.kill({"controller": CONTROLLER, "munge": MUNGE}.get(victim, job["NodeList"]))
     if victim == "controller":
-        with pytest.raises(EngineUnreachable):
-            await bench.engine.stop(run.ref)
+        with pytest.raises(BackendUnreachable):
+            await bench.backend.stop(run.ref)
     mortal.start(until_nodes_answer=False)
     assert (await at_last(lambda: bench.status(run))).phase is RunPhase.RUNNING
     assert await bench.again().submit(run.spec) == run.ref
     assert (await once(bench, mortal, run)).why is EndCause.OK
 
 
-async def test_a_node_that_is_gone_is_the_reason(bench: EngineBench, mortal: OwnSlurm) -> None:
+async def test_a_node_that_is_gone_is_the_reason(bench: BackendBench, mortal: OwnSlurm) -> None:
     run = await bench.submit(bench.code(WAITS))
     await bench.said(run, "ran")
     (job,) = mortal.jobs().values()
@@ -313,10 +313,10 @@ async def test_a_node_that_is_gone_is_the_reason(bench: EngineBench, mortal: Own
 @pytest.mark.thorough
 @pytest.mark.parametrize("step", ["batch", "0"])
 async def test_a_job_without_its_supervisor_goes_on_and_its_end_is_known(
-    step: str, bench: EngineBench, mortal: OwnSlurm, monkeypatch: pytest.MonkeyPatch
+    step: str, bench: BackendBench, mortal: OwnSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """slurmstepd of the script, or of the step that the training is."""
-    monkeypatch.setattr(engine, "LINGER_S", 0.5)
+    monkeypatch.setattr(backend, "LINGER_S", 0.5)
     run = await bench.submit(bench.code(WAITS))
     await bench.said(run, "ran")
     (job,) = mortal.jobs()
@@ -330,12 +330,12 @@ async def test_a_job_without_its_supervisor_goes_on_and_its_end_is_known(
 @pytest.mark.kept("node's daemon")
 @pytest.mark.parametrize("victim", ["controller", "node's daemon"])
 async def test_what_saves_while_daemons_die_was_stopped(
-    victim: str, bench: EngineBench, mortal: OwnSlurm
+    victim: str, bench: BackendBench, mortal: OwnSlurm
 ) -> None:
     run = await bench.submit(bench.code(SAVES))
     await bench.said(run, "ran")
     mortal.save()
-    await bench.engine.stop(run.ref)
+    await bench.backend.stop(run.ref)
     await bench.said(run, "saving")
     (job,) = mortal.jobs().values()
     mortal.kill(CONTROLLER if victim == "controller" else job["NodeList"])
@@ -347,7 +347,7 @@ async def test_what_saves_while_daemons_die_was_stopped(
 
 
 async def test_an_end_that_nobody_saw_is_known_after_slurm_forgot_the_job(
-    bench: EngineBench, mortal: OwnSlurm
+    bench: BackendBench, mortal: OwnSlurm
 ) -> None:
     ends = {"pass": EndCause.OK, "raise SystemExit(3)": EndCause.FAILED}
     runs = {text: await bench.submit(bench.code(text)) for text in ends}
@@ -359,6 +359,6 @@ async def test_an_end_that_nobody_saw_is_known_after_slurm_forgot_the_job(
     bench.again()
     for text, why in ends.items():
         assert (await bench.status(runs[text])).why is why
-        assert await bench.engine.find(runs[text].spec.key) == runs[text].ref
-        assert await bench.engine.submit(runs[text].spec) == runs[text].ref
+        assert await bench.backend.find(runs[text].spec.key) == runs[text].ref
+        assert await bench.backend.submit(runs[text].spec) == runs[text].ref
     assert mortal.jobs() == {}

@@ -1,4 +1,4 @@
-"""One training on two nodes of a real Slurm: the engine's job, ranks over gloo, one submission."""
+"""One training on two nodes of a real Slurm: the backend's job, ranks over gloo, one submission."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from core.runs.progress import StepEvent, parse_events
 from core.runs.run_files import RunEnd, RunResult
 from core.system.wrapper import processes
 from miner.backends.base import EndCause, RunPhase
-from tests.doubles.engine_bench import EngineBench, Run, slurm_bench
+from tests.doubles.backend_bench import BackendBench, Run, slurm_bench
 from tests.doubles.slurm import ROOT, OwnSlurm, own_slurm
 
 #: For what takes half a minute on an idle machine.
@@ -48,14 +48,14 @@ def slurm() -> Iterator[OwnSlurm]:
 
 
 @pytest.fixture
-async def bench(slurm: OwnSlurm, training_python: str, tmp_path: Path) -> AsyncIterator[EngineBench]:
+async def bench(slurm: OwnSlurm, training_python: str, tmp_path: Path) -> AsyncIterator[BackendBench]:
     # Ranks have threads, which count.
     bench = slurm_bench(tmp_path / "data", slurm.bin, trainer_python=training_python, processes=4096)
     yield bench
     await bench.clear()
 
 
-async def started(bench: EngineBench, training_python: str, engine: Engine, how: str) -> Run:
+async def started(bench: BackendBench, training_python: str, engine: Engine, how: str) -> Run:
     spec = bench.spec(
         "python", "-m", "trainer.text", "--run", "run.json", nodes=("n1", "n2"), timeout_s=PATIENCE
     )
@@ -71,7 +71,7 @@ def steps(run: Run) -> int:
     return sum(isinstance(line.event, StepEvent) for line in lines)
 
 
-async def trains(bench: EngineBench, run: Run) -> None:
+async def trains(bench: BackendBench, run: Run) -> None:
     ends = time.monotonic() + PATIENCE
     while steps(run) < 2:
         assert (await bench.status(run)).phase in (RunPhase.QUEUED, RunPhase.RUNNING), logs(run)
@@ -103,7 +103,7 @@ async def nothing_left(run: Run) -> None:
 
 @pytest.mark.thorough_rows("axolotl")
 @pytest.mark.parametrize("engine", [Engine.NATIVE, Engine.AXOLOTL])
-async def test_two_nodes_train_one_model(bench: EngineBench, training_python: str, engine: Engine) -> None:
+async def test_two_nodes_train_one_model(bench: BackendBench, training_python: str, engine: Engine) -> None:
     run = await started(bench, training_python, engine, "short")
     status = await bench.end_of(run, PATIENCE)
     assert status.why is EndCause.OK, logs(run)
@@ -117,7 +117,7 @@ async def test_two_nodes_train_one_model(bench: EngineBench, training_python: st
 
 
 @pytest.mark.parametrize("node", ["", "node_1"])
-async def test_a_node_whose_wrapper_is_killed_ends_the_job_on_both(bench: EngineBench, node: str) -> None:
+async def test_a_node_whose_wrapper_is_killed_ends_the_job_on_both(bench: BackendBench, node: str) -> None:
     code = "import time; print('up', flush=True); time.sleep(600)"
     run = await bench.submit(bench.code(code, nodes=("n1", "n2")))
     for log in ("log", "node_1/log"):
@@ -132,7 +132,7 @@ async def test_a_node_whose_wrapper_is_killed_ends_the_job_on_both(bench: Engine
 @pytest.mark.thorough
 @pytest.mark.parametrize("node", ["", "node_1"])
 async def test_a_node_whose_trainer_is_killed_ends_the_job_on_both(
-    bench: EngineBench, training_python: str, node: str
+    bench: BackendBench, training_python: str, node: str
 ) -> None:
     run = await started(bench, training_python, Engine.NATIVE, "endless")
     await trains(bench, run)

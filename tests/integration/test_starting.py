@@ -35,7 +35,7 @@ Running = Callable[..., ChildProcess]
 Ending = Callable[..., Ended]
 
 
-#: Of a chain, of a hub or of an engine: each costs as much as a whole start.
+#: Of a chain, of a hub or of a backend: each costs as much as a whole start.
 NOT_AT_THE_START = {
     "bittensor",
     "docker",

@@ -17,8 +17,8 @@ import pytest
 
 from core.runs.run_files import TrainerExitCode
 from tests.doubles import base_image
+from tests.doubles.backend_fixtures import own_dockerd, places_of
 from tests.doubles.dockerd import Dockerd
-from tests.doubles.engine_fixtures import own_dockerd, places_of
 
 pytestmark = [
     pytest.mark.training,
@@ -40,21 +40,21 @@ def training(training_python: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(training: Path) -> Iterator[Dockerd]:
+def dockerd(training: Path) -> Iterator[Dockerd]:
     """With the training environment, and the interpreter that it was made with, in every container."""
-    with own_dockerd(mounted=places_of(training)) as engine:
+    with own_dockerd(mounted=places_of(training)) as dockerd:
         path = f"ENV PATH={training.parent}:/usr/local/bin:/usr/bin:/bin"
         name, _, tag = BASE.partition(":")
-        with engine.client() as client:
+        with dockerd.client() as client:
             client.api.import_image_from_data(base_image.tar(), repository=name, tag=tag, changes=[path])
-        yield engine
+        yield dockerd
 
 
 @pytest.fixture(scope="module")
-def image(engine: Dockerd) -> str:
+def image(dockerd: Dockerd) -> str:
     """Built from the dockerfile as it is, with another base."""
     arguments = {"BASE_IMAGE": BASE, "REWARD_PACKAGES": ""}
-    engine.build(IMAGE, path=str(ROOT), dockerfile=DOCKERFILE, buildargs=arguments)
+    dockerd.build(IMAGE, path=str(ROOT), dockerfile=DOCKERFILE, buildargs=arguments)
     return IMAGE
 
 
@@ -87,14 +87,14 @@ def arguments(task: str) -> list[str]:
 
 
 def run(
-    engine: Dockerd, image: str, task: str, cache: Path, checkpoints: Path, **more: Any
+    dockerd: Dockerd, image: str, task: str, cache: Path, checkpoints: Path, **more: Any
 ) -> tuple[int, str]:
     """Under a validator's conditions: code and log."""
     from docker.types import Mount
 
     checkpoints.mkdir(exist_ok=True)
     checkpoints.chmod(0o777)
-    return engine.run(
+    return dockerd.run(
         image,
         arguments(task),
         mounts=[
@@ -109,9 +109,9 @@ def run(
 
 
 def test_a_tournaments_container_trains_as_any_user_and_leaves_a_model_to_upload(
-    engine: Dockerd, image: str, cache: Path, training: Path, tmp_path: Path
+    dockerd: Dockerd, image: str, cache: Path, training: Path, tmp_path: Path
 ) -> None:
-    code, log = run(engine, image, TASK, cache, tmp_path / "checkpoints", user="4242:4242")
+    code, log = run(dockerd, image, TASK, cache, tmp_path / "checkpoints", user="4242:4242")
     assert code == 0, log[-4000:]
     submission = tmp_path / "checkpoints" / TASK / REPO
     names = sorted(path.name for path in submission.iterdir())
@@ -134,8 +134,8 @@ def test_a_tournaments_container_trains_as_any_user_and_leaves_a_model_to_upload
 
 
 def test_bad_rows_end_with_their_own_exit_code(
-    engine: Dockerd, image: str, cache: Path, tmp_path: Path
+    dockerd: Dockerd, image: str, cache: Path, tmp_path: Path
 ) -> None:
-    code, log = run(engine, image, BAD_TASK, cache, tmp_path / "checkpoints")
+    code, log = run(dockerd, image, BAD_TASK, cache, tmp_path / "checkpoints")
     assert code == TrainerExitCode.BAD_DATA, log[-4000:]
     assert not (tmp_path / "checkpoints" / BAD_TASK / REPO).exists()

@@ -85,7 +85,7 @@ def add_job(
             "attempts",
             job_id=job_id,
             number=1,
-            engine="process",
+            backend="process",
             key=f"k{job_id}",
             folder="",
             gpus="[]",

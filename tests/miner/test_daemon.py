@@ -103,7 +103,7 @@ async def test_a_start_that_comes_too_late_gives_its_place_back(daemon: Daemon, 
     assert len(daemon.offer_service.reservations.holds) == len(daemon.fleet.ledger.reservations) == 0
 
 
-async def test_a_job_is_cancelled_without_an_engine_and_gives_its_gpus_back(
+async def test_a_job_is_cancelled_without_a_backend_and_gives_its_gpus_back(
     daemon: Daemon, keys: ThrowawayKeys
 ) -> None:
     await post(daemon, keys, "/task_offer/", OFFER)
@@ -199,7 +199,7 @@ async def test_jobs_that_cannot_be_started_are_started_later_and_no_offer_is_acc
     async def built() -> Any:
         return jobs
 
-    monkeypatch.setattr("miner.daemon.ENGINE_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("miner.daemon.BACKEND_RETRY_SECONDS", 0.01)
     monkeypatch.setattr(daemon, "_build_jobs", built)
     daemon.settings = daemon.settings.model_copy(update={"backend": (BackendKind.AUTO,)})
     await daemon._start_jobs()

@@ -37,7 +37,7 @@ END_S = 15.0
 #: The supervisor's program; it runs isolated from other modules.
 _SUPERVISOR = "import sys; sys.path.insert(0, {root!r}); from trainer.rewards.worker import main; main()"
 ROOT = Path(__file__).resolve().parents[2]
-#: The socket of an engine that starts the supervisor as root, outside of the trainer's own processes.
+#: The socket of a backend that starts the supervisor as root, outside of the trainer's own processes.
 SOCKET_VARIABLE = "GOD_MINER_REWARDS"
 
 
@@ -78,7 +78,7 @@ class RewardProcess:
         return reply
 
     def _start(self, until: float) -> socket.socket:
-        """Through the engine's socket where there is one: it starts the supervisor as another user."""
+        """Through the backend's socket where there is one: it starts the supervisor as another user."""
         self._owner = os.getpid()
         path = os.environ.get(SOCKET_VARIABLE)
         if path:

@@ -1,6 +1,6 @@
 """Say what this environment can train with: python -m trainer.runner.check_engines text|image|toolkit [gpu]
 
-Prints one JSON object: each training engine of that image, and what it lacks ("" for nothing). With `gpu`,
+Prints one JSON object: each engine of that image, and what it lacks ("" for nothing). With `gpu`,
 one that CUDA cannot use counts as lacking. The daemon runs it as a training before it accepts work; the
 Dockerfiles import it as their last check.
 """
@@ -28,7 +28,7 @@ NO_GPU = "a GPU was given, and torch finds none: see the driver, gres.conf, and 
 
 
 def missing_packages(image: str, with_gpu: bool = False) -> dict[Engine, str]:
-    """By training engine of this image: what is missing, or "" where everything is there."""
+    """By engine of this image: what is missing, or "" where everything is there."""
     missing = _CHECKS[image]()
     return {engine: why or (_gpu_problem() if with_gpu else "") for engine, why in missing.items()}
 

@@ -185,7 +185,7 @@ def evaluate(
     if kind is None or kind.makes_rows:
         raise BadData("environment tasks are played, not scored on rows")
     if kind.generates and not allow_rewards:
-        # A training's rewards run within the walls of its engine; here there are none but the child's.
+        # A training's rewards run within the walls of its backend; here there are none but the child's.
         raise BadReward(
             "the task's reward code would run on this machine with your rights: look at it, and where you "
             "trust it say --allow-rewards"

@@ -1,7 +1,7 @@
 """Call Docker's API off the event loop, each call with an end: an answer, a refusal, or no answer.
 
-A refusal becomes the engine error it means, with the way out where operators meet it. The library is
-imported at the first call, in a thread: it is the daemon's heaviest, and process-engine users should not
+A refusal becomes the backend's error it means, with the way out where operators meet it. The library is
+imported at the first call, in a thread: it is the daemon's heaviest, and process-backend users should not
 wait for it.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from core.domain.errors import GodMinerError
-from miner.backends.base import EngineDiskFull, EngineRejected, EngineUnreachable
+from miner.backends.base import BackendDiskFull, BackendRejected, BackendUnreachable
 from miner.backends.docker.settings import DockerSection
 from miner.settings import Settings
 from miner.support.background import run_in_thread
@@ -30,7 +30,7 @@ QUERY_S, CREATE_S = 10.0, 120.0
 
 
 class DockerRefused(GodMinerError):
-    """The engine answered, and not as hoped; `status` is its HTTP status."""
+    """Docker answered, and not as hoped; `status` is its HTTP status."""
 
     code = "docker_refused"
 
@@ -51,7 +51,7 @@ class DockerClient:
         self._lock = threading.Lock()
 
     async def query(self, what: str, call: Callable[[docker.APIClient], T]) -> T:
-        """Call what answers at once. `DockerRefused` or `EngineUnreachable`."""
+        """Call what answers at once. `DockerRefused` or `BackendUnreachable`."""
         return await self._call(what, call, self.query_timeout_s)
 
     async def create(self, what: str, call: Callable[[docker.APIClient], T]) -> T:
@@ -64,7 +64,7 @@ class DockerClient:
                 lambda: self.call_blocking(call, timeout_s), timeout_s + 1, f"docker {what}"
             )
         except TimeoutError as error:
-            raise EngineUnreachable(f"Docker at {self.host} does not answer: {error}") from None
+            raise BackendUnreachable(f"Docker at {self.host} does not answer: {error}") from None
 
     def call_blocking(self, call: Callable[[docker.APIClient], T], timeout_s: float) -> T:
         """Call in the caller's own thread."""
@@ -77,7 +77,7 @@ class DockerClient:
         except docker.errors.APIError as error:
             raise DockerRefused(_status(error), str(error.explanation or error)) from None
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise EngineUnreachable(
+            raise BackendUnreachable(
                 f"Docker at {self.host} cannot be used: {_innermost_text(error)}"
             ) from None
 
@@ -89,12 +89,12 @@ class DockerClient:
             try:
                 attempt.connect(self.host.removeprefix("unix://"))
             except PermissionError:
-                raise EngineUnreachable(
+                raise BackendUnreachable(
                     f"Docker at {self.host} is not open to this user: sudo usermod -aG docker $USER, "
                     "then log in again"
                 ) from None
             except OSError as error:
-                raise EngineUnreachable(
+                raise BackendUnreachable(
                     f"Docker at {self.host} does not run: {error.strerror or error}; start it, or name "
                     "another by DOCKER_HOST"
                 ) from None
@@ -106,7 +106,7 @@ class DockerClient:
             self._apis.clear()
 
     def _connected(self, timeout_s: float) -> docker.APIClient:
-        """A client of the library; making one reads the engine's version, so it fails while the engine is
+        """A client of the library; making one reads Docker's version, so it fails while Docker is
         down."""
         import docker
 
@@ -162,14 +162,14 @@ _WAYS_OUT = (
 )
 
 
-def error_for_refusal(refused: DockerRefused, doing: str) -> EngineRejected | EngineUnreachable:
+def error_for_refusal(refused: DockerRefused, doing: str) -> BackendRejected | BackendUnreachable:
     text = str(refused).strip()
     if "no space left on device" in text.lower():
-        return EngineDiskFull(f"Docker's disk is full ({doing}): docker system df; god-miner images prune")
+        return BackendDiskFull(f"Docker's disk is full ({doing}): docker system df; god-miner images prune")
     if refused.status >= 500 and (_KILLED.search(text) or not _FINAL_REFUSALS.search(text)):
-        return EngineUnreachable(f"Docker has a problem ({doing}): {text[:500]}")
+        return BackendUnreachable(f"Docker has a problem ({doing}): {text[:500]}")
     way_out = next((f"; {way}" for sign, way in _WAYS_OUT if sign.lower() in text.lower()), "")
-    return EngineRejected(f"Docker refuses ({doing}): {text[:500]}{way_out}")
+    return BackendRejected(f"Docker refuses ({doing}): {text[:500]}{way_out}")
 
 
 def is_leftover_conflict(refused: DockerRefused) -> bool:

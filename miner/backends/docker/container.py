@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from core.system.wrapper import CONTAINER_OOM_FILES
-from miner.backends.base import EndCause, EngineSpec, RunPhase, RunStatus
+from miner.backends.base import AttemptSpec, EndCause, RunPhase, RunStatus
 from miner.backends.ownership import MARK_VARIABLE, run_mark
 from miner.backends.preflight import gpus_of, mounts_of
-from miner.backends.run_folder import EngineEndReport, end_status, read_start
+from miner.backends.run_folder import BackendEndReport, end_status, read_start
 
 PREFIX = "god-miner."
 LABEL_KEY, LABEL_DATA, LABEL_DIR = f"{PREFIX}key", f"{PREFIX}data", f"{PREFIX}run-dir"
@@ -65,7 +65,7 @@ def adapt_defaults(defaults: ContainerDefaults, info: Mapping[str, Any]) -> Cont
     return defaults
 
 
-def container_body(spec: EngineSpec, image: str, defaults: ContainerDefaults) -> dict[str, object]:
+def container_body(spec: AttemptSpec, image: str, defaults: ContainerDefaults) -> dict[str, object]:
     return {
         "Image": image,
         "User": defaults.user,
@@ -84,12 +84,12 @@ def container_body(spec: EngineSpec, image: str, defaults: ContainerDefaults) ->
     }
 
 
-def container_labels(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, str]:
+def container_labels(spec: AttemptSpec, defaults: ContainerDefaults) -> dict[str, str]:
     own = {LABEL_KEY: spec.key, LABEL_DATA: defaults.data_id, LABEL_DIR: str(spec.run_dir)}
     return {**{f"{PREFIX}{name}": value for name, value in spec.labels.items()}, **own}
 
 
-def container_environment(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, str]:
+def container_environment(spec: AttemptSpec, defaults: ContainerDefaults) -> dict[str, str]:
     gpus = gpus_of(spec)
     return {
         # The training's uid is not in /etc/passwd; libraries need a home and a name.
@@ -108,7 +108,7 @@ def container_environment(spec: EngineSpec, defaults: ContainerDefaults) -> dict
     }
 
 
-def _wrapper_options(spec: EngineSpec) -> list[str]:
+def _wrapper_options(spec: AttemptSpec) -> list[str]:
     options = ["--dir", str(spec.run_dir)]
     for path in CONTAINER_OOM_FILES:
         options += ["--oom-file", path]
@@ -117,7 +117,7 @@ def _wrapper_options(spec: EngineSpec) -> list[str]:
     return options
 
 
-def _visible(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, object]:
+def _visible(spec: AttemptSpec, defaults: ContainerDefaults) -> dict[str, object]:
     """The mounts of the container."""
     binds = [(mount.path, mount.read_only) for mount in mounts_of(spec)] + [(defaults.wrapper, True)]
     return {
@@ -133,7 +133,7 @@ def _visible(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, object]
     }
 
 
-def _devices(spec: EngineSpec) -> list[dict[str, object]]:
+def _devices(spec: AttemptSpec) -> list[dict[str, object]]:
     """By id. An empty list of ids means not "none" but "what the image says", which may be all."""
     gpus = gpus_of(spec)
     if not gpus:
@@ -142,7 +142,7 @@ def _devices(spec: EngineSpec) -> list[dict[str, object]]:
     return [{"Driver": "", "DeviceIDs": list(gpus), "Capabilities": [["gpu", "compute", "utility"]]}]
 
 
-def _limits(spec: EngineSpec, defaults: ContainerDefaults) -> dict[str, object]:
+def _limits(spec: AttemptSpec, defaults: ContainerDefaults) -> dict[str, object]:
     limits: dict[str, object] = {
         "PidsLimit": defaults.pids,
         "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in defaults.ulimits.items()],
@@ -204,7 +204,7 @@ def container_status(inspected: Mapping[str, Any], run_dir: Path) -> RunStatus:
         return RunStatus(RunPhase.RUNNING, started_at=started, detail=_GOES_ON[name])
     problem = str(state.get("Error") or "")
     if start_was_interrupted(inspected, run_dir):
-        return end_status(run_dir, EngineEndReport(detail="Docker died while it started it"))
+        return end_status(run_dir, BackendEndReport(detail="Docker died while it started it"))
     if never_started(inspected):
         if not problem:
             return RunStatus(RunPhase.QUEUED, detail="created, and not started yet")
@@ -213,7 +213,7 @@ def container_status(inspected: Mapping[str, Any], run_dir: Path) -> RunStatus:
         )
     return end_status(
         run_dir,
-        EngineEndReport(
+        BackendEndReport(
             code=int(state.get("ExitCode") or 0),
             oom_killed=bool(state.get("OOMKilled")),
             started_at=started,

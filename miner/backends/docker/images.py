@@ -35,7 +35,7 @@ class UnknownImage(GodMinerError):
 
 @dataclass(frozen=True, slots=True)
 class ImageKind:
-    """One of the images; `short` is its name in `EngineSpec.image`."""
+    """One of the images; `short` is its name in `AttemptSpec.image`."""
 
     short: str
     dockerfile: str
@@ -299,7 +299,7 @@ class ImageStatus:
 
 
 def image_statuses(client: DockerClient, images: TrainerImages) -> list[ImageStatus]:
-    """The state of every image. Blocking; `EngineUnreachable` when Docker does not answer."""
+    """The state of every image. Blocking; `BackendUnreachable` when Docker does not answer."""
     return [_image_status(client, images, short) for short in IMAGE_KINDS]
 
 

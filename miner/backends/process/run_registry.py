@@ -1,4 +1,4 @@
-"""Record the runs of the process engine: one directory each, and a lock that says whether it is alive.
+"""Record the runs of the process backend: one directory each, and a lock that says whether it is alive.
 
 The wrapper inherits the lock and holds it until it ends; the kernel releases it whatever kills the
 wrapper. So a run is known at every instant, and a recycled process number is never taken for it.

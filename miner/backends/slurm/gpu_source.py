@@ -35,8 +35,7 @@ from miner.fleet.placement import FOREVER
 from miner.fleet.sources import GpuScan, ScanFailed, ScannedGpu, ScannedNode, gpu_names, linked_ids
 from miner.support.background import run_in_thread
 
-#: The engine that runs trainings on these nodes.
-ENGINE_NAME = "slurm"
+BACKEND_NAME = "slurm"
 #: A scan is four commands to a controller that the whole site shares: the driver's interval would be unfair.
 REFRESH_S = 30.0
 #: Minimum interval between rescans after our own jobs began or ended.
@@ -194,7 +193,7 @@ class SlurmGpuSource:
                 scanned = self._scanned(node, mine, use.get(node.name, ()), limits, slots, now)
                 gpus += scanned
                 state = _state_of(node) + (f" (not used: {unused})" if unused else "")
-                nodes.append(ScannedNode(node.name, ENGINE_NAME, _facts_of(node, host), state))
+                nodes.append(ScannedNode(node.name, BACKEND_NAME, _facts_of(node, host), state))
         self._slots = slots
         return GpuScan(
             tuple(self._limited(gpus, now)),

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from miner.backends.base import STOP_RECORD_FILE, EngineSpec
+from miner.backends.base import STOP_RECORD_FILE, AttemptSpec
 from miner.backends.ownership import MARK_VARIABLE
 from miner.backends.preflight import mounts_of
 from miner.backends.slurm.commands import NOT_FOR_JOBS
@@ -211,7 +211,7 @@ def _clean_up(job: JobRequest, mark: str) -> Iterator[str]:
 
 
 def container_parts(
-    container: str, spec: EngineSpec, wrapper: Path, directory: Path
+    container: str, spec: AttemptSpec, wrapper: Path, directory: Path
 ) -> tuple[list[str], list[str]]:
     """The prefix of the wrapper's command, and options of srun, for a container: apptainer's, or pyxis'. The
     whole step is in the latter, and writes to the claim in the run's `directory`."""
@@ -233,7 +233,7 @@ def container_parts(
     return [*prefix, image], []
 
 
-def script_environment(spec: EngineSpec, code: Path | None, home: str) -> dict[str, str]:
+def script_environment(spec: AttemptSpec, code: Path | None, home: str) -> dict[str, str]:
     """The training's variables, beside Slurm's. `code`: our packages; a container has its own."""
     return {
         "LANG": "C.UTF-8",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from miner.backends.base import EndCause, RunPhase, RunStatus
 from miner.backends.run_folder import (
-    EngineEndReport,
+    BackendEndReport,
     ExitRecord,
     end_status,
     read_exit,
@@ -219,7 +219,7 @@ def never_begins(reason: str) -> bool:
 def ended_status(job: SlurmJob, run_dir: Path, not_started: str = "") -> RunStatus:
     """`not_started`: why we withdrew it while it waited."""
     start, record, stop = read_start(run_dir), read_exit(run_dir), read_stop_record(run_dir)
-    report = EngineEndReport(
+    report = BackendEndReport(
         code=job.code if record is None and job.state in _WITH_CODE else None,
         oom_killed=job.state == "OUT_OF_MEMORY",
         started_at=job.started_at if start is None and record is not None else None,
@@ -252,7 +252,7 @@ def _never_began(status: RunStatus, job: SlurmJob, run_dir: Path, not_started: s
     if job.state in ("PREEMPTED", "NODE_FAIL", "REVOKED"):
         return replace(status, why=CAUSE_OF_STATE[job.state], detail=str(job))
     why = {
-        NO_DIRECTORY: f"{run_dir} or the engine's directory cannot be used on the node: is DATA_DIR shared?",
+        NO_DIRECTORY: f"{run_dir} or the backend's directory cannot be used on the node: is DATA_DIR shared?",
         NO_MODULE: "a module of SLURM_MODULES cannot be loaded",
     }.get(job.code or 0, "")
     said = (read_untrusted(run_dir / OUTPUT_FILE, 64 * 1024) or b"").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Record the runs of the Slurm engine in the data directory, which all nodes share: one directory each.
+"""Record the runs of the Slurm backend in the data directory, which all nodes share: one directory each.
 
 A note is written before the job is submitted and completed after it, so a daemon that lost all else finds
 every run. The job itself makes `claim` there as its first act: of two jobs with one key only one begins.

@@ -201,11 +201,11 @@ def _scores(result: JobResult | AttemptFigures, digits: int) -> str:
 
 
 def _attempt_table(attempts: Sequence[AttemptDetails]) -> Table:
-    table = plain_table("attempt", "engine", "GPUs", "began", "took", "ended", "score")
+    table = plain_table("attempt", "backend", "GPUs", "began", "took", "ended", "score")
     for attempt in attempts:
         table.add_row(
             str(attempt.number),
-            attempt.engine,
+            attempt.backend,
             ", ".join(attempt.gpus),
             show_time(attempt.started_at),
             _duration(attempt.started_at, attempt.ended_at),

@@ -12,7 +12,7 @@ from core.domain.hardware import GpuLink, find_kind
 from core.planning.time.speed import LINK_SHARE
 from miner.backends.build_fleet import scan_once
 from miner.backends.choose import AUTOMATIC
-from miner.backends.registry import build_engine
+from miner.backends.registry import build_backend
 from miner.backends.trial import TRIAL_TIMEOUT_S, Trial, run_trial, temporary_data_dir
 from miner.doctor.checks.subnet import running_daemon
 from miner.doctor.examine import CheckContext, DoctorCheck
@@ -100,11 +100,11 @@ def _measured(settings: Settings, gpus: list[Gpu]) -> Mapping[str, Any]:
 
     async def run(kind: BackendKind) -> str:
         with temporary_data_dir(settings) as temporary:
-            engine = await build_engine(settings, kind, temporary.data_dir)
+            backend = await build_backend(settings, kind, temporary.data_dir)
             try:
-                return await run_trial(engine, temporary.data_dir, trial)
+                return await run_trial(backend, temporary.data_dir, trial)
             finally:
-                await engine.close()
+                await backend.close()
 
     problems = []
     for kind in kinds:

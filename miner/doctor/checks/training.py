@@ -1,4 +1,4 @@
-"""Check what trains: the GPUs, the policy and profile in force, and the engine, with a trial run."""
+"""Check what trains: the GPUs, the policy and profile in force, and the backend, with a trial run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from core.profile.resolve import load_profile, profile_files
 from core.recipes.dry_run import check_profile_plan
 from miner.backends.build_fleet import scan_once
 from miner.backends.choose import AUTOMATIC
-from miner.backends.registry import CHECK_LIMIT_S, backend_of
+from miner.backends.registry import CHECK_LIMIT_S, plugin_of
 from miner.doctor.examine import CheckContext, DoctorCheck
 from miner.fleet.base import InventoryState
 from miner.offers.backtest.policy_check import policy_findings
@@ -106,46 +106,44 @@ def _unreadable_files(
 TUNING_CHECK = DoctorCheck("policy and profile", check_tuning, SCAN_LIMIT_SECONDS)
 
 
-def check_engine(context: CheckContext) -> Iterator[Finding]:
+def check_backend(context: CheckContext) -> Iterator[Finding]:
     settings = context.settings
     asked = f"BACKEND={','.join(settings.backend)}"
     if not settings.backends:
-        yield warn(
-            "training engine", "BACKEND=none: offers are answered, nothing is trained", "another BACKEND"
-        )
+        yield warn("backend", "BACKEND=none: offers are answered, nothing is trained", "another BACKEND")
     for wanted in settings.backends:
         if wanted.is_cluster:  # it has a check of its own
-            yield ok("training engine", f"{wanted} ({asked})")
+            yield ok("backend", f"{wanted} ({asked})")
         else:
             kinds = AUTOMATIC if wanted is BackendKind.AUTO else (wanted,)
-            yield from _usable_engine(settings, kinds, asked)
+            yield from _usable_backend(settings, kinds, asked)
 
 
-def _usable_engine(settings: Settings, kinds: Sequence[BackendKind], asked: str) -> Iterator[Finding]:
+def _usable_backend(settings: Settings, kinds: Sequence[BackendKind], asked: str) -> Iterator[Finding]:
     """Yield the findings on the first of these that can be used, or on all if none can."""
-    by_kind = {kind: list(backend_of(kind).check(settings)) for kind in kinds}
+    by_kind = {kind: list(plugin_of(kind).check(settings)) for kind in kinds}
     usable = [kind for kind in kinds if is_healthy(by_kind[kind])]
     if not usable:
         for findings in by_kind.values():
             yield from findings
         yield fail(
-            "training engine",
+            "backend",
             f"{' and '.join(kinds)} cannot run a training ({asked})",
             "correct Docker or the local python, as said above; or set MAX_JOBS=0 to refuse all offers",
         )
         return
-    yield ok("training engine", f"{usable[0]} ({asked})")
+    yield ok("backend", f"{usable[0]} ({asked})")
     yield from by_kind[usable[0]]
 
 
-ENGINE_CHECK = DoctorCheck("training engine", check_engine, CHECK_LIMIT_S)
+BACKEND_CHECK = DoctorCheck("backend", check_backend, CHECK_LIMIT_S)
 
 
 def cluster_check(kind: BackendKind) -> DoctorCheck:
     """The check that a cluster's backend brings along."""
-    backend = backend_of(kind)
+    plugin = plugin_of(kind)
 
     def check(context: CheckContext) -> Iterable[Finding]:
-        return backend.check(context.settings)
+        return plugin.check(context.settings)
 
-    return DoctorCheck(kind, check, backend.check_limit_s)
+    return DoctorCheck(kind, check, plugin.check_limit_s)

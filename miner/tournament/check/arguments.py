@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 import core
 from core.domain.records import printable
 from core.system.files import temporary_tree
-from miner.backends.base import EngineSpec, Mount
+from miner.backends.base import AttemptSpec, Mount
 from miner.backends.sandbox import REWARD_UIDS, Interpreter, Sandbox, detect_sandbox
 from miner.tournament.check.dockerfiles import dockerfile_text, entry_point, first_dockerfile
 from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding
@@ -243,7 +243,7 @@ def run_confined(
         python = str(sandbox.interpreter.path) if sandbox else sys.executable
         command = [python, "-c", script, str(tree)]
         if sandbox is not None:
-            spec = EngineSpec("check", tuple(command), scratch, (Mount(tree, read_only=True),))
+            spec = AttemptSpec("check", tuple(command), scratch, (Mount(tree, read_only=True),))
             command = sandbox.command(spec, command)
         process = subprocess.Popen(
             command,

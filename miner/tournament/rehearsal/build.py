@@ -1,7 +1,7 @@
 """Build an entry's image as validators do: classic builder, no cache, the whole repository, a time limit.
 
 Validators give no build arguments, no target and no secrets; the network is open. The limit is over the whole
-stream, from sending the context to the image's id. The base image that the engine has already is not pulled
+stream, from sending the context to the image's id. The base image that Docker has already is not pulled
 again: a validator's machine may have to pull it within the limit.
 """
 
@@ -29,7 +29,7 @@ _MADE = re.compile(r"---> ([0-9a-f]{12})")
 #: Of the output, for the report of a failure.
 _KEPT_LINES = 30
 _REMOVE_S = 300.0
-#: The engine ends the container of an interrupted step by itself: SIGKILL, then what it must write.
+#: Docker ends the container of an interrupted step by itself: SIGKILL, then what it must write.
 _STEP_END_S = 60.0
 _DISK_FULL = "see docker system df, god-miner tournament clean, god-miner images prune"
 
@@ -173,7 +173,7 @@ class _Building:
             lines = self._api.build(nocache=True, rm=True, forcerm=True, decode=True, **options)
         finally:
             hooks.remove(keep)
-        # The engine ends the build of a client that goes away.
+        # Docker ends the build of a client that goes away.
         stream = CancellableStream(lines, replies[-1])
         left = self._limit_s - (time.monotonic() - self._began)
         timer = threading.Timer(max(left, 0.0), stream.close)
@@ -228,5 +228,5 @@ class _Building:
                 found = self._api.inspect_image(tag)
                 build.image, build.size_bytes = str(found["Id"]), int(found.get("Size") or 0)
             except docker.errors.ImageNotFound:
-                build.problem = "the engine ended the build without an image"
+                build.problem = "Docker ended the build without an image"
         return build

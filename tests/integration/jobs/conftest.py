@@ -1,4 +1,4 @@
-"""Fields on each engine, in turn."""
+"""Fields on each backend, in turn."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from miner.backends.base import ExecutionEngine
+from miner.backends.base import Backend
 from miner.dev.stack import ChildProcess, DevStack, prepare_stack
 from miner.settings import BackendKind, Settings
 from tests.doubles import base_image
+from tests.doubles.backend_bench import quick_backend
 from tests.doubles.base_image import PYTHON
 from tests.doubles.dockerd import Dockerd
-from tests.doubles.engine_bench import quick_engine
 from tests.doubles.slurm import OwnSlurm
 from tests.integration.jobs.field import DAEMON, Field, Files, field_of, field_settings, process_field
 
@@ -53,16 +53,16 @@ def settings(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Setti
 
 
 @pytest_asyncio.fixture
-async def engine(kind: str, settings: Settings) -> AsyncIterator[ExecutionEngine]:
-    engine = quick_engine(settings, BackendKind(kind))
-    yield engine
-    await engine.close()
+async def backend(kind: str, settings: Settings) -> AsyncIterator[Backend]:
+    backend = quick_backend(settings, BackendKind(kind))
+    yield backend
+    await backend.close()
 
 
 @pytest_asyncio.fixture
-async def field(settings: Settings, engine: ExecutionEngine, files: Files) -> AsyncIterator[Field]:
-    """With a real engine; fetching and publishing are not what is tried."""
-    async with field_of(engine, settings, files, light=True) as field:
+async def field(settings: Settings, backend: Backend, files: Files) -> AsyncIterator[Field]:
+    """With a real backend; fetching and publishing are not what is tried."""
+    async with field_of(backend, settings, files, light=True) as field:
         yield field
 
 

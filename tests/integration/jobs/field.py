@@ -1,4 +1,4 @@
-"""The whole pipeline on a field of real things: an engine, a file server that fails on request, a hub.
+"""The whole pipeline on a field of real things: a backend, a file server that fails on request, a hub.
 
 Trainings are `payload.py`; what each one does stands in its dataset.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFailed
 from core.profile.resolve import load_profile
-from miner.backends.base import ExecutionEngine
+from miner.backends.base import Backend
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobInputs, JobTask
 from miner.jobs import launch
 from miner.jobs.context import JobServices
@@ -34,10 +34,10 @@ from miner.store.attempts import AttemptRow, attempts_of
 from miner.store.jobs import JobRow, get_job
 from miner.store.store import Store
 from tests.core.submission import folders
+from tests.doubles.backend_bench import quick_backend
 from tests.doubles.base_image import PYTHON
-from tests.doubles.engine_bench import quick_engine
 from tests.doubles.flaky import FlakyServer, Reply, Request
-from tests.miner.jobs.harness import MemoryHub, MemoryInputs, TrustedEngine, fleet_of
+from tests.miner.jobs.harness import MemoryHub, MemoryInputs, TrustedBackend, fleet_of
 
 DAEMON = Path(__file__).with_name("daemon.py")
 PAYLOAD = Path(__file__).with_name("payload.py").read_text()
@@ -48,7 +48,7 @@ DATASET = {"field_instruction": "instruct", "field_output": "output"}
 #: disk that others write to may hold one `fsync` up for seconds.
 QUICK = JobTimings(
     poll_s=0.05,
-    engine_poll_s=0.2,
+    backend_poll_s=0.2,
     pause_s=0.1,
     pause_cap_s=0.5,
     margin_s=2.0,
@@ -121,7 +121,7 @@ class Field:
     folder: Path
     settings: Settings
     store: Store
-    engine: ExecutionEngine
+    backend: Backend
     inputs: InputsProvider
     publisher: SubmissionPublisher
     files: Files
@@ -142,7 +142,7 @@ class Field:
         services = JobServices(
             data_dir=self.data_dir,
             store=self.store,
-            engines={"": self.engine},
+            backends={"": self.backend},
             fleet=fleet_of(self.gpus),
             inputs=self.inputs,
             publisher=self.publisher,
@@ -150,7 +150,7 @@ class Field:
             timings=self.timings,
             alert=lambda kind, text, about=MINER: self.alerts.append((kind, about.with_text(text))),
             cleaner=FinishedJobCleaner(self.data_dir, self.store, keep_s=3600, clock=time.time),
-            trials={"": TrustedEngine(self.engine, self.data_dir)},
+            trials={"": TrustedBackend(self.backend, self.data_dir)},
         )
         self.jobs = JobManager(services)
         await self.jobs.start()
@@ -198,7 +198,7 @@ class Field:
         return row
 
     async def published(self, job: int) -> JobRow:
-        """Once the job is over: published, whole, and nothing of it is left in the engine."""
+        """Once the job is over: published, whole, and nothing of it is left in the backend."""
         row, details = await self.over(job), await self.describe(job)
         assert (row.state, row.end_reason) == (JobState.DONE, EndReason.PUBLISHED), details
         assert row.submission is not None
@@ -234,7 +234,7 @@ class Field:
         self.attempt_file(job, attempt, "go").touch()
 
     async def anew(self, **timings: float) -> None:
-        """Begin again at another timings, or with another engine."""
+        """Begin again at another timings, or with another backend."""
         await self.jobs.stop()
         self.timings = replace(self.timings, **timings)
         await self.up()
@@ -256,14 +256,14 @@ class Field:
         return self.publisher
 
     async def orphans(self) -> list[str]:
-        """What the engine still has of jobs that are over."""
-        over = [await self.row(int(run.key.partition("-")[0])) for run in await self.engine.list_runs()]
+        """What the backend still has of jobs that are over."""
+        over = [await self.row(int(run.key.partition("-")[0])) for run in await self.backend.list_runs()]
         return [row.task_id for row in over if row.state.is_over]
 
 
 @asynccontextmanager
 async def field_of(
-    engine: ExecutionEngine,
+    backend: Backend,
     settings: Settings,
     files: Files,
     *,
@@ -279,7 +279,7 @@ async def field_of(
         settings.data_dir,
         settings,
         store,
-        engine,
+        backend,
         LightInputs(model, files) if light else JobInputs(settings),
         MemoryHub() if light else HubPublisher(PublishTarget.from_settings(settings)),
         files,
@@ -294,8 +294,8 @@ async def field_of(
         yield field
     finally:
         await field.jobs.stop()
-        for run in await engine.list_runs():
-            await engine.stop(run.ref, force=True)
+        for run in await backend.list_runs():
+            await backend.stop(run.ref, force=True)
         launch.TRAINERS.update(before)
         await store.writer.close()
 
@@ -306,10 +306,10 @@ async def process_field(
 ) -> AsyncIterator[Field]:
     """With everything real, on local processes; `more`: settings."""
     settings = field_settings(data_dir, trainer_python=python, trainer_sandbox="off", **more)
-    engine = quick_engine(settings, BackendKind.PROCESS)
-    async with field_of(engine, settings, files, light=False, timings=timings) as field:
+    backend = quick_backend(settings, BackendKind.PROCESS)
+    async with field_of(backend, settings, files, light=False, timings=timings) as field:
         yield field
-    await engine.close()
+    await backend.close()
 
 
 def field_settings(data_dir: Path, **more: Any) -> Settings:

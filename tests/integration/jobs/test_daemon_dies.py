@@ -113,7 +113,7 @@ def test_killed_in_every_stage_each_job_is_launched_and_published_once(
     for job in operator.jobs():
         whole(stack, job)
         (attempt,) = operator.ask("GET", f"/jobs/{job['id']}")["attempts"]
-        assert attempt["engine"] == child.environment["BACKEND"]
+        assert attempt["backend"] == child.environment["BACKEND"]
     assert child.stop() == 0
     assert {path.name for path in stack.data_dir.glob("jobs/*/attempt_*")} == {"attempt_1"}
 

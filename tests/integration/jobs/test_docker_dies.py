@@ -15,8 +15,8 @@ from miner.backends.base import EXIT_FILE
 from miner.backends.registry import build_here
 from miner.settings import BackendKind
 from tests.doubles import base_image
+from tests.doubles.backend_fixtures import own_dockerd
 from tests.doubles.dockerd import Dockerd
-from tests.doubles.engine_fixtures import own_dockerd
 from tests.integration.jobs.field import LIMIT_S, Field, Files, field_of, field_settings
 
 pytestmark = [
@@ -36,10 +36,10 @@ def dockerd(request: pytest.FixtureRequest) -> Iterator[Dockerd]:
 @pytest_asyncio.fixture
 async def field(dockerd: Dockerd, files: Files, tmp_path: Path) -> AsyncIterator[Field]:
     settings = field_settings(tmp_path / "data", docker_host=dockerd.host, trainer_text_image=base_image.NAME)
-    engine = build_here(settings, BackendKind.DOCKER)
-    async with field_of(engine, settings, files, light=True) as field:
+    backend = build_here(settings, BackendKind.DOCKER)
+    async with field_of(backend, settings, files, light=True) as field:
         yield field
-    await engine.close()
+    await backend.close()
     gc.collect()
 
 
@@ -49,10 +49,10 @@ async def written(path: Path) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_an_engine_that_is_killed_costs_no_model_and_leaves_no_orphan(
+async def test_a_backend_that_is_killed_costs_no_model_and_leaves_no_orphan(
     field: Field, dockerd: Dockerd
 ) -> None:
-    """In the middle of a training: it survives where the engine lets it, and is resumed from its checkpoint
+    """In the middle of a training: it survives where the backend lets it, and is resumed from its checkpoint
     where not."""
     first = {"steps": 10, "save": [3], "checkpoint": [3], "wait_at": 8}
     job = await field.start("t1", {"1": first, "*": {"steps": 10, "save": [3]}})
@@ -73,7 +73,7 @@ async def test_an_engine_that_is_killed_costs_no_model_and_leaves_no_orphan(
 
 
 @pytest.mark.kept("no live-restore")
-async def test_what_the_trainer_finished_while_the_engine_was_gone_is_published(
+async def test_what_the_trainer_finished_while_the_backend_was_gone_is_published(
     field: Field, dockerd: Dockerd
 ) -> None:
     job = await field.start("t1", {"*": {"steps": 30, "step_s": 0.05, "save": [3]}})
@@ -87,7 +87,7 @@ async def test_what_the_trainer_finished_while_the_engine_was_gone_is_published(
 
 
 @pytest.mark.kept("live-restore")
-async def test_an_engine_that_is_killed_while_inputs_come_starts_the_training_when_it_is_back(
+async def test_a_backend_that_is_killed_while_inputs_come_starts_the_training_when_it_is_back(
     field: Field, dockerd: Dockerd
 ) -> None:
     dockerd.kill()

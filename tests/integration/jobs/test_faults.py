@@ -1,4 +1,4 @@
-"""The table of faults: what breaks in a training, and what must hold, on each engine."""
+"""The table of faults: what breaks in a training, and what must hold, on each backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from core.domain.job_states import EndReason, JobState
 from core.planning.plan import TrainingPlan
 from core.system import wrapper
-from miner.backends.base import EngineSpec, ExecutionEngine, RunPhase
+from miner.backends.base import AttemptSpec, Backend, RunPhase
 from tests.integration.jobs.field import Field
 
 GOOD = {"steps": 6, "save": [3]}
@@ -105,7 +105,7 @@ async def test_killed_at_a_step_it_goes_on_from_its_checkpoint(field: Field, ste
     await kill(field, job)
     await field.published(job)
     # With a whole process group nobody is left to write the end down.
-    how = EndReason.KILLED if field.engine.name == "docker" else EndReason.LOST
+    how = EndReason.KILLED if field.backend.name == "docker" else EndReason.LOST
     assert await field.ends(job) == [how, EndReason.TRAINED]
     assert (field.run(job, 2)["resume_from"] is not None) == (step > 3)
 
@@ -113,7 +113,7 @@ async def test_killed_at_a_step_it_goes_on_from_its_checkpoint(field: Field, ste
 async def kill(field: Field, job: int) -> None:
     """As an operator would who means something else."""
     row = (await field.attempts(job))[-1]
-    if field.engine.name == "docker":
+    if field.backend.name == "docker":
         import docker
 
         client = docker.DockerClient(base_url=field.settings.docker_host)
@@ -143,22 +143,22 @@ async def test_a_hang_is_seen_located_and_ended(field: Field) -> None:
 
 
 class Tight:
-    """An engine whose runs get little memory."""
+    """A backend whose runs get little memory."""
 
-    def __init__(self, engine: ExecutionEngine, memory_bytes: int) -> None:
-        self._engine, self._memory = engine, memory_bytes
+    def __init__(self, backend: Backend, memory_bytes: int) -> None:
+        self._backend, self._memory = backend, memory_bytes
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+        return getattr(self._backend, name)
 
-    async def submit(self, spec: EngineSpec) -> str:
-        return await self._engine.submit(replace(spec, memory_bytes=self._memory))
+    async def submit(self, spec: AttemptSpec) -> str:
+        return await self._backend.submit(replace(spec, memory_bytes=self._memory))
 
 
 async def tighten(field: Field) -> None:
-    if field.engine.name == "process" and not getattr(field.engine, "_cgroups", None):
+    if field.backend.name == "process" and not getattr(field.backend, "_cgroups", None):
         pytest.skip("without cgroups a process's memory is not limited")
-    field.engine = Tight(field.engine, 96 << 20)  # type: ignore[assignment]
+    field.backend = Tight(field.backend, 96 << 20)  # type: ignore[assignment]
     await field.anew()
 
 
@@ -199,7 +199,7 @@ async def test_four_jobs_at_once_have_what_is_their_own_and_outlive_a_restart(fi
     rows = [(await field.attempts(job))[0] for job in jobs]
     assert sorted(row.gpus for row in rows) == [("0",), ("1",), ("2",), ("3",)]
     assert len({plan_of(field, job, 1).launch.port for job in jobs}) == 4
-    statuses = [await field.engine.poll(row.ref or "", Path(row.folder)) for row in rows]
+    statuses = [await field.backend.poll(row.ref or "", Path(row.folder)) for row in rows]
     assert {status.phase for status in statuses} == {RunPhase.RUNNING}
     await field.jobs.stop()
     await field.up()

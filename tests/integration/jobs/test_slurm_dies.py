@@ -12,8 +12,8 @@ import pytest_asyncio
 from core.domain.job_states import EndReason
 from miner.backends.base import EXIT_FILE
 from miner.settings import BackendKind
+from tests.doubles.backend_bench import quick_backend
 from tests.doubles.base_image import PYTHON
-from tests.doubles.engine_bench import quick_engine
 from tests.doubles.slurm import CONTROLLER, OwnSlurm, own_slurm
 from tests.integration.jobs.field import LIMIT_S, Field, Files, field_of, field_settings
 
@@ -33,11 +33,11 @@ async def field(mortal: OwnSlurm, files: Files, tmp_path: Path) -> AsyncIterator
         trainer_sandbox="off",
         slurm_bin_dir=mortal.bin,
     )
-    engine = quick_engine(settings, BackendKind.SLURM)
-    async with field_of(engine, settings, files, light=True) as field:
+    backend = quick_backend(settings, BackendKind.SLURM)
+    async with field_of(backend, settings, files, light=True) as field:
         yield field
         mortal.start(until_nodes_answer=False)
-    await engine.close()
+    await backend.close()
 
 
 async def test_a_training_outlives_the_controller_and_is_published_once(

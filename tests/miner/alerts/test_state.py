@@ -11,8 +11,8 @@ from miner.alerts.state import (
     AlertChange,
     ChangeKind,
     MeasuredValue,
-    RuleEngine,
     RuleState,
+    RuleTracker,
     condition_text,
     measure,
 )
@@ -30,16 +30,16 @@ class Play:
     """One rule, a step of five seconds at a time."""
 
     def __init__(self, played: AlertRule, subject: AlertSubject = GPU) -> None:
-        self.engine, self.rules, self.subject, self.now = RuleEngine(), {"hot": played}, subject, 1000.0
+        self.tracker, self.rules, self.subject, self.now = RuleTracker(), {"hot": played}, subject, 1000.0
 
     def __call__(self, value: float | MeasuredValue | None, seconds: float = 5.0) -> list[AlertChange]:
         self.now += seconds
         found = value if isinstance(value, MeasuredValue) else MeasuredValue(value)
-        return self.engine.evaluate(self.now, self.rules, {"hot": {self.subject: found}})
+        return self.tracker.evaluate(self.now, self.rules, {"hot": {self.subject: found}})
 
     @property
     def state(self) -> RuleState:
-        return self.engine.states()[0].state
+        return self.tracker.states()[0].state
 
 
 def kinds(changes: list[AlertChange]) -> list[ChangeKind]:
@@ -72,11 +72,11 @@ def test_without_values_a_rule_keeps_its_state_and_says_so() -> None:
     play = Play(rule())
     play(90.0)
     assert play(None, 3600.0) == []
-    assert play.engine.states()[0].no_data
-    play.engine.evaluate(play.now + 3600.0, play.rules, {"hot": {}})  # not even the GPU is seen
+    assert play.tracker.states()[0].no_data
+    play.tracker.evaluate(play.now + 3600.0, play.rules, {"hot": {}})  # not even the GPU is seen
     assert play.state is RuleState.FIRING
     assert kinds(play(70.0)) == [ChangeKind.RESOLVED]
-    assert not play.engine.states()[0].no_data
+    assert not play.tracker.states()[0].no_data
 
 
 def test_an_alert_is_resolved_when_nothing_trains_there_any_more() -> None:
@@ -89,25 +89,25 @@ def test_an_alert_is_resolved_when_nothing_trains_there_any_more() -> None:
 def test_a_job_that_is_gone_resolves_its_alert_but_not_between_two_attempts() -> None:
     play = Play(rule("job.training_time", when={"above": "8h", "clear": None}), JOB)
     assert kinds(play(9 * 3600.0)) == [ChangeKind.RAISED]
-    assert play.engine.evaluate(play.now + 3600, play.rules, {}) == []  # nobody knows which jobs there are
+    assert play.tracker.evaluate(play.now + 3600, play.rules, {}) == []  # nobody knows which jobs there are
     play.now += 3600
     nobody = {"hot": dict[AlertSubject, MeasuredValue]()}
-    assert play.engine.evaluate(play.now + GONE_SECONDS - 1, play.rules, nobody) == []
-    (change,) = play.engine.evaluate(play.now + GONE_SECONDS, play.rules, nobody)
+    assert play.tracker.evaluate(play.now + GONE_SECONDS - 1, play.rules, nobody) == []
+    (change,) = play.tracker.evaluate(play.now + GONE_SECONDS, play.rules, nobody)
     assert (change.kind, change.subject) == (ChangeKind.RESOLVED, JOB)
-    assert play.engine.states() == []
+    assert play.tracker.states() == []
 
 
 def test_a_rule_that_is_taken_out_resolves_its_alerts() -> None:
     play = Play(rule())
     play(90.0)
-    (change,) = play.engine.evaluate(play.now, {}, {})
+    (change,) = play.tracker.evaluate(play.now, {}, {})
     assert change.text == "resolved: the rule is off"
 
 
 def test_an_alert_of_an_earlier_process_is_not_raised_again() -> None:
     play = Play(rule())
-    play.engine.adopt("hot", GPU, 900.0, play.now)
+    play.tracker.adopt("hot", GPU, 900.0, play.now)
     assert play(90.0) == []
     assert kinds(play(70.0)) == [ChangeKind.RESOLVED]
 

@@ -1,4 +1,4 @@
-"""Which engine is chosen, and why."""
+"""Which backend is chosen, and why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from miner.backends import choose, environment
-from miner.backends.docker.backend import DockerState
+from miner.backends.docker import plugin
+from miner.backends.docker.plugin import DockerState
 from miner.backends.process.run_registry import RunRegistry
 from miner.settings import Settings, load_settings
 
@@ -43,18 +44,18 @@ def docker(monkeypatch: pytest.MonkeyPatch) -> Callable[[DockerState], None]:
         async def state_of(_: Settings) -> DockerState:
             return state
 
-        monkeypatch.setattr(choose, "docker_state", state_of)
+        monkeypatch.setattr(plugin, "docker_state", state_of)
 
     return set_state
 
 
-async def chosen(given: Settings) -> choose.EngineChoice:
-    return await choose.choose_engine(given, given.backend[0])
+async def chosen(given: Settings) -> choose.BackendChoice:
+    return await choose.choose_backend(given, given.backend[0])
 
 
-async def engine_name(settings: Settings) -> str | None:
+async def backend_name(settings: Settings) -> str | None:
     choice = await chosen(settings)
-    return choice.engine.name if choice.engine else None
+    return choice.backend.name if choice.backend else None
 
 
 @pytest.mark.parametrize(
@@ -65,8 +66,8 @@ async def test_docker_is_chosen_when_it_is_ready_and_local_processes_otherwise(
 ) -> None:
     docker(state)
     choice = await chosen(settings(tmp_path, trainer_python=sys.executable))
-    assert choice.engine is not None
-    assert choice.engine.name == name
+    assert choice.backend is not None
+    assert choice.backend.name == name
     assert state.why in choice.why
 
 
@@ -76,65 +77,66 @@ async def test_without_a_python_docker_without_the_image_is_better_than_nothing(
 ) -> None:
     docker(NO_IMAGE)
     choice = await chosen(settings(tmp_path))
-    assert choice.engine is not None
-    assert (choice.engine.name, choice.why) == ("docker", NO_IMAGE.why)
+    assert choice.backend is not None
+    assert (choice.backend.name, choice.why) == ("docker", NO_IMAGE.why)
     docker(SILENT)
     choice = await chosen(settings(tmp_path / "other"))
-    assert choice.engine is None
+    assert choice.backend is None
     assert SILENT.why in choice.why
     assert "make training" in choice.why
-    assert await engine_name(settings(tmp_path, backend="process")) is None
+    assert await backend_name(settings(tmp_path, backend="process")) is None
 
 
 async def test_silent_docker_with_the_last_jobs_is_kept(
     tmp_path: Path, docker: Callable[[DockerState], None]
 ) -> None:
-    """Its containers may go on: another engine would start their jobs again."""
+    """Its containers may go on: another backend would start their jobs again."""
     chosen_settings = settings(tmp_path, trainer_python=sys.executable)
     for state, name in ((READY, "docker"), (SILENT, "docker"), (NO_IMAGE, "process")):
         docker(state)
-        assert await engine_name(chosen_settings) == name
+        assert await backend_name(chosen_settings) == name
 
 
-async def test_running_processes_keep_their_engine(
+async def test_running_processes_keep_their_backend(
     tmp_path: Path, docker: Callable[[DockerState], None]
 ) -> None:
     chosen_settings = settings(tmp_path, trainer_python=sys.executable)
     docker(SILENT)
     await chosen(chosen_settings)
     docker(READY)
-    registry = RunRegistry(chosen_settings.data_dir / "engines" / "runs")
+    registry = RunRegistry(chosen_settings.data_dir / "backends" / "runs")
     registry.write("gm-1-1", tmp_path, {}, ())
     lock = registry.take_lock("gm-1-1")
     assert lock is not None
-    assert await engine_name(chosen_settings) == "process"
+    assert await backend_name(chosen_settings) == "process"
     os.close(lock)
-    assert await engine_name(chosen_settings) == "docker"
+    assert await backend_name(chosen_settings) == "docker"
 
 
-async def test_a_named_engine_is_used_whatever_else_there_is(tmp_path: Path) -> None:
-    assert await engine_name(settings(tmp_path, backend="docker")) == "docker"
+async def test_a_named_backend_is_used_whatever_else_there_is(tmp_path: Path) -> None:
+    assert await backend_name(settings(tmp_path, backend="docker")) == "docker"
     assert (
-        await engine_name(settings(tmp_path, backend="process", trainer_python=sys.executable)) == "process"
+        await backend_name(settings(tmp_path, backend="process", trainer_python=sys.executable)) == "process"
     )
 
 
 async def test_docker_without_a_socket_is_silent(tmp_path: Path) -> None:
-    state = await choose.docker_state(settings(tmp_path))
+    state = await plugin.docker_state(settings(tmp_path))
     assert (state.answers, state.ready) == (False, False)
     assert "does not run" in state.why
 
 
-def test_choosing_imports_no_training_stack_and_no_docker(tmp_path: Path) -> None:
+def test_choosing_imports_no_training_stack_and_no_other_backend(tmp_path: Path) -> None:
     code = """
 import asyncio, sys
 from pathlib import Path
-from miner.backends.choose import choose_engine
+from miner.backends.choose import choose_backend
 from miner.settings import load_settings
 given = load_settings(env={}, env_file=None, data_dir=Path(sys.argv[1]), backend='process',
                       trainer_python=sys.executable, trainer_sandbox='off')
-asyncio.run(choose_engine(given, given.backend[0]))
-print(sorted({'torch', 'docker', 'requests', 'transformers'} & set(sys.modules)))
+asyncio.run(choose_backend(given, given.backend[0]))
+unwanted = {'torch', 'docker', 'requests', 'transformers', 'miner.backends.docker.plugin'}
+print(sorted(unwanted & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -17,7 +17,7 @@ from miner.backends.environment import (
     examine_interpreter,
     training_interpreter,
 )
-from miner.backends.registry import NoEngine
+from miner.backends.registry import NoBackend
 from miner.settings import Settings, load_settings
 
 pytestmark = pytest.mark.process
@@ -78,7 +78,7 @@ def test_the_training_s_python_is_the_setting_s_or_the_one_that_was_made_or_our_
     made.symlink_to(sys.executable)
     assert training_interpreter(settings(tmp_path)).path == made
     assert training_interpreter(settings(tmp_path, trainer_python=ours)).path == ours
-    with pytest.raises(NoEngine, match="TRAINER_PYTHON"):
+    with pytest.raises(NoBackend, match="TRAINER_PYTHON"):
         training_interpreter(settings(tmp_path, trainer_python=tmp_path / "none"))
 
 

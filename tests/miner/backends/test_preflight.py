@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miner.backends.base import EngineRejected, EngineSpec, Mount
+from miner.backends.base import AttemptSpec, BackendRejected, Mount
 from miner.backends.preflight import check_spec, gpus_of, hand_over_files, mounts_of
 from miner.observe.redact import Redactor
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> EngineSpec:
+def spec(tmp_path: Path) -> AttemptSpec:
     run_dir = tmp_path / "jobs" / "1" / "attempt_1"
     run_dir.mkdir(parents=True)
-    return EngineSpec("gm-1-1", ("python", "-c", "pass"), run_dir)
+    return AttemptSpec("gm-1-1", ("python", "-c", "pass"), run_dir)
 
 
-def checked(spec: EngineSpec, tmp_path: Path, redact: Callable[[str], str] = str) -> None:
+def checked(spec: AttemptSpec, tmp_path: Path, redact: Callable[[str], str] = str) -> None:
     check_spec(spec, redact, (tmp_path,))
 
 
@@ -38,7 +38,7 @@ def checked(spec: EngineSpec, tmp_path: Path, redact: Callable[[str], str] = str
         {"env": {"A_B": "x\ny"}, "labels": {"job": "7", "attempt": "1"}},
     ],
 )
-def test_a_good_specification_is_accepted(fields: dict[str, Any], spec: EngineSpec, tmp_path: Path) -> None:
+def test_a_good_specification_is_accepted(fields: dict[str, Any], spec: AttemptSpec, tmp_path: Path) -> None:
     checked(replace(spec, **fields), tmp_path)
 
 
@@ -61,14 +61,14 @@ def test_a_good_specification_is_accepted(fields: dict[str, Any], spec: EngineSp
     ],
 )
 def test_a_bad_specification_is_rejected_with_the_reason(
-    fields: dict[str, Any], reason: str, spec: EngineSpec, tmp_path: Path
+    fields: dict[str, Any], reason: str, spec: AttemptSpec, tmp_path: Path
 ) -> None:
-    with pytest.raises(EngineRejected, match=reason):
+    with pytest.raises(BackendRejected, match=reason):
         checked(replace(spec, **fields), tmp_path)
 
 
-def test_everything_wrong_is_reported_at_once(spec: EngineSpec, tmp_path: Path) -> None:
-    with pytest.raises(EngineRejected) as caught:
+def test_everything_wrong_is_reported_at_once(spec: AttemptSpec, tmp_path: Path) -> None:
+    with pytest.raises(BackendRejected) as caught:
         checked(replace(spec, gpus=("all",), cpus="x", argv=()), tmp_path)
     assert str(caught.value).count(";") == 2
 
@@ -77,16 +77,16 @@ def test_everything_wrong_is_reported_at_once(spec: EngineSpec, tmp_path: Path) 
     "fields",
     [{"argv": ("a", "open sesame")}, {"env": {"P": "open sesame"}}, {"labels": {"p": "open sesame"}}],
 )
-def test_a_secret_that_engines_would_show_is_rejected_and_not_shown(
-    fields: dict[str, Any], spec: EngineSpec, tmp_path: Path
+def test_a_secret_that_backends_would_show_is_rejected_and_not_shown(
+    fields: dict[str, Any], spec: AttemptSpec, tmp_path: Path
 ) -> None:
-    with pytest.raises(EngineRejected, match="holds a secret") as caught:
+    with pytest.raises(BackendRejected, match="holds a secret") as caught:
         checked(replace(spec, **fields), tmp_path, Redactor(["open sesame"]))
     assert "sesame" not in str(caught.value)
 
 
 def test_links_inside_our_own_folders_are_refused_and_the_operator_s_are_not(
-    spec: EngineSpec, tmp_path: Path
+    spec: AttemptSpec, tmp_path: Path
 ) -> None:
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     (outside / "models").mkdir(parents=True)
@@ -95,27 +95,27 @@ def test_links_inside_our_own_folders_are_refused_and_the_operator_s_are_not(
     inside = spec.run_dir.parent / "inputs"
     inside.symlink_to(outside)
     for path in (inside, inside / "models"):
-        with pytest.raises(EngineRejected, match="inputs is a link"):
+        with pytest.raises(BackendRejected, match="inputs is a link"):
             checked(replace(spec, mounts=(Mount(path),)), tmp_path)
     other = spec.run_dir.parent / "attempt_2"
     other.symlink_to("/etc")
-    with pytest.raises(EngineRejected, match="attempt_2 is a link"):
+    with pytest.raises(BackendRejected, match="attempt_2 is a link"):
         checked(replace(spec, run_dir=other), tmp_path)
 
 
 @pytest.mark.parametrize("path", ["relative", "/", "/tmp/../etc", "/no/such/place"])
-def test_paths_that_cannot_be_mounted_are_rejected(path: str, spec: EngineSpec, tmp_path: Path) -> None:
-    with pytest.raises(EngineRejected):
+def test_paths_that_cannot_be_mounted_are_rejected(path: str, spec: AttemptSpec, tmp_path: Path) -> None:
+    with pytest.raises(BackendRejected):
         checked(replace(spec, mounts=(Mount(Path(path)),)), tmp_path)
 
 
 def test_the_pretend_gpu_is_not_requested() -> None:
-    assert gpus_of(EngineSpec("k", ("a",), Path("/r"), gpus=("cpu",))) == ()
-    assert gpus_of(EngineSpec("k", ("a",), Path("/r"), gpus=("1", "0"))) == ("1", "0")
+    assert gpus_of(AttemptSpec("k", ("a",), Path("/r"), gpus=("cpu",))) == ()
+    assert gpus_of(AttemptSpec("k", ("a",), Path("/r"), gpus=("1", "0"))) == ("1", "0")
 
 
 def mounted(*mounts: Mount) -> list[tuple[str, bool]]:
-    spec = EngineSpec("k", ("a",), Path("/d/jobs/1/attempt_1"), mounts)
+    spec = AttemptSpec("k", ("a",), Path("/d/jobs/1/attempt_1"), mounts)
     return [(str(mount.path), mount.read_only) for mount in mounts_of(spec)]
 
 
@@ -148,7 +148,7 @@ _PARTS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(
 @given(mounts=st.lists(st.builds(Mount, _PARTS, st.booleans()), max_size=6), look=_PARTS)
 def test_leaving_mounts_out_changes_nothing_of_what_may_be_written(mounts: list[Mount], look: Path) -> None:
     """A path is as its nearest mount says, before and after."""
-    spec = EngineSpec("k", ("a",), Path("/z"), tuple(mounts))
+    spec = AttemptSpec("k", ("a",), Path("/z"), tuple(mounts))
     wanted: dict[Path, bool] = {}
     for mount in mounts:
         wanted[mount.path] = wanted.get(mount.path, True) and mount.read_only
@@ -173,7 +173,7 @@ def owner(path: Path) -> tuple[int, int]:
 
 @needs_root
 def test_the_run_folder_is_given_whole_and_what_links_lead_to_is_not(
-    spec: EngineSpec, tmp_path: Path
+    spec: AttemptSpec, tmp_path: Path
 ) -> None:
     (spec.run_dir / "work" / "deep").mkdir(parents=True)
     (spec.run_dir / "work" / "file").write_text("x")
@@ -188,7 +188,7 @@ def test_the_run_folder_is_given_whole_and_what_links_lead_to_is_not(
 
 
 @needs_root
-def test_another_writable_folder_is_given_and_its_content_kept(spec: EngineSpec) -> None:
+def test_another_writable_folder_is_given_and_its_content_kept(spec: AttemptSpec) -> None:
     job = spec.run_dir.parent
     (job / "inputs").mkdir()
     hand_over_files(spec, (Mount(job, read_only=False),), UID)
@@ -197,7 +197,7 @@ def test_another_writable_folder_is_given_and_its_content_kept(spec: EngineSpec)
 
 
 @needs_root
-def test_inputs_of_ours_are_made_readable_and_others_are_named(spec: EngineSpec, tmp_path: Path) -> None:
+def test_inputs_of_ours_are_made_readable_and_others_are_named(spec: AttemptSpec, tmp_path: Path) -> None:
     """As `save_pretrained` writes them under a tight umask; what a link leads to elsewhere stays shut."""
     secret = tmp_path / "token"
     secret.write_text("s")
@@ -208,22 +208,22 @@ def test_inputs_of_ours_are_made_readable_and_others_are_named(spec: EngineSpec,
     weights.write_text("w")
     weights.chmod(0o600)
     model.chmod(0o700)
-    with pytest.raises(EngineRejected, match=str(model)):
+    with pytest.raises(BackendRejected, match=str(model)):
         hand_over_files(spec, (Mount(model),), UID)
     hand_over_files(spec, (Mount(model),), UID, [tmp_path])
     assert (model.stat().st_mode & 0o777, weights.stat().st_mode & 0o777) == (0o755, 0o644)
     (model / "link").symlink_to(secret)
-    with pytest.raises(EngineRejected, match="link is not readable"):
+    with pytest.raises(BackendRejected, match="link is not readable"):
         hand_over_files(spec, (Mount(model),), UID, [tmp_path])
     assert secret.stat().st_mode & 0o777 == 0o600
 
 
 @needs_root
-def test_unreadable_inputs_are_rejected(spec: EngineSpec, tmp_path: Path) -> None:
+def test_unreadable_inputs_are_rejected(spec: AttemptSpec, tmp_path: Path) -> None:
     rows = tmp_path / "rows.json"
     rows.write_text("[]")
     rows.chmod(0o600)
-    with pytest.raises(EngineRejected, match=r"chmod -R a\+rX"):
+    with pytest.raises(BackendRejected, match=r"chmod -R a\+rX"):
         hand_over_files(spec, (Mount(rows),), UID)
     rows.chmod(0o644)
     hand_over_files(spec, (Mount(rows),), UID)

@@ -14,24 +14,24 @@ import pytest
 from core.system import wrapper
 from miner.backends.choose import AUTOMATIC
 from miner.backends.environment import SOURCE_ROOT
-from miner.backends.registry import NoEngine, backend_kinds, backend_of, build_engine
+from miner.backends.registry import NoBackend, backend_kinds, build_backend, plugin_of
 from miner.settings import load_settings
-from tests.doubles.engine_bench import context_in
+from tests.doubles.backend_bench import context_in
 
 pytestmark = pytest.mark.process
 
 
-async def test_an_unknown_engine_is_rejected_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(NoEngine, match="docker, process, slurm"):
-        await build_engine(load_settings(env={}, env_file=None, data_dir=tmp_path), "abacus")
+async def test_an_unknown_backend_is_rejected_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(NoBackend, match="docker, process, slurm"):
+        await build_backend(load_settings(env={}, env_file=None, data_dir=tmp_path), "abacus")
 
 
 def test_every_folder_is_registered_under_its_name() -> None:
-    folders = {path.parent.name for path in (SOURCE_ROOT / "miner" / "backends").glob("*/backend.py")}
+    folders = {path.parent.name for path in (SOURCE_ROOT / "miner" / "backends").glob("*/plugin.py")}
     assert folders == set(backend_kinds())
     for kind in backend_kinds():
-        assert backend_of(kind).kind is kind
-        assert (backend_of(kind).gpu_source is not None) == kind.is_cluster
+        assert plugin_of(kind).kind is kind
+        assert (plugin_of(kind).gpu_source is not None) == kind.is_cluster
     assert set(AUTOMATIC) <= {kind for kind in backend_kinds() if not kind.is_cluster}
 
 
@@ -55,10 +55,10 @@ class AbacusSection(Section):
 
 SECTION = AbacusSection
 """,
-    "backend.py": """
+    "plugin.py": """
 from core.domain.hardware import parse_gpus
 from miner.backends.abacus.settings import AbacusSection
-from miner.backends.registry import Backend
+from miner.backends.registry import BackendPlugin
 from miner.fleet.sources import FixedGpuSource
 from miner.settings import BackendKind
 from miner.support.findings import ok
@@ -66,7 +66,7 @@ from miner.support.findings import ok
 def check(settings):
     yield ok("abacus", settings.section(AbacusSection).abacus_namespace)
 
-class Engine:
+class AbacusBackend:
     name, can_sandbox = "abacus", False
     def __init__(self, settings, context):
         self.data_id = context.data_id
@@ -74,7 +74,7 @@ class Engine:
 def gpu_source(settings, cluster):
     return FixedGpuSource(parse_gpus("2xH100"), "abacus")
 
-BACKEND = Backend(BackendKind.ABACUS, Engine, check, fix="kubectl", gpu_source=gpu_source)
+PLUGIN = BackendPlugin(BackendKind.ABACUS, AbacusBackend, check, fix="kubectl", gpu_source=gpu_source)
 """,
 }
 SCRIPT = """
@@ -90,7 +90,7 @@ check = next(check for check in all_checks(settings) if check.name == "abacus")
 print(json.dumps({
     "documented": "abacus_namespace" in [doc.name for doc in setting_docs()],
     "findings": [finding.as_dict() for finding in check.run(CheckContext(settings))],
-    "engine": build_here(settings, settings.backend[0]).name,
+    "backend": build_here(settings, settings.backend[0]).name,
     "fleet": [len(scan_once(settings)[0].inventory.gpus), scan_once(settings)[1]],
 }))
 """
@@ -117,6 +117,6 @@ def test_a_folder_and_a_line_add_a_backend_to_settings_doctor_and_fleet(tmp_path
     assert done.returncode == 0, done.stderr.decode()
     found = json.loads(done.stdout)
     assert found["documented"]
-    assert found["engine"] == "abacus"
+    assert found["backend"] == "abacus"
     assert found["fleet"] == [2, "abacus"]
     assert [(finding["what"], finding["detail"]) for finding in found["findings"]] == [("abacus", "training")]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from miner.backends.base import EXIT_FILE, START_FILE, STOP_RECORD_FILE, EndCause, RunPhase
 from miner.backends.run_folder import (
-    EngineEndReport,
+    BackendEndReport,
     LogPosition,
     current_boot,
     end_status,
@@ -116,48 +116,48 @@ def put(folder: Path, name: str, **content: Any) -> None:
 
 OK = {"code": 0}
 SEVEN = {"code": 7}
-#: The engine's report; exit record; stop requested; another boot -> why and code.
-TABLE: list[tuple[EngineEndReport | None, dict[str, Any] | None, bool, bool, EndCause, int | None]] = [
-    (EngineEndReport(0), OK, False, False, EndCause.OK, 0),
-    (EngineEndReport(7), SEVEN, False, False, EndCause.FAILED, 7),
-    (EngineEndReport(0), {"code": 0, "oom_kills": 1}, False, False, EndCause.OK, 0),
+#: The backend's report; exit record; stop requested; another boot -> why and code.
+TABLE: list[tuple[BackendEndReport | None, dict[str, Any] | None, bool, bool, EndCause, int | None]] = [
+    (BackendEndReport(0), OK, False, False, EndCause.OK, 0),
+    (BackendEndReport(7), SEVEN, False, False, EndCause.FAILED, 7),
+    (BackendEndReport(0), {"code": 0, "oom_kills": 1}, False, False, EndCause.OK, 0),
     # Docker's report on memory, and the wrapper's where Docker was down.
-    (EngineEndReport(7, oom_killed=True), SEVEN, False, False, EndCause.OOM_KILLED, 7),
-    (EngineEndReport(137, oom_killed=True), None, False, False, EndCause.OOM_KILLED, 137),
-    (EngineEndReport(137), {"code": 137, "oom_kills": 1}, False, False, EndCause.OOM_KILLED, 137),
+    (BackendEndReport(7, oom_killed=True), SEVEN, False, False, EndCause.OOM_KILLED, 7),
+    (BackendEndReport(137, oom_killed=True), None, False, False, EndCause.OOM_KILLED, 137),
+    (BackendEndReport(137), {"code": 137, "oom_kills": 1}, False, False, EndCause.OOM_KILLED, 137),
     # Its own helper died: Docker does not know the code.
-    (EngineEndReport(255), SEVEN, False, False, EndCause.FAILED, 7),
-    (EngineEndReport(255), None, False, False, EndCause.KILLED, 255),
+    (BackendEndReport(255), SEVEN, False, False, EndCause.FAILED, 7),
+    (BackendEndReport(255), None, False, False, EndCause.KILLED, 255),
     # Requested by us.
-    (EngineEndReport(143), {"code": 143, "signals": ["SIGTERM"]}, True, False, EndCause.STOPPED, 143),
-    (EngineEndReport(0), {"code": 0, "signals": ["SIGTERM"]}, True, False, EndCause.STOPPED, 0),
-    (EngineEndReport(137), None, True, False, EndCause.STOPPED, 137),
+    (BackendEndReport(143), {"code": 143, "signals": ["SIGTERM"]}, True, False, EndCause.STOPPED, 143),
+    (BackendEndReport(0), {"code": 0, "signals": ["SIGTERM"]}, True, False, EndCause.STOPPED, 0),
+    (BackendEndReport(137), None, True, False, EndCause.STOPPED, 137),
     (None, None, True, False, EndCause.STOPPED, None),
     # It was over before the request arrived.
-    (EngineEndReport(0), OK, True, False, EndCause.OK, 0),
+    (BackendEndReport(0), OK, True, False, EndCause.OK, 0),
     # By others.
-    (EngineEndReport(0), {"code": 0, "signals": ["SIGTERM"]}, False, False, EndCause.KILLED, 0),
-    (EngineEndReport(143), {"code": 143, "signals": ["SIGTERM"]}, False, False, EndCause.KILLED, 143),
-    (EngineEndReport(137), None, False, False, EndCause.KILLED, 137),
-    (EngineEndReport(137), {"code": 137}, False, False, EndCause.KILLED, 137),
+    (BackendEndReport(0), {"code": 0, "signals": ["SIGTERM"]}, False, False, EndCause.KILLED, 0),
+    (BackendEndReport(143), {"code": 143, "signals": ["SIGTERM"]}, False, False, EndCause.KILLED, 143),
+    (BackendEndReport(137), None, False, False, EndCause.KILLED, 137),
+    (BackendEndReport(137), {"code": 137}, False, False, EndCause.KILLED, 137),
     # By itself.
-    (EngineEndReport(139), {"code": 139}, False, False, EndCause.FAILED, 139),
-    (EngineEndReport(127), None, False, False, EndCause.FAILED, 127),
-    (EngineEndReport(3), {"code": 3, "timeout": True, "signals": []}, False, False, EndCause.TIMEOUT, 3),
-    # The engine knows nothing.
+    (BackendEndReport(139), {"code": 139}, False, False, EndCause.FAILED, 139),
+    (BackendEndReport(127), None, False, False, EndCause.FAILED, 127),
+    (BackendEndReport(3), {"code": 3, "timeout": True, "signals": []}, False, False, EndCause.TIMEOUT, 3),
+    # The backend knows nothing.
     (None, SEVEN, False, False, EndCause.FAILED, 7),
     (None, OK, False, False, EndCause.OK, 0),
     (None, None, False, False, EndCause.LOST, None),
     # The machine went down meanwhile, or after it had ended.
     (None, None, False, True, EndCause.NODE_FAIL, None),
-    (EngineEndReport(255), None, False, True, EndCause.NODE_FAIL, 255),
+    (BackendEndReport(255), None, False, True, EndCause.NODE_FAIL, 255),
     (None, SEVEN, False, True, EndCause.FAILED, 7),
 ]
 
 
 @pytest.mark.parametrize(("report", "record", "stopped", "rebooted", "why", "code"), TABLE)
 def test_every_end_has_its_reason(
-    report: EngineEndReport | None,
+    report: BackendEndReport | None,
     record: dict[str, Any] | None,
     stopped: bool,
     rebooted: bool,
@@ -178,10 +178,10 @@ def test_every_end_has_its_reason(
     assert bool(status.detail) is (why is not EndCause.OK)
 
 
-def test_the_engine_s_times_and_message_count_first(tmp_path: Path) -> None:
+def test_the_backend_s_times_and_message_count_first(tmp_path: Path) -> None:
     put(tmp_path, START_FILE, at=100.0)
     put(tmp_path, EXIT_FILE, at=200.0, code=7)
-    status = end_status(tmp_path, EngineEndReport(7, started_at=99.0, ended_at=201.0, detail="from Docker"))
+    status = end_status(tmp_path, BackendEndReport(7, started_at=99.0, ended_at=201.0, detail="from Docker"))
     assert (status.started_at, status.ended_at) == (99.0, 201.0)
     assert status.detail == "exit code 7; from Docker"
 

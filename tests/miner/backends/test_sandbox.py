@@ -1,4 +1,4 @@
-"""The sandbox's command line and device files. Its isolation: tests/integration/test_engines_hostile.py."""
+"""The sandbox's command line and device files. Its isolation: tests/integration/test_backends_hostile.py."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from miner.backends import sandbox
-from miner.backends.base import EngineSpec, Mount
+from miner.backends.base import AttemptSpec, Mount
 from miner.backends.sandbox import Interpreter, Sandbox, detect_sandbox, device_files
 
 PYTHON = Interpreter(Path("/env/bin/python"), (Path("/env"),))
 
 
 def command(uid: int | None = 10002, **fields: object) -> list[str]:
-    spec = EngineSpec("k", ("a",), Path("/d/jobs/1/a"), **fields)  # type: ignore[arg-type]
+    spec = AttemptSpec("k", ("a",), Path("/d/jobs/1/a"), **fields)  # type: ignore[arg-type]
     box = Sandbox(Path("/usr/bin/bwrap"), PYTHON, Path("/d/hosts"), (Path("/code"),), uid, 99)
     return box.command(spec, ["/env/bin/python", "-m", "x"])
 

@@ -32,7 +32,7 @@ JOB: dict[str, Any] = {
     "attempts": [
         {
             "number": 1,
-            "engine": "docker",
+            "backend": "docker",
             "key": "gm-1-1",
             "gpus": ["0", "1"],
             "folder": "/var/lib/god-miner/jobs/1/attempt_1",

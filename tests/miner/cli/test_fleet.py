@@ -210,7 +210,7 @@ def cluster_page(count: int) -> dict[str, Any]:
     """A cluster whose node n1 has a job of ours and others', and n2 is drained."""
 
     def node(number: int, **more: Any) -> dict[str, Any]:
-        same = {"engine": "slurm", "kind": "H100-SXM", "gpus": 8, "cpu_cores": 128, "memory_bytes": 10**12}
+        same = {"backend": "slurm", "kind": "H100-SXM", "gpus": 8, "cpu_cores": 128, "memory_bytes": 10**12}
         state = {"name": f"n{number}", "state": "idle", "ours": 0, "others": 0, "free": 8}
         return {**same, **state, "until": None, "out": None, "is_of_interest": number < 3, **more}
 

@@ -131,7 +131,7 @@ def test_earlier_builds_are_pruned_and_those_in_use_are_kept(
         assert said("build", "text", "--context", str(checkout), "--network", "none").exit_code == 0
         return str(reported("list", "text")[0]["id"])
 
-    # Other tests share the engine: the same content would be the same image, under their names.
+    # Other tests share the Docker Engine: the same content would be the same image, under their names.
     (checkout / "core" / "first.py").write_text("")
     earlier = build()
     (checkout / "core" / "new.py").write_text("")

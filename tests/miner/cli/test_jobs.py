@@ -64,7 +64,7 @@ async def write_log(trainer: Trainer) -> None:
 
 @pytest.fixture
 async def done(harness: JobsHarness) -> int:
-    harness.engine.default = write_log
+    harness.backend.default = write_log
     job = await harness.start()
     await harness.over_within(job)
     return job
@@ -164,7 +164,7 @@ async def test_of_several_attempts_the_best_model_that_was_left_counts(harness: 
     async def nothing(trainer: Trainer) -> None:
         trainer.end(RunEnd.OOM, best=HeldOutScore(value=0.1, step=5), steps=1)
 
-    harness.engine.scripts, harness.engine.default = [worse, nothing], write_log
+    harness.backend.scripts, harness.backend.default = [worse, nothing], write_log
     job = await harness.start()
     await harness.over_within(job)
     rows = await harness.attempts(job)

@@ -10,7 +10,7 @@ from miner.fleet.node_view import node_classes
 def node(name: str, ours: int = 0, others: int = 0, out: str | None = None) -> NodeStatus:
     return NodeStatus(
         name=name,
-        engine="slurm",
+        backend="slurm",
         kind="H100-SXM",
         state="idle",
         is_of_interest=True,

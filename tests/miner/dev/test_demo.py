@@ -11,13 +11,13 @@ import httpx
 import pytest
 
 from miner.backends.environment import SOURCE_ROOT
-from miner.backends.registry import NoEngine
+from miner.backends.registry import NoBackend
 from miner.backends.trial import BEING_TRIED, TRIAL_FAILED
 from miner.cli.render import dev
 from miner.dev import demo, stack
 from miner.dev.demo import DemoNarrator, DemoResult, run_demo
 from miner.dev.stack import StackError, throwaway_keys
-from miner.jobs.engine_ability import ENGINE_NOT_FOUND_YET
+from miner.jobs.backend_ability import BACKEND_NOT_FOUND_YET
 from miner.settings import Settings
 
 
@@ -34,7 +34,7 @@ def test_without_a_training_environment_the_demo_fails_and_names_the_way_out(
     python: Path | None, way_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(settings: Settings) -> None:
-        raise NoEngine(f"TRAINER_PYTHON={settings.trainer_python} does not work")
+        raise NoBackend(f"TRAINER_PYTHON={settings.trainer_python} does not work")
 
     monkeypatch.setattr(demo, "training_interpreter", broken)
     if python is not None:
@@ -50,14 +50,14 @@ async def test_the_demo_waits_for_the_trial_of_what_it_trains_with_and_says_what
 ) -> None:
     being = {"native": BEING_TRIED, "kohya": "not built"}
     pages = [
-        {"engine": None, "trouble": ENGINE_NOT_FOUND_YET.problem, "lacks": {}},
-        {"engine": "process", "trouble": None, "lacks": being},
-        {"engine": "process", "trouble": None, "lacks": {"kohya": "not built"}},
-        {"engine": "process", "trouble": None, "lacks": {"native": "no torch"}},
-        {"engine": None, "trouble": "no sandbox", "lacks": {}},
-        {"engine": "process", "trouble": None, "lacks": {"native": f"{TRIAL_FAILED} text image: slow"}},
+        {"backend": None, "trouble": BACKEND_NOT_FOUND_YET.problem, "lacks": {}},
+        {"backend": "process", "trouble": None, "lacks": being},
+        {"backend": "process", "trouble": None, "lacks": {"kohya": "not built"}},
+        {"backend": "process", "trouble": None, "lacks": {"native": "no torch"}},
+        {"backend": None, "trouble": "no sandbox", "lacks": {}},
+        {"backend": "process", "trouble": None, "lacks": {"native": f"{TRIAL_FAILED} text image: slow"}},
     ]
-    left = itertools.chain(pages, itertools.repeat({"engine": "process", "trouble": None, "lacks": being}))
+    left = itertools.chain(pages, itertools.repeat({"backend": "process", "trouble": None, "lacks": being}))
 
     def status(_request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json={"training": next(left)})
@@ -81,7 +81,7 @@ async def test_only_what_lacks_something_is_to_be_made_anew(
     monkeypatch.setattr(demo, "wait_for_trial", trial)
     ground = stack.DevStack(tmp_path, throwaway_keys(tmp_path), 1, 2)
     task = demo.demo_task("http://127.0.0.1:3/rows.json")
-    with pytest.raises(NoEngine, match="cannot train: no torch"):
+    with pytest.raises(NoBackend, match="cannot train: no torch"):
         await demo._play_validator(ground, task, lambda *_: None, tmp_path)
     assert (await demo._play_validator(ground, task, lambda *_: None, tmp_path)).trouble == "it was not known"
 

@@ -267,7 +267,7 @@ async def test_this_machine_and_a_cluster_are_one_fleet_of_nodes() -> None:
     await watched.scan()
     here, node = watched.fleet.inventory.nodes
     assert (here.name, here.installed.cpu_cores, here.installed.gpus.count) == ("", 7, 1)
-    assert (node.name, node.engine, node.state, node.installed.cpu_cores) == ("n1", "slurm", "idle", 96)
+    assert (node.name, node.backend, node.state, node.installed.cpu_cores) == ("n1", "slurm", "idle", 96)
     assert watched.fleet.inventory.installed == node.installed
     grant = await watched.fleet.acquire(KEY, [GpuOption(2)], until=9e9)
     assert grant.ids == ("0@n1", "1@n1")
@@ -289,7 +289,7 @@ async def test_a_cluster_that_does_not_answer_delays_nothing_here_and_takes_no_n
     cluster.answers.set()
     await watched.scan()
     state = watched.fleet.inventory
-    assert (state.problem, [nodes.engine for nodes in state.classes]) == (None, [""])
+    assert (state.problem, [nodes.backend for nodes in state.classes]) == (None, [""])
     assert {gpu.unusable_reason for gpu in state.gpus if gpu.node} == {"taken out: slurmctld does not answer"}
     assert watched.fleet.is_in_use("0@n1")
     cluster.away = False

@@ -27,7 +27,7 @@ def slot(index: int, *busy: tuple[float, float], out: str | None = None) -> Gpu:
 def test_a_nodes_gpus_are_ours_others_or_free() -> None:
     state = state_of(slot(0), slot(1, (0.0, FOREVER)), slot(2, (0.0, 50.0)), slot(3, (100.0, 200.0)))
     (entry,) = node_entries(state, {"0@n1"}, 10.0)
-    assert (entry.name, entry.engine, entry.kind) == ("n1", "slurm", "H100-SXM")
+    assert (entry.name, entry.backend, entry.kind) == ("n1", "slurm", "H100-SXM")
     assert (entry.state, entry.gpus) == ("mixed", 4)
     assert (entry.ours, entry.others, entry.free, entry.until) == (1, 2, 1, 50.0)
     assert entry.out is None

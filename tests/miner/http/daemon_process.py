@@ -81,9 +81,9 @@ class DaemonProcess:
         return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
     def logged(self, *levels: str) -> list[dict[str, Any]]:
-        """Without what depends on this host: whether there is an engine."""
+        """Without what depends on this host: whether there is a backend."""
         lines = map(json.loads, self.stack.log_file.read_text().splitlines())
-        return [line for line in lines if line["level"] in levels and "no_engine" not in line["msg"]]
+        return [line for line in lines if line["level"] in levels and "no_backend" not in line["msg"]]
 
 
 @contextmanager

@@ -38,7 +38,7 @@ async def obeys(trainer: Trainer) -> None:
 
 async def test_jobs_are_listed_with_what_goes_on(port: Port) -> None:
     harness = port.harness
-    harness.engine.scripts = [obeys]
+    harness.backend.scripts = [obeys]
     job = await harness.start()
     live = harness.jobs.live(job)
     assert live is not None
@@ -64,9 +64,9 @@ async def test_one_job_is_shown_whole_without_what_opens_something(port: Port) -
 
 
 async def test_a_job_is_cancelled_and_tried_again(port: Port) -> None:
-    port.harness.engine.scripts = [obeys]
+    port.harness.backend.scripts = [obeys]
     job = await port.harness.start()
-    await port.harness.until(lambda: bool(port.harness.engine.submitted))
+    await port.harness.until(lambda: bool(port.harness.backend.submitted))
     assert (await port.ask("POST", f"/jobs/{job}/cancel")).json()["state"] == "cancelled"
     await port.harness.over_within(job)
     again = await port.ask("POST", f"/jobs/{job}/cancel")
@@ -145,7 +145,7 @@ async def test_unknown_jobs_and_invalid_parameters_are_refused(
 
 
 async def test_a_log_is_read_piece_by_piece(port: Port) -> None:
-    port.harness.engine.scripts = [obeys]
+    port.harness.backend.scripts = [obeys]
     job = await port.harness.start()
     live = port.harness.jobs.live(job)
     assert live is not None
@@ -159,9 +159,9 @@ async def test_a_log_is_read_piece_by_piece(port: Port) -> None:
 
 
 async def test_events_begin_with_how_it_is_and_end_with_the_daemon(port: Port) -> None:
-    port.harness.engine.scripts = [obeys]
+    port.harness.backend.scripts = [obeys]
     job = await port.harness.start()
-    await port.harness.until(lambda: bool(port.harness.engine.submitted))
+    await port.harness.until(lambda: bool(port.harness.backend.submitted))
     stream = jobs._event_lines(port.harness.jobs, job)
     assert (await anext(stream)).startswith(": ")
     now = await anext(stream)
@@ -232,9 +232,9 @@ async def test_the_events_of_a_job_that_is_over_begin_with_its_end(port: Port) -
 
 
 async def test_a_reader_too_slow_for_the_last_event_still_gets_the_end(port: Port) -> None:
-    port.harness.engine.scripts = [obeys]
+    port.harness.backend.scripts = [obeys]
     job = await port.harness.start()
-    await port.harness.until(lambda: bool(port.harness.engine.submitted))
+    await port.harness.until(lambda: bool(port.harness.backend.submitted))
     stream = jobs._event_lines(port.harness.jobs, job)
     for _ in range(2):
         await anext(stream)

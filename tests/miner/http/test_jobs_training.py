@@ -75,7 +75,7 @@ async def test_curves_grow_with_the_training_and_are_the_same_when_it_is_over(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = port.harness
-    harness.engine.scripts = [trains]
+    harness.backend.scripts = [trains]
     job = await harness.start()
     live = harness.jobs.live(job)
     assert live is not None
@@ -105,7 +105,7 @@ async def test_curves_grow_with_the_training_and_are_the_same_when_it_is_over(
 
 
 async def test_the_plan_is_shown_with_its_memory_by_term_beside_what_was_measured(port: Port) -> None:
-    port.harness.engine.scripts = [trains]
+    port.harness.backend.scripts = [trains]
     job = await port.harness.start()
     live = port.harness.jobs.live(job)
     assert live is not None
@@ -132,7 +132,7 @@ async def test_artefacts_are_listed_without_inputs_and_nothing_leads_out_of_the_
         trainer.save(0.5)
         trainer.end()
 
-    port.harness.engine.scripts = [plants]
+    port.harness.backend.scripts = [plants]
     job = await port.harness.start()
     await port.harness.over_within(job)
     reply = (await port.ask("GET", f"/jobs/{job}/files")).json()

@@ -67,7 +67,7 @@ async def test_wrong_tokens_are_limited_by_address(tmp_path: Path, address: str,
             assert reply.status_code == right
 
 
-async def test_jobs_are_read_and_cancelled_without_an_engine(running: DaemonInProcess) -> None:
+async def test_jobs_are_read_and_cancelled_without_a_backend(running: DaemonInProcess) -> None:
     await running.start(task(seed=1))
     (job,) = (await running.operator.get("/jobs")).json()["jobs"]
     assert (job["task_id"], job["state"], job["live"]) == (task(seed=1).task_id, "queued", None)

@@ -1,4 +1,4 @@
-"""A pipeline with stand-ins around it: an engine whose runs are coroutines, inputs and a hub in memory.
+"""A pipeline with stand-ins around it: a backend whose runs are coroutines, inputs and a hub in memory.
 
 Store, fleet, planner, profiles and files are the real ones.
 """
@@ -36,14 +36,14 @@ from core.runs.run_files import HeldOutScore, RunEnd, RunResult, RunSpec
 from miner.backends.base import (
     EXIT_FILE,
     IMAGE_OF,
+    AttemptSpec,
+    BackendRun,
+    BackendUnreachable,
     EndCause,
-    EngineRun,
-    EngineSpec,
-    EngineUnreachable,
     RunPhase,
     RunStatus,
 )
-from miner.backends.trial import EngineTrials, MissingByEngine
+from miner.backends.trial import BackendTrials, MissingByEngine
 from miner.fleet.base import FleetNode, Gpu, InventoryState
 from miner.fleet.fleet import Fleet
 from miner.inputs.fetch import FetchedInputs, JobTask
@@ -65,7 +65,7 @@ CAP_S = 240.0
 VALIDATOR = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 FAST = JobTimings(
     poll_s=0.01,
-    engine_poll_s=0.02,
+    backend_poll_s=0.02,
     pause_s=0.01,
     pause_cap_s=0.05,
     margin_s=1.0,
@@ -210,13 +210,13 @@ def ending(end: RunEnd, detail: str = "", moment: str | None = None) -> Script:
 
 @dataclass
 class Run:
-    spec: EngineSpec
+    spec: AttemptSpec
     task: asyncio.Task[None]
     trainer: Trainer
     status: RunStatus = field(default_factory=lambda: RunStatus(RunPhase.RUNNING))
 
 
-class CoroutineEngine:
+class CoroutineBackend:
     """Runs that live in this process, and outlive the pipeline under test."""
 
     name = "coroutine"
@@ -226,7 +226,7 @@ class CoroutineEngine:
         self.scripts: list[Script] = []
         self.default: Script = good
         self.runs: dict[str, Run] = {}
-        self.submitted: list[EngineSpec] = []
+        self.submitted: list[AttemptSpec] = []
         self.removed: list[str] = []
         self.stops: list[tuple[str, bool]] = []
         self.dumped: list[str] = []
@@ -235,9 +235,9 @@ class CoroutineEngine:
 
     def _answers(self) -> None:
         if self.gone:
-            raise EngineUnreachable("the engine does not answer; start it")
+            raise BackendUnreachable("the backend does not answer; start it")
 
-    async def submit(self, spec: EngineSpec) -> str:
+    async def submit(self, spec: AttemptSpec) -> str:
         self._answers()
         if spec.key in self.runs:
             return spec.key
@@ -249,7 +249,7 @@ class CoroutineEngine:
         self.runs[spec.key] = Run(spec, task, trainer)
         return spec.key
 
-    async def _run(self, spec: EngineSpec, trainer: Trainer, script: Script) -> None:
+    async def _run(self, spec: AttemptSpec, trainer: Trainer, script: Script) -> None:
         code, why = 0, EndCause.OK
         try:
             await script(trainer)
@@ -303,9 +303,9 @@ class CoroutineEngine:
         self._answers()
         return image
 
-    async def list_runs(self) -> list[EngineRun]:
+    async def list_runs(self) -> list[BackendRun]:
         self._answers()
-        return [EngineRun(key, key, run.spec.run_dir) for key, run in self.runs.items()]
+        return [BackendRun(key, key, run.spec.run_dir) for key, run in self.runs.items()]
 
     async def close(self) -> None:
         for run in list(self.runs.values()):
@@ -314,17 +314,17 @@ class CoroutineEngine:
 
 
 class EndedBy(Exception):
-    """Raised by a script: the run ends in the engine's way, without a word of the trainer's."""
+    """Raised by a script: the run ends in the backend's way, without a word of the trainer's."""
 
     def __init__(self, why: EndCause, code: int) -> None:
         self.why, self.code = why, code
 
 
-class TrustedEngine(EngineTrials):
+class TrustedBackend(BackendTrials):
     """Nothing is tried: an image that is there can train."""
 
     async def missing(self) -> MissingByEngine:
-        absent = await self._engine.missing_images()
+        absent = await self._backend.missing_images()
         return {name: absent[image] for name, image in IMAGE_OF.items() if image in absent}
 
 
@@ -405,7 +405,7 @@ class MemoryHub:
 class JobsHarness:
     folder: Path
     store: Store
-    engine: CoroutineEngine
+    backend: CoroutineBackend
     inputs: MemoryInputs
     hub: MemoryHub
     fleet: Fleet
@@ -426,10 +426,10 @@ class JobsHarness:
         return started.job_id
 
     async def launched(self, **changes: Any) -> int:
-        """Start a job and wait until the engine has its run."""
-        before = len(self.engine.submitted)
+        """Start a job and wait until the backend has its run."""
+        before = len(self.backend.submitted)
         job = await self.start(**changes)
-        await self.until(lambda: len(self.engine.submitted) > before)
+        await self.until(lambda: len(self.backend.submitted) > before)
         return job
 
     async def over_within(self, job_id: int, seconds: float = CAP_S) -> JobRow:
@@ -479,7 +479,7 @@ class JobsHarness:
         return await self.store.read(attempts_of, job_id)
 
     async def restart(self) -> None:
-        """The daemon dies and comes back; what runs in the engine goes on."""
+        """The daemon dies and comes back; what runs in the backend goes on."""
         await self.jobs.stop()
         await self.store.writer.submit(lambda _: None)  # what a process wrote is written before the next one
         self.fleet = fleet_of()
@@ -510,7 +510,7 @@ async def open_harness(
 ) -> AsyncIterator[JobsHarness]:
     store = Store(database.prepare_store(folder))
     store.writer.start(asyncio.get_running_loop())
-    engine, inputs, hub, fleet = CoroutineEngine(), MemoryInputs(folder), MemoryHub(), fleet_of(gpus)
+    backend, inputs, hub, fleet = CoroutineBackend(), MemoryInputs(folder), MemoryHub(), fleet_of(gpus)
     alerts: list[tuple[str, str]] = []
     over: list[Any] = []
     loaded = on_all_gpus() if profile == "all" else load_profile(profile)
@@ -518,8 +518,8 @@ async def open_harness(
         data_dir=folder,
         store=store,
         cleaner=FinishedJobCleaner(folder, store, keep_s=3600, clock=time.time),
-        trials={"": EngineTrials(engine, folder) if with_trials else TrustedEngine(engine, folder)},
-        engines={"": engine},
+        trials={"": BackendTrials(backend, folder) if with_trials else TrustedBackend(backend, folder)},
+        backends={"": backend},
         fleet=fleet,
         inputs=inputs,
         publisher=hub,
@@ -531,10 +531,10 @@ async def open_harness(
     jobs = JobManager(services)
     jobs.on_over = over.append
     await jobs.start()
-    harness = JobsHarness(folder, store, engine, inputs, hub, fleet, services, jobs, alerts, over)
+    harness = JobsHarness(folder, store, backend, inputs, hub, fleet, services, jobs, alerts, over)
     try:
         yield harness
     finally:
         await harness.jobs.stop()
-        await engine.close()
+        await backend.close()
         await store.writer.close()

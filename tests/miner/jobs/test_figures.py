@@ -63,7 +63,7 @@ def test_speed_memory_and_scores_of_a_run_are_set_beside_what_its_plan_expected(
     assert (live.base_score, live.memory_estimate_bytes) == (2.0, 16_060_522_496)
 
 
-def test_what_an_engine_does_not_report_stays_unknown_and_its_own_gpus_say_how_much_memory() -> None:
+def test_what_a_backend_does_not_report_stays_unknown_and_its_own_gpus_say_how_much_memory() -> None:
     run = added(step(0), step(50))
     assert run.snapshot().figures.model_dump(exclude_none=True) == {
         "steps": 50,
@@ -206,7 +206,7 @@ async def test_an_attempt_that_nobody_watched_to_its_end_is_read_from_its_progre
         trainer.step(7)
         await trainer.wait_for_stop()
 
-    harness.engine.scripts = [trains]
+    harness.backend.scripts = [trains]
     job = await harness.start()
     live = harness.jobs.live(job)
     assert live is not None

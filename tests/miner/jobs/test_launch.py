@@ -22,7 +22,7 @@ from miner.backends.base import IMAGE_OF
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs import launch
 from miner.jobs.folder import job_folder
-from miner.jobs.launch import AttemptReplay, Grant, JobAttempt, engine_spec, run_spec, write_attempt
+from miner.jobs.launch import AttemptReplay, Grant, JobAttempt, attempt_spec, run_spec, write_attempt
 from miner.settings import Settings
 from miner.store.attempts import AttemptRow
 from tests.miner.jobs.harness import MODEL
@@ -79,7 +79,7 @@ def test_every_kind_of_task_is_written_down_and_can_be_launched_from_that(
     assert loaded.plan == plan
     names = {file.name for file in loaded.folder.config.iterdir()}
     assert names, "what the engine reads is there to be looked at"
-    spec = engine_spec(row(b"{}"), loaded, 1000.0)
+    spec = attempt_spec(row(b"{}"), loaded, 1000.0)
     assert spec.hostile is kind.generates
     assert spec.image == ("text" if image is None else IMAGE_OF[plan.engine])
     assert spec.argv[-2:] == ("--run", str(loaded.folder.run))
@@ -93,7 +93,7 @@ def test_every_kind_of_task_is_written_down_and_can_be_launched_from_that(
 
 def test_a_run_on_the_cpu_asks_for_no_gpu(tmp_path: Path) -> None:
     plan, task = planned(TaskType.INSTRUCT, None, "cpu")
-    spec = engine_spec(row(b"{}"), attempt(tmp_path, plan, task, ("cpu",)), 1000.0)
+    spec = attempt_spec(row(b"{}"), attempt(tmp_path, plan, task, ("cpu",)), 1000.0)
     assert spec.gpus == spec.nodes == ()
     assert spec.env["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -101,7 +101,7 @@ def test_a_run_on_the_cpu_asks_for_no_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gpus", [("0@n1", "1@n1"), ("cpu@n1",)])
 def test_a_run_in_a_cluster_names_its_node(tmp_path: Path, gpus: tuple[str, ...]) -> None:
     plan, task = planned(TaskType.INSTRUCT, None, "cpu" if len(gpus) == 1 else "2xH100")
-    spec = engine_spec(row(b"{}"), attempt(tmp_path, plan, task, gpus), 1000.0)
+    spec = attempt_spec(row(b"{}"), attempt(tmp_path, plan, task, gpus), 1000.0)
     assert spec.nodes == ("n1",)
     assert spec.gpus == (() if len(gpus) == 1 else gpus)
 
@@ -115,7 +115,7 @@ def test_what_a_training_does_to_its_folder_changes_nothing_that_is_launched_nex
     loaded.folder.run.write_text("{}")
     again = JobAttempt.load(loaded.row)
     assert (again.run, again.plan) == (loaded.run, loaded.plan)
-    assert "LD_PRELOAD" not in engine_spec(row(b"{}"), loaded, 0.0).env
+    assert "LD_PRELOAD" not in attempt_spec(row(b"{}"), loaded, 0.0).env
 
 
 def test_a_native_run_has_no_engines_configuration(tmp_path: Path) -> None:

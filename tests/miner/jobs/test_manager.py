@@ -32,7 +32,7 @@ async def published_as(harness: JobsHarness, job: int, repo: str) -> None:
 
 
 async def test_a_cancelled_training_is_ended_and_gives_its_gpus_back(harness: JobsHarness) -> None:
-    harness.engine.default = obeys
+    harness.backend.default = obeys
     job = await harness.start()
     await harness.until(lambda: bool(harness.hub.commits))
     assert (await harness.jobs.cancel(job)).state is JobState.CANCELLED
@@ -40,7 +40,7 @@ async def test_a_cancelled_training_is_ended_and_gives_its_gpus_back(harness: Jo
     assert (row.state, row.end_reason) == (JobState.CANCELLED, EndReason.CANCELLED)
     assert row.submission is not None, "what is published stays"
     assert await harness.ends(job) == [EndReason.CANCELLED]
-    assert not harness.engine.runs
+    assert not harness.backend.runs
     assert not harness.fleet.ledger.reservations
 
 
@@ -57,7 +57,7 @@ async def test_what_is_over_cannot_be_cancelled(harness: JobsHarness) -> None:
 
 @pytest.mark.parametrize("who", ["operator", "validator"])
 async def test_a_failed_job_gets_another_try(harness: JobsHarness, who: str) -> None:
-    harness.engine.scripts = [ending(RunEnd.BAD_DATA)]
+    harness.backend.scripts = [ending(RunEnd.BAD_DATA)]
     job = await harness.start()
     await harness.failed(job, EndReason.BAD_DATA)
     if who == "operator":
@@ -70,13 +70,13 @@ async def test_a_failed_job_gets_another_try(harness: JobsHarness, who: str) -> 
 
 
 async def test_a_second_start_changes_the_name_of_what_is_being_trained(harness: JobsHarness) -> None:
-    harness.engine.default = obeys
+    harness.backend.default = obeys
     job = await harness.start()
     await harness.until(lambda: bool(harness.hub.commits))
     assert await harness.start(name="repo-2", seconds=12.0) == job
     await published_as(harness, job, "me/repo-2")
     assert harness.hub.moves == [("me/repo-1", "me/repo-2")]
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
 
 
 @pytest.mark.parametrize("found", [True, False], ids=["as stored", "not where the store has it"])
@@ -88,17 +88,17 @@ async def test_a_second_start_moves_what_is_published_already(harness: JobsHarne
     await harness.start(name="repo-2")
     await published_as(harness, job, "me/repo-2")
     assert set(harness.hub.repos) == ({"me/repo-2"} if found else {"me/repo-2", "me/elsewhere"})
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
 
 
 async def test_a_repeated_start_with_the_same_name_changes_nothing(harness: JobsHarness) -> None:
-    gate = harness.engine.default = Gate()
+    gate = harness.backend.default = Gate()
     job = await harness.launched()
     for _ in range(5):
         assert await harness.start() == job
     gate.opened.set()
     assert (await harness.done(job)).starts == 6
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
     assert len(harness.hub.commits) == 1
 
 
@@ -129,17 +129,17 @@ async def test_starts_that_come_at_the_same_instant_have_one_worker(
             await super().run()
 
     monkeypatch.setattr(manager, "JobWorker", Counted)
-    gate = harness.engine.default = Gate()
+    gate = harness.backend.default = Gate()
     jobs = await asyncio.gather(*(harness.start() for _ in range(8)))
     gate.opened.set()
     row = await harness.done(jobs[0])
     assert row.starts == 8
     assert begun == [row.id]
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
 
 
 async def test_a_start_while_the_worker_is_being_replaced_makes_no_second_one(harness: JobsHarness) -> None:
-    harness.engine.default = deaf
+    harness.backend.default = deaf
     job = await harness.launched()
     await asyncio.gather(harness.jobs.cancel(job), *(harness.jobs.started(job) for _ in range(5)))
     assert harness.jobs.running_workers == 1
@@ -198,16 +198,16 @@ async def test_a_run_that_could_not_be_ended_in_time_keeps_its_gpus_while_its_mo
         trainer.save(0.5)
         await asyncio.sleep(60)
 
-    harness.engine.default = saves_and_is_deaf
+    harness.backend.default = saves_and_is_deaf
     job = await harness.start()
     await harness.until(lambda: bool(harness.hub.commits))
-    harness.engine.gone = True
+    harness.backend.gone = True
     await harness.start(seconds=3)
     await harness.in_state(job, JobState.DONE)
     assert [hold.kind for hold in harness.fleet.ledger.reservations] == [ReservationKind.JOB]
-    harness.engine.gone = False
+    harness.backend.gone = False
     await harness.over_within(job)
-    assert not harness.engine.runs
+    assert not harness.backend.runs
     await harness.until(lambda: not harness.fleet.ledger.reservations)
 
 

@@ -63,12 +63,12 @@ async def launched(harness: JobsHarness, monkeypatch: pytest.MonkeyPatch, hours:
         return replace(await fetch(task, on_progress), data=ROWS.model_copy(update={"rows": rows}))
 
     monkeypatch.setattr(harness.inputs, "fetch", fetched)
-    harness.engine.default = waits
+    harness.backend.default = waits
     if JOB in {hold.key for hold in harness.fleet.ledger.reservations}:
         harness.fleet.start(JOB, until=time.time() + hours * HOUR)
     await harness.start(seconds=hours * HOUR)
-    await harness.until(lambda: bool(harness.engine.runs))
-    (run,) = harness.engine.runs.values()
+    await harness.until(lambda: bool(harness.backend.runs))
+    (run,) = harness.backend.runs.values()
     return (run.trainer.run.end_by - time.time()) / HOUR
 
 
@@ -109,10 +109,10 @@ async def test_after_memory_ran_out_a_job_that_others_wait_for_keeps_its_time(
     """The ladder's next step is planned for the deadline, as the steps before it were."""
     reserve(harness, JOB, 0, 0.02)
     reserve(harness, OTHER, 0.02, 1)
-    harness.engine.scripts = [ending(RunEnd.OOM, moment="train")]
+    harness.backend.scripts = [ending(RunEnd.OOM, moment="train")]
     await launched(harness, monkeypatch, 4, 20_000_000)
-    await harness.until(lambda: len(harness.engine.submitted) == 2)
-    plan = read_plan(AttemptFolder(harness.engine.submitted[1].run_dir))
+    await harness.until(lambda: len(harness.backend.submitted) == 2)
+    plan = read_plan(AttemptFolder(harness.backend.submitted[1].run_dir))
     assert plan is not None
     assert plan.oom_steps
     (row,) = [row for row in await harness.attempts(1) if row.number == 2]
@@ -126,7 +126,7 @@ async def test_a_training_that_proves_slower_keeps_its_gpus_for_longer(
     reserve(harness, JOB, 0, 1)
     await launched(harness, monkeypatch, 4, 10_000)
     end = window(harness, JOB)[1]
-    (run,) = harness.engine.runs.values()
+    (run,) = harness.backend.runs.values()
     begun = time.time()
     for number in range(60):
         step = StepEvent(t=begun + 60 * number, step=number + 1, total=600, loss=1.0, tokens_s=100.0)
@@ -217,7 +217,7 @@ def test_a_download_that_stalled_and_goes_on_is_not_given_up_and_one_that_trickl
 
 
 async def test_a_job_that_waits_for_a_gpu_names_the_job_that_has_it(harness: JobsHarness) -> None:
-    harness.engine.scripts.append(waits)
+    harness.backend.scripts.append(waits)
     first = await harness.launched(task_id="t1")
     second = await harness.start(task_id="t2")
 
@@ -253,9 +253,9 @@ async def test_a_job_whose_time_is_over_while_it_waits_says_which_offer_had_the_
 async def test_the_next_attempt_has_the_smaller_passes_that_a_rule_wanted_of_the_last_one(
     harness: JobsHarness,
 ) -> None:
-    harness.engine.default = waits
+    harness.backend.default = waits
     job = await harness.start()
-    await harness.until(lambda: bool(harness.engine.runs))
+    await harness.until(lambda: bool(harness.backend.runs))
     first = read_plan(AttemptFolder((await harness.attempts(job))[0].folder))
     assert first is not None
     assert first.batch.micro > 1
@@ -304,13 +304,13 @@ NEAR = {"0": "4-5,12-13", "1": "6-7,14-15", "2": "0-1,8-9", "3": "2-3,10-11"}
 
 async def test_jobs_that_run_together_have_the_cores_of_their_gpus(one_gpu_each: JobsHarness) -> None:
     harness = one_gpu_each
-    harness.engine.default = waits
+    harness.backend.default = waits
     for number in range(4):
         await harness.start(task_id=f"t{number}", name=f"repo-{number}")
-    await harness.until(lambda: len(harness.engine.submitted) == 4)
-    cores = {gpu: spec.cpus for spec in harness.engine.submitted for gpu in spec.gpus}
+    await harness.until(lambda: len(harness.backend.submitted) == 4)
+    cores = {gpu: spec.cpus for spec in harness.backend.submitted for gpu in spec.gpus}
     assert cores == NEAR
-    assert {spec.env["OMP_NUM_THREADS"] for spec in harness.engine.submitted} == {"4"}
+    assert {spec.env["OMP_NUM_THREADS"] for spec in harness.backend.submitted} == {"4"}
 
 
 async def test_after_memory_ran_out_a_job_has_the_cores_of_its_new_gpu(
@@ -320,7 +320,7 @@ async def test_after_memory_ran_out_a_job_has_the_cores_of_its_new_gpu(
     gpus = harness.fleet.inventory.gpus
 
     async def oom_on_a_gpu_that_fails(trainer: Trainer) -> None:
-        (used,) = harness.engine.submitted[0].gpus
+        (used,) = harness.backend.submitted[0].gpus
         left = tuple(
             replace(gpu, unusable_reason="it fell off the bus") if gpu.id == used else gpu for gpu in gpus
         )
@@ -330,10 +330,10 @@ async def test_after_memory_ran_out_a_job_has_the_cores_of_its_new_gpu(
             context.grant = None
         trainer.end(RunEnd.OOM, "CUDA out of memory", "train")
 
-    harness.engine.scripts = [oom_on_a_gpu_that_fails]
+    harness.backend.scripts = [oom_on_a_gpu_that_fails]
     job = await harness.start()
     await harness.done(job)
-    first, second = harness.engine.submitted
+    first, second = harness.backend.submitted
     assert first.gpus != second.gpus
     assert [spec.cpus for spec in (first, second)] == [NEAR[spec.gpus[0]] for spec in (first, second)]
     plan = read_plan(AttemptFolder(second.run_dir))

@@ -56,7 +56,7 @@ async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
             return replace(await fetch(task, on_progress), model=facts_from_name(LLAMA), data=data)
 
         monkeypatch.setattr(harness.inputs, "fetch", fetched)
-        harness.engine.default = waits
+        harness.backend.default = waits
         yield harness
 
 
@@ -72,7 +72,7 @@ def accept(harness: JobsHarness, key: TaskKey) -> Decision:
 
 
 async def gpus_of(harness: JobsHarness, job_id: int) -> tuple[str, ...]:
-    await harness.until(lambda: bool(harness.engine.runs))
+    await harness.until(lambda: bool(harness.backend.runs))
     return (await harness.attempts(job_id))[-1].gpus
 
 

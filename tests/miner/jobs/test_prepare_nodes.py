@@ -1,4 +1,4 @@
-"""Jobs on a fleet of this machine and a cluster's nodes, each with its own engine."""
+"""Jobs on a fleet of this machine and a cluster's nodes, each with its own backend."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from miner.backends.base import EndCause
 from miner.fleet.base import FleetNode, Gpu, InventoryState
 from tests.miner.jobs.harness import (
     VALIDATOR,
-    CoroutineEngine,
+    CoroutineBackend,
     EndedBy,
     JobsHarness,
     Trainer,
-    TrustedEngine,
+    TrustedBackend,
     obeys,
 )
 
 
-class ClusterEngine(CoroutineEngine):
+class ClusterBackend(CoroutineBackend):
     name = "cluster"
 
 
-def with_nodes(harness: JobsHarness, **nodes: str) -> ClusterEngine:
-    """Give the harness these nodes with a second engine; the machine itself is the node `here`."""
+def with_nodes(harness: JobsHarness, **nodes: str) -> ClusterBackend:
+    """Give the harness these nodes with a second backend; the machine itself is the node `here`."""
     gpus, found = list[Gpu](), list[FleetNode]()
     for key, text in nodes.items():
         name = "" if key == "here" else key
@@ -40,13 +40,13 @@ def with_nodes(harness: JobsHarness, **nodes: str) -> ClusterEngine:
             for index, gpu in enumerate(ids)
         ]
         found.append(FleetNode(name, "cluster" if name else "", one, one))
-    engine = ClusterEngine()
-    assert isinstance(harness.services.engines, dict)
+    backend = ClusterBackend()
+    assert isinstance(harness.services.backends, dict)
     assert isinstance(harness.services.trials, dict)
-    harness.services.engines["cluster"] = engine
-    harness.services.trials["cluster"] = TrustedEngine(engine, harness.folder)
+    harness.services.backends["cluster"] = backend
+    harness.services.trials["cluster"] = TrustedBackend(backend, harness.folder)
     harness.fleet.update(InventoryState(tuple(gpus), tuple(found)))
-    return engine
+    return backend
 
 
 def trouble(harness: JobsHarness, job: int) -> str:
@@ -58,20 +58,20 @@ def plan_of(harness: JobsHarness, job: int) -> TrainingPlan:
     return TrainingPlan.from_json((harness.folder / f"jobs/{job}/attempt_1/plan.json").read_text())
 
 
-async def test_each_job_runs_on_the_engine_of_its_node_with_a_plan_for_that_node(
+async def test_each_job_runs_on_the_backend_of_its_node_with_a_plan_for_that_node(
     harness: JobsHarness,
 ) -> None:
     cluster = with_nodes(harness, here="2xH100", n1="4xH100")
-    cluster.default = harness.engine.default = obeys
+    cluster.default = harness.backend.default = obeys
     first = await harness.start(task_id="t1")
     await harness.until(lambda: len(cluster.submitted) == 1)
     second = await harness.start(task_id="t2", name="repo-2")
-    await harness.until(lambda: len(harness.engine.submitted) == 1)
-    on_cluster, here = cluster.submitted[0], harness.engine.submitted[0]
+    await harness.until(lambda: len(harness.backend.submitted) == 1)
+    on_cluster, here = cluster.submitted[0], harness.backend.submitted[0]
     assert (on_cluster.nodes, len(on_cluster.gpus), plan_of(harness, first).gpus.count) == (("n1",), 4, 4)
     assert (here.nodes, here.gpus, plan_of(harness, second).gpus.count) == ((), ("0", "1"), 2)
-    engines = [(await harness.attempts(job))[0].engine for job in (first, second)]
-    assert engines == ["cluster", "coroutine"]
+    backends = [(await harness.attempts(job))[0].backend for job in (first, second)]
+    assert backends == ["cluster", "coroutine"]
     for job in (first, second):
         await harness.jobs.cancel(job)
         await harness.over_within(job)

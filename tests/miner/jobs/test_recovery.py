@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from core.domain.job_states import EndReason, JobState
-from miner.backends.base import EngineSpec
-from miner.jobs.build import UnavailableEngine
+from miner.backends.base import AttemptSpec
+from miner.jobs.build import UnavailableBackend
 from miner.jobs.folder import JobFolder
 from miner.jobs.recovery import sweep_orphans
 from miner.store import database
@@ -24,8 +24,8 @@ COPIED = (
 )
 
 
-async def known_to_the_engine(harness: JobsHarness) -> int:
-    """Start a job; return once the store knows that the engine has its run."""
+async def known_to_the_backend(harness: JobsHarness) -> int:
+    """Start a job; return once the store knows that the backend has its run."""
     job = await harness.start()
     async with asyncio.timeout(CAP_S):
         while not (attempts := await harness.attempts(job)) or attempts[0].ref is None:
@@ -34,14 +34,14 @@ async def known_to_the_engine(harness: JobsHarness) -> int:
 
 
 async def test_what_runs_is_adopted_with_its_gpus(harness: JobsHarness) -> None:
-    gate = harness.engine.default = Gate()
-    job = await known_to_the_engine(harness)
+    gate = harness.backend.default = Gate()
+    job = await known_to_the_backend(harness)
     await harness.restart()
     assert harness.inputs.kept == {job}
-    assert [hold.gpus for hold in harness.fleet.ledger.reservations] == [harness.engine.submitted[0].gpus]
+    assert [hold.gpus for hold in harness.fleet.ledger.reservations] == [harness.backend.submitted[0].gpus]
     gate.opened.set()
     await harness.done(job)
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
 
 
 async def test_a_daemon_that_dies_at_each_turn_launches_once_and_publishes_the_best(
@@ -59,7 +59,7 @@ async def test_a_daemon_that_dies_at_each_turn_launches_once_and_publishes_the_b
             trainer.save(score, step)
         trainer.end()
 
-    harness.engine.default = by_turns
+    harness.backend.default = by_turns
     job = await harness.start()
     for _ in range(3):
         await turn.wait()
@@ -67,7 +67,7 @@ async def test_a_daemon_that_dies_at_each_turn_launches_once_and_publishes_the_b
         await harness.restart()
         go_on.set()
     await harness.done(job)
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
     assert harness.model == b"t1 0.05 10"
     assert len(harness.hub.commits) <= 3, "each model once at most"
 
@@ -75,19 +75,19 @@ async def test_a_daemon_that_dies_at_each_turn_launches_once_and_publishes_the_b
 async def test_what_ended_while_the_daemon_was_away_is_published(harness: JobsHarness) -> None:
     job = await harness.launched()
     await harness.jobs.stop()
-    await harness.until(lambda: all(run.task.done() for run in harness.engine.runs.values()))
+    await harness.until(lambda: all(run.task.done() for run in harness.backend.runs.values()))
     await harness.restart()
     await harness.done(job)
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
 
 
 async def test_what_vanished_is_launched_anew(harness: JobsHarness) -> None:
-    harness.engine.scripts = [waits]
-    job = await known_to_the_engine(harness)
+    harness.backend.scripts = [waits]
+    job = await known_to_the_backend(harness)
     await harness.jobs.stop()
-    for run in harness.engine.runs.values():
+    for run in harness.backend.runs.values():
         run.task.cancel()
-    harness.engine.runs.clear()
+    harness.backend.runs.clear()
     for leftover in harness.folder.glob("jobs/*/attempt_1/exit.json"):
         leftover.unlink()
     await harness.restart()
@@ -95,114 +95,114 @@ async def test_what_vanished_is_launched_anew(harness: JobsHarness) -> None:
     assert await harness.ends(job) == [EndReason.LOST, EndReason.TRAINED]
 
 
-async def test_an_attempt_in_the_store_that_the_engine_does_not_know_is_launched_from_its_files(
+async def test_an_attempt_in_the_store_that_the_backend_does_not_know_is_launched_from_its_files(
     harness: JobsHarness,
 ) -> None:
-    harness.engine.gone = True
+    harness.backend.gone = True
     job = await harness.start()
     await harness.in_state(job, JobState.TRAINING)
     await harness.jobs.stop()
-    harness.engine.gone = False
+    harness.backend.gone = False
     await harness.restart()
     await harness.done(job)
     assert await harness.ends(job) == [EndReason.TRAINED]
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
 
 
 async def test_a_submit_whose_answer_was_lost_is_not_submitted_twice(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit = harness.engine.submit
+    submit = harness.backend.submit
 
-    async def never_answers(spec: EngineSpec) -> str:
+    async def never_answers(spec: AttemptSpec) -> str:
         await submit(spec)
         await asyncio.sleep(60)
         return ""
 
-    monkeypatch.setattr(harness.engine, "submit", never_answers)
+    monkeypatch.setattr(harness.backend, "submit", never_answers)
     job = await harness.launched()
     await harness.jobs.stop()
-    monkeypatch.setattr(harness.engine, "submit", submit)
+    monkeypatch.setattr(harness.backend, "submit", submit)
     await harness.restart()
     await harness.done(job)
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
 
 
 async def test_runs_of_nobody_are_ended_and_removed_and_others_left_alone(
     harness: JobsHarness, tmp_path: Path
 ) -> None:
-    harness.engine.default = deaf
+    harness.backend.default = deaf
     await harness.launched()
-    mine = harness.engine.submitted[0]
-    stranger = EngineSpec(key="99-1-abcdef01", argv=("python",), run_dir=tmp_path / "stranger")
+    mine = harness.backend.submitted[0]
+    stranger = AttemptSpec(key="99-1-abcdef01", argv=("python",), run_dir=tmp_path / "stranger")
     stranger.run_dir.mkdir()
     (stranger.run_dir / "run.json").write_bytes((mine.run_dir / "run.json").read_bytes())
-    await harness.engine.submit(stranger)
+    await harness.backend.submit(stranger)
     await harness.restart()
-    await harness.until(lambda: stranger.key in harness.engine.removed)
-    assert mine.key in harness.engine.runs
-    assert (stranger.key, True) in harness.engine.stops
+    await harness.until(lambda: stranger.key in harness.backend.removed)
+    assert mine.key in harness.backend.runs
+    assert (stranger.key, True) in harness.backend.stops
 
 
-async def test_an_engine_that_is_away_keeps_no_run_of_nobody_alive_on_another(
+async def test_a_backend_that_is_away_keeps_no_run_of_nobody_alive_on_another(
     harness: JobsHarness, tmp_path: Path
 ) -> None:
-    harness.engine.default = deaf
-    stranger = EngineSpec(key="99-1-abcdef01", argv=("python",), run_dir=tmp_path / "stranger")
+    harness.backend.default = deaf
+    stranger = AttemptSpec(key="99-1-abcdef01", argv=("python",), run_dir=tmp_path / "stranger")
     stranger.run_dir.mkdir()
     mine = await harness.launched()
     (stranger.run_dir / "run.json").write_bytes(
-        (harness.engine.submitted[0].run_dir / "run.json").read_bytes()
+        (harness.backend.submitted[0].run_dir / "run.json").read_bytes()
     )
-    await harness.engine.submit(stranger)
-    away = UnavailableEngine("docker", "it does not answer")
-    services = replace(harness.jobs.services, engines={"docker": away, **harness.jobs.services.engines})
+    await harness.backend.submit(stranger)
+    away = UnavailableBackend("docker", "it does not answer")
+    services = replace(harness.jobs.services, backends={"docker": away, **harness.jobs.services.backends})
     sweep = asyncio.create_task(sweep_orphans(services))
-    await harness.until(lambda: stranger.key in harness.engine.removed)
+    await harness.until(lambda: stranger.key in harness.backend.removed)
     assert not sweep.done()
     sweep.cancel()
     await harness.jobs.cancel(mine)
 
 
 async def test_a_running_trial_is_no_run_of_nobody(harness: JobsHarness, tmp_path: Path) -> None:
-    harness.engine.default = deaf
+    harness.backend.default = deaf
     await harness.launched()
-    services, mine = harness.jobs.services, harness.engine.submitted[0]
+    services, mine = harness.jobs.services, harness.backend.submitted[0]
     for key in ("trial-1", "trial-2"):
-        spec = EngineSpec(key=key, argv=("python",), run_dir=tmp_path / key)
+        spec = AttemptSpec(key=key, argv=("python",), run_dir=tmp_path / key)
         spec.run_dir.mkdir()
         (spec.run_dir / "run.json").write_bytes((mine.run_dir / "run.json").read_bytes())
-        await harness.engine.submit(spec)
+        await harness.backend.submit(spec)
     services.trials[""].running_key = "trial-2"
     await sweep_orphans(services)
-    assert "trial-1" in harness.engine.removed
-    assert "trial-2" in harness.engine.runs
+    assert "trial-1" in harness.backend.removed
+    assert "trial-2" in harness.backend.runs
 
 
-async def test_an_engine_that_is_gone_at_the_start_holds_nobody_up(harness: JobsHarness) -> None:
-    gate = harness.engine.default = Gate()
+async def test_a_backend_that_is_gone_at_the_start_holds_nobody_up(harness: JobsHarness) -> None:
+    gate = harness.backend.default = Gate()
     job = await harness.launched()
-    harness.engine.gone = True
+    harness.backend.gone = True
     await harness.restart()
     gate.opened.set()
-    await harness.until(lambda: all(run.task.done() for run in harness.engine.runs.values()))
-    harness.engine.gone = False
+    await harness.until(lambda: all(run.task.done() for run in harness.backend.runs.values()))
+    harness.backend.gone = False
     await harness.done(job)
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
 
 
 async def test_a_job_that_was_cancelled_while_its_run_could_not_be_ended_is_ended_later(
     harness: JobsHarness,
 ) -> None:
-    harness.engine.default = waits
-    job = await known_to_the_engine(harness)
-    harness.engine.gone = True
+    harness.backend.default = waits
+    job = await known_to_the_backend(harness)
+    harness.backend.gone = True
     await harness.jobs.cancel(job)
     await harness.restart()
-    assert harness.engine.runs
-    harness.engine.gone = False
+    assert harness.backend.runs
+    harness.backend.gone = False
     assert (await harness.over_within(job)).state is JobState.CANCELLED
-    assert not harness.engine.runs
+    assert not harness.backend.runs
 
 
 async def test_a_name_that_changed_while_the_daemon_was_away_is_made_good(harness: JobsHarness) -> None:
@@ -215,7 +215,7 @@ async def test_a_name_that_changed_while_the_daemon_was_away_is_made_good(harnes
         while (await harness.row(job)).misnamed:
             await asyncio.sleep(0.01)
     assert set(harness.hub.repos) == {"me/repo-2"}
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
 
 
 async def test_a_thousand_jobs_in_the_store_and_four_running_are_taken_up_at_once(
@@ -228,7 +228,7 @@ async def test_a_thousand_jobs_in_the_store_and_four_running_are_taken_up_at_onc
             f"INSERT INTO jobs (task_id, {COPIED}) SELECT ?, {COPIED} FROM jobs WHERE id = ?",
             [(f"old{number}", first) for number in range(1000)],
         )
-    gate = harness.engine.default = Gate()
+    gate = harness.backend.default = Gate()
     jobs = [await harness.start(task_id=f"live{number}", name=f"live{number}") for number in range(4)]
     await gate.reached.wait()
     await harness.restart()
@@ -236,7 +236,7 @@ async def test_a_thousand_jobs_in_the_store_and_four_running_are_taken_up_at_onc
     gate.opened.set()
     for job in jobs:
         await harness.done(job)
-    assert len(harness.engine.submitted) == 1 + 4
+    assert len(harness.backend.submitted) == 1 + 4
 
 
 # What finished jobs have left
@@ -321,8 +321,8 @@ async def test_a_model_is_published_though_its_plan_is_of_an_older_version(harne
 async def test_a_run_whose_plan_is_of_an_older_version_is_ended_and_another_follows(
     harness: JobsHarness,
 ) -> None:
-    harness.engine.scripts = [waits]
-    job = await known_to_the_engine(harness)
+    harness.backend.scripts = [waits]
+    job = await known_to_the_backend(harness)
     await harness.jobs.stop()
     age_plans(harness)
     await harness.restart()

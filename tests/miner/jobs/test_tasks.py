@@ -112,7 +112,7 @@ def test_relative_paths_are_meant_from_the_tasks_file_on(tmp_path: Path) -> None
     # A daemon that is handed the task looks for the same files, wherever it runs.
     again = read_task_file(task.model_dump_json(), "the task", Path("/"))
     assert (again.data, again.model_folder) == (task.data, task.model_folder)
-    # Engines refuse paths that go up.
+    # Backends refuse paths that go up.
     beside = text_task(dataset="../rows.json", model_folder=".")
     above = read_task_file(beside, "task.json", tmp_path / "models")
     assert (above.data, above.model_folder) == (tmp_path / "rows.json", tmp_path / "models")

@@ -13,7 +13,7 @@ import pytest
 from core.domain.job_states import EndReason, JobState, StepFailed
 from core.runs.progress import EvalEvent, NoteEvent, StepEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd
-from miner.backends.base import EngineDiskFull, EngineSpec, EngineUnreachable, RunPhase, RunStatus
+from miner.backends.base import AttemptSpec, BackendDiskFull, BackendUnreachable, RunPhase, RunStatus
 from miner.store import attempts
 from tests.miner.jobs.harness import CAP_S, FAST, JobsHarness, Trainer, good, open_harness, waits
 
@@ -49,10 +49,10 @@ async def test_a_training_that_is_asked_to_end_saves_and_is_published(harness: J
         trainer.save(0.5)
         trainer.end(RunEnd.CLOCK)
 
-    harness.engine.scripts = [saves_when_asked]
+    harness.backend.scripts = [saves_when_asked]
     job = await started(harness, SECONDS)
     await ends_in_time(harness, job)
-    assert [force for _, force in harness.engine.stops] == [False]
+    assert [force for _, force in harness.backend.stops] == [False]
 
 
 async def test_a_training_that_ignores_its_time_is_killed_and_its_best_is_published(
@@ -64,40 +64,40 @@ async def test_a_training_that_ignores_its_time_is_killed_and_its_best_is_publis
             await asyncio.sleep(0.01)
             trainer.say(StepEvent(t=time.time(), step=1))
 
-    harness.engine.scripts = [ignores]
+    harness.backend.scripts = [ignores]
     job = await started(harness, SECONDS)
     await ends_in_time(harness, job)
-    assert [force for _, force in harness.engine.stops] == [False, True]
+    assert [force for _, force in harness.backend.stops] == [False, True]
 
 
-async def test_what_an_engine_that_is_gone_runs_is_published_all_the_same(harness: JobsHarness) -> None:
+async def test_what_a_backend_that_is_gone_runs_is_published_all_the_same(harness: JobsHarness) -> None:
     async def saves_and_is_deaf(trainer: Trainer) -> None:
         trainer.save(0.5)
-        harness.engine.gone = True
+        harness.backend.gone = True
         await asyncio.sleep(60)
 
-    harness.engine.scripts = [saves_and_is_deaf]
+    harness.backend.scripts = [saves_and_is_deaf]
     job = await started(harness, SECONDS)
     row = await harness.in_state(job, JobState.DONE)
     assert harness.hub.commits[-1][1] <= row.deadline_at
     assert (await harness.attempts(job))[0].ended_at is None
-    harness.engine.gone = False
+    harness.backend.gone = False
     await harness.over_within(job)  # and once it answers, what still runs is ended
     assert (await harness.attempts(job))[0].ended_at is not None
     assert not harness.fleet.ledger.reservations
 
 
-async def test_why_an_attempt_waits_in_its_engine_is_shown_until_it_begins(harness: JobsHarness) -> None:
+async def test_why_an_attempt_waits_in_its_backend_is_shown_until_it_begins(harness: JobsHarness) -> None:
     why, begins = "Slurm job 5: PENDING (Priority)", asyncio.Event()
 
     async def waits_first(trainer: Trainer) -> None:
         await begins.wait()
         await good(trainer)
 
-    harness.engine.scripts = [waits_first]
+    harness.backend.scripts = [waits_first]
     job = await harness.start()
-    await harness.until(lambda: bool(harness.engine.runs))
-    (run,), live = harness.engine.runs.values(), harness.jobs.live(job)
+    await harness.until(lambda: bool(harness.backend.runs))
+    (run,), live = harness.backend.runs.values(), harness.jobs.live(job)
     assert live is not None
     run.status = RunStatus(RunPhase.QUEUED, detail=why)
     await harness.until(lambda: live.trouble == why)
@@ -107,18 +107,18 @@ async def test_why_an_attempt_waits_in_its_engine_is_shown_until_it_begins(harne
     await harness.in_state(job, JobState.DONE)
 
 
-async def test_a_full_disk_of_the_engine_is_reported_as_one_and_waited_for(
+async def test_a_full_disk_of_the_backend_is_reported_as_one_and_waited_for(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, refused = harness.engine.submit, []
+    submit, refused = harness.backend.submit, []
 
-    async def full(spec: EngineSpec) -> str:
+    async def full(spec: AttemptSpec) -> str:
         if len(refused) < 2:
             refused.append(spec.key)
-            raise EngineDiskFull("Docker's disk is full")
+            raise BackendDiskFull("Docker's disk is full")
         return await submit(spec)
 
-    monkeypatch.setattr(harness.engine, "submit", full)
+    monkeypatch.setattr(harness.backend, "submit", full)
     job = await harness.start()
     await harness.done(job)
     steps = await harness.store.read(attempts.steps_of, job)
@@ -127,26 +127,26 @@ async def test_a_full_disk_of_the_engine_is_reported_as_one_and_waited_for(
     assert all("disk is full" in (detail or "") for detail in launches[:2])
 
 
-async def test_a_launch_whose_answer_never_came_is_ended_when_the_engine_is_back(
+async def test_a_launch_whose_answer_never_came_is_ended_when_the_backend_is_back(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit = harness.engine.submit
+    submit = harness.backend.submit
 
-    async def silent(spec: EngineSpec) -> str:
-        harness.engine.gone = False
+    async def silent(spec: AttemptSpec) -> str:
+        harness.backend.gone = False
         await submit(spec)
-        harness.engine.gone = True
-        raise EngineUnreachable("no answer")
+        harness.backend.gone = True
+        raise BackendUnreachable("no answer")
 
-    monkeypatch.setattr(harness.engine, "submit", silent)
-    harness.engine.default = waits
+    monkeypatch.setattr(harness.backend, "submit", silent)
+    harness.backend.default = waits
     job = await started(harness, 2.0)
     assert (await harness.in_state(job, JobState.FAILED)).end_reason is EndReason.DEADLINE
-    assert harness.engine.runs
-    harness.engine.gone = False
+    assert harness.backend.runs
+    harness.backend.gone = False
     await harness.over_within(job)
-    assert not harness.engine.runs
-    assert len(harness.engine.submitted) == 1
+    assert not harness.backend.runs
+    assert len(harness.backend.submitted) == 1
 
 
 async def test_a_deadline_while_the_training_is_between_two_attempts_publishes_the_first_ones_model(
@@ -160,7 +160,7 @@ async def test_a_deadline_while_the_training_is_between_two_attempts_publishes_t
         harness.inputs.troubles = [60.0]
         trainer.end(RunEnd.NAN)
 
-    harness.engine.default = saves_and_hangs_the_fleet
+    harness.backend.default = saves_and_hangs_the_fleet
     job = await started(harness, SECONDS)
     near.set()
     await ends_in_time(harness, job)
@@ -201,7 +201,7 @@ async def test_an_early_model_stands_when_the_last_upload_does_not_make_it(harne
         trainer.save(0.5, 2)
         trainer.end()
 
-    harness.engine.scripts = [saves_twice]
+    harness.backend.scripts = [saves_twice]
     await harness.start()
     await harness.until(lambda: bool(harness.hub.troubles))
     job = await harness.start(seconds=2.0)
@@ -216,7 +216,7 @@ async def test_after_fifty_steps_the_job_says_when_it_will_end(harness: JobsHarn
             await asyncio.sleep(0.005)
         await trainer.wait_for_stop()
 
-    harness.engine.scripts = [steps]
+    harness.backend.scripts = [steps]
     job = await harness.start()
     live = harness.jobs.live(job)
     assert live is not None
@@ -247,24 +247,24 @@ async def test_a_training_may_say_anything(harness: JobsHarness) -> None:
         trainer.save(0.5)
         trainer.end()
 
-    harness.engine.scripts = [raves]
+    harness.backend.scripts = [raves]
     await harness.done(await harness.start())
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
 
 
 async def test_a_launch_that_outlives_its_deadline_is_waited_for_once_the_deadline_moves(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not made a second time beside the first, which the engine goes on with."""
-    submit, let_go, calls = harness.engine.submit, asyncio.Event(), 0
+    """And not made a second time beside the first, which the backend goes on with."""
+    submit, let_go, calls = harness.backend.submit, asyncio.Event(), 0
 
-    async def slow(spec: EngineSpec) -> str:
+    async def slow(spec: AttemptSpec) -> str:
         nonlocal calls
         calls += 1
         await let_go.wait()
         return await submit(spec)
 
-    monkeypatch.setattr(harness.engine, "submit", slow)
+    monkeypatch.setattr(harness.backend, "submit", slow)
     job = await harness.start(seconds=SECONDS)
     await harness.until(lambda: calls == 1)
     live = harness.jobs._contexts[job]
@@ -275,4 +275,4 @@ async def test_a_launch_that_outlives_its_deadline_is_waited_for_once_the_deadli
     let_go.set()
     await harness.done(job)
     assert calls == 1
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1

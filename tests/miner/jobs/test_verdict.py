@@ -8,7 +8,7 @@ from miner.backends.base import EndCause, RunPhase, RunStatus
 from miner.jobs.progress import RunProgress
 from miner.jobs.timeline import JobTimings
 from miner.jobs.verdict import (
-    REASON_OF_ENGINE_END,
+    REASON_OF_BACKEND_END,
     AttemptVerdict,
     NextAction,
     RetrySituation,
@@ -87,7 +87,7 @@ def test_a_stop_that_we_did_not_ask_for_came_from_outside() -> None:
         (EndCause.OK, 0, EndReason.BAD_SUBMISSION),
     ],
 )
-def test_without_a_word_of_the_trainers_the_engine_decides(
+def test_without_a_word_of_the_trainers_the_backend_decides(
     why: EndCause, code: int | None, reason: EndReason
 ) -> None:
     assert ended(why, code).reason is reason
@@ -169,8 +169,8 @@ def test_a_model_that_is_there_is_worth_more_than_a_try_that_cannot_end_in_time(
     assert after(EndReason.OOM, left_s=0) is NextAction.GIVE_UP
 
 
-def test_every_word_of_trainer_and_engine_has_a_reason() -> None:
+def test_every_word_of_trainer_and_backend_has_a_reason() -> None:
     assert set(REASON_OF_RUN_END) == set(RunEnd)
-    assert set(REASON_OF_ENGINE_END) == set(EndCause)
+    assert set(REASON_OF_BACKEND_END) == set(EndCause)
     assert set(END_MEANINGS) == set(EndReason)
     assert all(meaning.operator.endswith(".") and meaning.validator for meaning in END_MEANINGS.values())

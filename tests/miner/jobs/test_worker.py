@@ -56,7 +56,7 @@ async def test_a_started_job_is_trained_and_published_under_the_expected_name(ha
     assert row.submission.repo == "me/repo-1"
     (attempt,) = await harness.attempts(job)
     assert attempt.end_reason is EndReason.TRAINED
-    assert harness.engine.removed == [attempt.key]
+    assert harness.backend.removed == [attempt.key]
     assert harness.inputs.released == [job]
     assert harness.hub.forgotten == [job]
     assert not harness.fleet.ledger.reservations
@@ -76,7 +76,7 @@ async def test_the_attempt_folder_shows_what_was_run_and_holds_nothing_secret(ha
     assert (folder / "latest/config/config.yml").read_text().startswith("# profile h100x4")
     everything = b"".join(file.read_bytes() for file in (folder / "attempt_1").rglob("*") if file.is_file())
     assert b"X-Amz-Signature" not in everything
-    spec = harness.engine.submitted[0]
+    spec = harness.backend.submitted[0]
     assert spec.argv[:3] == ("python", "-m", "trainer.text")
     assert len(spec.gpus) == 4
     assert {mount.read_only for mount in spec.mounts} == {True}
@@ -89,7 +89,7 @@ async def test_out_of_memory_goes_down_the_ladder_and_is_remembered_for_the_next
         trainer.say(OomEvent(t=0, moment="train", text="tried to allocate 2 GiB"))
         trainer.end(RunEnd.OOM, "CUDA out of memory", "train")
 
-    harness.engine.scripts = [oom, oom]
+    harness.backend.scripts = [oom, oom]
     job = await harness.start()
     await harness.done(job)
     assert await harness.ends(job) == [EndReason.OOM, EndReason.OOM, EndReason.TRAINED]
@@ -109,7 +109,7 @@ async def test_memory_that_ran_out_in_passes_that_a_rule_enlarged_is_no_fault_of
         trainer.say(ControlEvent(t=0, number=1, applied=True, micro=64))
         trainer.end(RunEnd.OOM, "CUDA out of memory", "train")
 
-    harness.engine.scripts = [oom]
+    harness.backend.scripts = [oom]
     job = await harness.start()
     await harness.done(job)
     first, second = (plan_of(harness, job, number) for number in (1, 2))
@@ -120,36 +120,36 @@ async def test_memory_that_ran_out_in_passes_that_a_rule_enlarged_is_no_fault_of
 async def test_a_run_with_a_strangers_code_teaches_nothing_and_validators_learn_apart(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness.engine.scripts = [ending(RunEnd.OOM, moment="train")] * 2
+    harness.backend.scripts = [ending(RunEnd.OOM, moment="train")] * 2
     monkeypatch.setattr("miner.inputs.fetch.JobTask.is_hostile", property(lambda self: True))
     await harness.done(await harness.start())
     assert lessons(harness) == []
     monkeypatch.undo()
-    harness.engine.scripts = [ending(RunEnd.OOM, moment="train")]
+    harness.backend.scripts = [ending(RunEnd.OOM, moment="train")]
     await harness.done(await harness.start(task_id="t2", name="repo-2"))
     assert lessons(harness) == [VALIDATOR]
 
 
 async def test_a_ladder_without_a_rung_left_is_the_end(harness: JobsHarness) -> None:
-    harness.engine.default = ending(RunEnd.OOM, moment="train")
+    harness.backend.default = ending(RunEnd.OOM, moment="train")
     row = await harness.failed(await harness.start(), EndReason.OOM)
     assert "no smaller plan" in row.detail
 
 
 async def test_a_loss_of_nan_is_tried_once_more_at_a_lower_rate(harness: JobsHarness) -> None:
-    harness.engine.default = ending(RunEnd.NAN)
+    harness.backend.default = ending(RunEnd.NAN)
     job = await harness.start()
     await harness.failed(job, EndReason.NAN)
     first, second = (plan_of(harness, job, number).optimizer.learning_rate for number in (1, 2))
     assert second == pytest.approx(first * NAN_RATE_FACTOR)
-    assert len(harness.engine.submitted) == 2
+    assert len(harness.backend.submitted) == 2
 
 
 async def test_what_another_try_cannot_mend_is_not_tried_again(harness: JobsHarness) -> None:
-    harness.engine.default = ending(RunEnd.BAD_DATA, "column 'instruct' is missing")
+    harness.backend.default = ending(RunEnd.BAD_DATA, "column 'instruct' is missing")
     row = await harness.failed(await harness.start(), EndReason.BAD_DATA)
     assert row.detail == "column 'instruct' is missing"
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
     assert [kind for kind, _ in harness.alerts] == ["job_failed"]
 
 
@@ -157,7 +157,7 @@ async def test_a_crash_nobody_foresaw_gets_one_more_try(harness: JobsHarness) ->
     async def crash(trainer: Trainer) -> None:
         raise EndedBy(EndCause.FAILED, 1)
 
-    harness.engine.default = crash
+    harness.backend.default = crash
     job = await harness.start()
     await harness.failed(job, EndReason.CRASHED)
     assert await harness.ends(job) == [EndReason.CRASHED, EndReason.CRASHED]
@@ -171,12 +171,12 @@ async def test_a_killed_training_goes_on_from_its_last_checkpoint(harness: JobsH
         saved.append(trainer.checkpoint(10))
         raise EndedBy(EndCause.KILLED, 137)
 
-    harness.engine.scripts = [killed]
+    harness.backend.scripts = [killed]
     job = await harness.start()
     await harness.done(job)
     assert await harness.ends(job) == [EndReason.KILLED, EndReason.TRAINED]
     assert run_of(harness, job, 2).resume_from == str(saved[0])
-    assert saved[0] in [mount.path for mount in harness.engine.submitted[1].mounts]
+    assert saved[0] in [mount.path for mount in harness.backend.submitted[1].mounts]
 
 
 async def test_a_checkpoint_outside_of_the_attempt_is_not_resumed_from(harness: JobsHarness) -> None:
@@ -185,7 +185,7 @@ async def test_a_checkpoint_outside_of_the_attempt_is_not_resumed_from(harness: 
         trainer.say(CheckpointEvent(t=0, step=1, path=f"{trainer.run.work_dir}/link"))
         raise EndedBy(EndCause.KILLED, 137)
 
-    harness.engine.scripts = [lies]
+    harness.backend.scripts = [lies]
     job = await harness.start()
     await harness.over_within(job)
     assert run_of(harness, job, 2).resume_from is None
@@ -205,13 +205,13 @@ async def test_a_training_that_stands_still_is_looked_into_ended_and_resumed_onc
         await asyncio.sleep(60)
 
     async with open_harness(tmp_path / "data", timings) as harness:
-        harness.engine.scripts = [hangs]
+        harness.backend.scripts = [hangs]
         job = await harness.start()
         await harness.done(job)
         assert await harness.ends(job) == [EndReason.HUNG, EndReason.TRAINED]
         first = (await harness.attempts(job))[0]
         assert "no step for" in first.detail
-        assert harness.engine.dumped == [first.key]
+        assert harness.backend.dumped == [first.key]
         assert run_of(harness, job, 2).resume_from is not None
         assert ("job_hung", f"job {job}: {first.detail}") in harness.alerts
 
@@ -226,7 +226,7 @@ async def test_time_in_which_nobody_looked_is_no_silence(harness: JobsHarness) -
             await asyncio.sleep(0.005)
         await gate(trainer)
 
-    harness.engine.scripts = [suspended]
+    harness.backend.scripts = [suspended]
     job = await harness.start()
     await gate.reached.wait()
     await asyncio.sleep(20 * FAST.poll_s)
@@ -244,12 +244,12 @@ async def test_a_lost_gpu_moves_the_job_to_others(harness: JobsHarness) -> None:
         priorities.update(claim.priority for claim in harness.fleet.ledger.claims if claim.firm)
         await good(trainer)
 
-    harness.engine.scripts, harness.engine.default = [obeys], looks_at_claims
+    harness.backend.scripts, harness.backend.default = [obeys], looks_at_claims
     now = time.time()
     where = Placement(("0", "1", "2", "3"), now, now + 600)
     assert harness.fleet.reserve(TaskKey(VALIDATOR, "t1"), where, priority=5.0)
     job = await harness.launched()
-    lost = harness.engine.submitted[0].gpus[0]
+    lost = harness.backend.submitted[0].gpus[0]
     inventory = harness.fleet.inventory
     gpus = tuple(
         replace(gpu, unusable_reason="fell off the bus") if gpu.id == lost else gpu for gpu in inventory.gpus
@@ -260,7 +260,7 @@ async def test_a_lost_gpu_moves_the_job_to_others(harness: JobsHarness) -> None:
     await harness.done(job)
     assert await harness.ends(job) == [EndReason.GPU_LOST, EndReason.TRAINED]
     assert priorities == {5.0}, "what is reserved for it stands"
-    assert lost not in harness.engine.submitted[1].gpus
+    assert lost not in harness.backend.submitted[1].gpus
 
 
 async def test_a_model_that_is_there_is_published_when_no_time_is_left_for_another_try(
@@ -270,7 +270,7 @@ async def test_a_model_that_is_there_is_published_when_no_time_is_left_for_anoth
         trainer.save(0.5)
         raise EndedBy(EndCause.FAILED, 1)
 
-    harness.engine.default = saves_and_crashes
+    harness.backend.default = saves_and_crashes
     job = await harness.start(seconds=20)
     await harness.done(job)
     assert await harness.ends(job) == [EndReason.CRASHED]
@@ -289,10 +289,10 @@ async def test_a_later_attempt_never_replaces_a_better_model(harness: JobsHarnes
         await asyncio.sleep(0.05)
         trainer.end()
 
-    harness.engine.scripts = [saves_and_dies, worse]
+    harness.backend.scripts = [saves_and_dies, worse]
     job = await harness.start()
     await harness.done(job)
-    assert len(harness.engine.submitted) == 2
+    assert len(harness.backend.submitted) == 2
     assert harness.model == b"t1 0.5 1"
     assert len(harness.hub.commits) == 1
 
@@ -312,7 +312,7 @@ def two_models(harness: JobsHarness) -> Script:
 async def test_a_first_model_is_published_while_the_training_goes_on_and_a_better_one_replaces_it(
     harness: JobsHarness,
 ) -> None:
-    harness.engine.scripts = [two_models(harness)]
+    harness.backend.scripts = [two_models(harness)]
     job = await harness.start()
     await harness.done(job)
     assert len(harness.hub.commits) == 2
@@ -335,7 +335,7 @@ async def test_while_a_model_is_replaced_no_hash_is_announced(harness: JobsHarne
         return submission
 
     harness.hub.publish = cut_after_the_commit  # type: ignore[method-assign]
-    harness.engine.scripts = [two_models(harness)]
+    harness.backend.scripts = [two_models(harness)]
     row = await harness.done(await harness.start())
     assert row.submission == MinerSubmission(repo="me/repo-1", model_hash=None)
     assert set(announced) == {None}
@@ -350,7 +350,7 @@ async def test_a_hub_that_fails_early_does_not_disturb_the_training(harness: Job
             await asyncio.sleep(0.1)
         trainer.end()
 
-    harness.engine.scripts = [saves]
+    harness.backend.scripts = [saves]
     job = await harness.start()
     await harness.done(job)
     assert await harness.ends(job) == [EndReason.TRAINED]
@@ -362,13 +362,13 @@ async def test_a_network_that_comes_back_costs_a_pause_and_nothing_else(harness:
     harness.hub.troubles = [cut, StepFailed(EndReason.RATE_LIMITED, "429", retry_after=0.02)]
     job = await harness.start()
     await harness.done(job)
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
 
 
 async def test_inputs_that_nobody_can_have_end_the_job_at_once(harness: JobsHarness) -> None:
     harness.inputs.troubles = [StepFailed(EndReason.MODEL_GATED, "tiny/llama is gated")]
     await harness.failed(await harness.start(), EndReason.MODEL_GATED)
-    assert harness.engine.submitted == []
+    assert harness.backend.submitted == []
 
 
 async def test_a_model_that_its_check_refuses_is_trained_once_more(tmp_path: Path) -> None:
@@ -380,20 +380,20 @@ async def test_a_model_that_its_check_refuses_is_trained_once_more(tmp_path: Pat
         assert (harness.folder / f"jobs/{job}/attempt_1/submission.refused").is_dir()
 
 
-async def test_an_engine_that_does_not_answer_changes_nothing(harness: JobsHarness) -> None:
-    gate = harness.engine.default = Gate()
+async def test_a_backend_that_does_not_answer_changes_nothing(harness: JobsHarness) -> None:
+    gate = harness.backend.default = Gate()
     job = await harness.start()
     await gate.reached.wait()
-    harness.engine.gone = True
+    harness.backend.gone = True
     live = harness.jobs.live(job)
     assert live is not None
     await harness.until(lambda: "does not answer" in live.trouble)
     gate.opened.set()
     await asyncio.sleep(0.05)
     assert (await harness.row(job)).state is JobState.TRAINING
-    harness.engine.gone = False
+    harness.backend.gone = False
     await harness.done(job)
-    assert len(harness.engine.submitted) == 1
+    assert len(harness.backend.submitted) == 1
 
 
 async def test_our_own_mistake_is_tried_twice_and_then_ends_the_job(
@@ -409,7 +409,7 @@ async def test_our_own_mistake_is_tried_twice_and_then_ends_the_job(
 
 
 async def test_jobs_at_once_have_their_own_gpus_ports_and_folders(harness: JobsHarness) -> None:
-    gate = harness.engine.default = Gate()
+    gate = harness.backend.default = Gate()
     jobs = [await harness.start(task_id=f"t{number}", name=f"r{number}") for number in range(4)]
     await gate.reached.wait()
     gate.opened.set()
@@ -417,7 +417,7 @@ async def test_jobs_at_once_have_their_own_gpus_ports_and_folders(harness: JobsH
         await harness.done(job)
     ports = [plan_of(harness, job, 1).launch.port for job in jobs]
     assert all(port is not None for port in ports)
-    folders = {spec.run_dir for spec in harness.engine.submitted}
+    folders = {spec.run_dir for spec in harness.backend.submitted}
     assert len(folders) == 4
     assert {f"me/r{number}" for number in range(4)} == set(harness.hub.repos)
     assert json.loads((harness.folder / "jobs/1/published.json").read_text())["repo"] == "me/r0"

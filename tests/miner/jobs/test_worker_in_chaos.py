@@ -1,4 +1,4 @@
-"""Everything at once, at random: failing trainings, a daemon that dies, an engine that goes and comes, a hub,
+"""Everything at once, at random: failing trainings, a daemon that dies, a backend that goes and comes, a hub,
 a network and a store that fail, second starts under other names. In any order, the same must hold in the end.
 """
 
@@ -71,7 +71,7 @@ class Chaos:
             case 0:
                 await harness.restart()
             case 1:
-                harness.engine.gone = not harness.engine.gone
+                harness.backend.gone = not harness.backend.gone
             case 2:
                 harness.hub.troubles.append(StepFailed(EndReason.NETWORK, "cut"))
             case 3:
@@ -109,7 +109,7 @@ class Chaos:
         store.read_now = reads  # type: ignore[method-assign]
 
     async def run(self) -> list[int]:
-        self.harness.engine.default = self.train
+        self.harness.backend.default = self.train
         jobs = []
         for number in range(JOBS):
             self.names[f"t{number}"] = f"t{number}-first"
@@ -117,7 +117,7 @@ class Chaos:
         for _ in range(ACTS):
             await self.act()
             await asyncio.sleep(self.random.uniform(0, 0.03))
-        self.harness.engine.gone = self.down = False
+        self.harness.backend.gone = self.down = False
         self.harness.hub.troubles.clear()
         return jobs
 
@@ -140,12 +140,12 @@ async def test_whatever_happens_in_whatever_order(tmp_path: Path, seed: int) -> 
                 assert float(content.split()[1]) == min(saved), (content, saved)
             else:
                 assert row.state is JobState.FAILED, row
-        launched = Counter(spec.key for spec in harness.engine.submitted)
+        launched = Counter(spec.key for spec in harness.backend.submitted)
         assert max(launched.values()) == 1
         attempts = [attempt for job in jobs for attempt in await harness.attempts(job)]
         assert set(launched) <= {attempt.key for attempt in attempts}
         assert all(attempt.ended_at for attempt in attempts)
-        assert not [run for run in harness.engine.runs.values() if run.status.phase is RunPhase.RUNNING]
+        assert not [run for run in harness.backend.runs.values() if run.status.phase is RunPhase.RUNNING]
         assert not harness.fleet.ledger.reservations
 
 

@@ -37,8 +37,8 @@ async def while_others_have_the_gpus(harness: JobsHarness) -> None:
     harness.fleet.schedule()
 
 
-async def while_the_engine_is_gone(harness: JobsHarness) -> None:
-    harness.engine.gone = True
+async def while_the_backend_is_gone(harness: JobsHarness) -> None:
+    harness.backend.gone = True
 
 
 async def trains_for_ever(trainer: Trainer) -> None:
@@ -47,7 +47,7 @@ async def trains_for_ever(trainer: Trainer) -> None:
 
 
 async def before_a_first_model(harness: JobsHarness) -> None:
-    harness.engine.default = trains_for_ever
+    harness.backend.default = trains_for_ever
 
 
 async def with_a_model(harness: JobsHarness) -> None:
@@ -55,7 +55,7 @@ async def with_a_model(harness: JobsHarness) -> None:
         trainer.save(0.5)
         await trains_for_ever(trainer)
 
-    harness.engine.default = saves
+    harness.backend.default = saves
 
 
 async def while_the_first_model_is_published(harness: JobsHarness) -> None:
@@ -76,7 +76,7 @@ async def while_a_better_model_is_published(harness: JobsHarness) -> None:
         trainer.save(0.4, 2)
         trainer.end()
 
-    harness.engine.default = trains
+    harness.backend.default = trains
 
 
 Stage = Callable[[JobsHarness], Awaitable[None]]
@@ -85,7 +85,7 @@ TOO_LATE: list[Stage] = [
     while_inputs_are_fetched,
     while_the_network_is_cut,
     while_others_have_the_gpus,
-    while_the_engine_is_gone,
+    while_the_backend_is_gone,
     before_a_first_model,
     while_the_first_model_is_published,
 ]
@@ -124,9 +124,9 @@ async def test_the_deadline_comes(tmp_path: Path) -> None:
         else:
             assert (row.state, row.submission) == (JobState.FAILED, None), details
             assert row.end_reason in (EndReason.DEADLINE, EndReason.STOPPED), details
-        harness.engine.gone = False
+        harness.backend.gone = False
         await harness.over_within(job)
-        assert not harness.engine.runs, details
+        assert not harness.backend.runs, details
         assert set(harness.inputs.released) == {job}, details  # safe to repeat
         assert not [claim for claim in harness.fleet.queue() if claim.key.task_id != "other"], details
         assert all(hold.key.task_id == "other" for hold in harness.fleet.ledger.reservations), details
@@ -141,14 +141,14 @@ async def test_the_operator_ends_it(tmp_path: Path) -> None:
         row = await harness.row(job)
         assert not row.state.is_over, stage.__name__
         await harness.jobs.cancel(job)
-        harness.engine.gone = False
+        harness.backend.gone = False
         row = await harness.over_within(job)
         details = f"{stage.__name__}: {row}"
         assert (row.state, row.end_reason) == (JobState.CANCELLED, EndReason.CANCELLED), details
         assert all(attempt.ended_at for attempt in await harness.attempts(job)), details
-        assert all(run.task.done() for run in harness.engine.runs.values()), details
+        assert all(run.task.done() for run in harness.backend.runs.values()), details
         await sweep_orphans(harness.services)  # a run that was just ended, and not yet removed
-        assert not harness.engine.runs, details
+        assert not harness.backend.runs, details
         assert set(harness.inputs.released) == {job}, details  # safe to repeat
 
     await at_once(tmp_path, ends)

@@ -12,7 +12,7 @@ import pytest
 
 from core.domain.job_states import EndReason, JobState, ProgressCallback, StepFailed
 from core.runs.run_files import RunEnd
-from miner.backends.base import EndCause, EngineSpec
+from miner.backends.base import AttemptSpec, EndCause
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.store import attempts
 from tests.miner.jobs.harness import EndedBy, JobsHarness, Trainer, waits
@@ -68,7 +68,7 @@ async def test_a_job_whose_folder_is_removed_while_it_trains_is_trained_anew(har
         await trainer.stopped.wait()
         raise EndedBy(EndCause.STOPPED, 143)
 
-    harness.engine.scripts = [loses_its_folder]
+    harness.backend.scripts = [loses_its_folder]
     job = await harness.start()
     await harness.done(job)
     assert await harness.ends(job) == [EndReason.LOST, EndReason.TRAINED]
@@ -78,17 +78,17 @@ async def test_a_job_whose_folder_is_removed_while_it_trains_is_trained_anew(har
 async def test_a_run_that_nobody_knows_any_more_is_ended_and_followed_by_another(
     harness: JobsHarness,
 ) -> None:
-    harness.engine.scripts = [stopped_when_asked]
+    harness.backend.scripts = [stopped_when_asked]
     job = await harness.launched()
     await harness.jobs.stop()
     shutil.rmtree(harness.folder / f"jobs/{job}/orders")
     await harness.restart()
     await harness.done(job)
     assert await harness.ends(job) == [EndReason.LOST, EndReason.TRAINED]
-    assert harness.engine.stops
+    assert harness.backend.stops
 
 
-async def test_a_stop_that_cannot_be_written_down_is_asked_of_the_engine_all_the_same(
+async def test_a_stop_that_cannot_be_written_down_is_asked_of_the_backend_all_the_same(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -100,24 +100,24 @@ async def test_a_stop_that_cannot_be_written_down_is_asked_of_the_engine_all_the
         trainer.end(RunEnd.STOPPED)
 
     monkeypatch.setattr("miner.support.untrusted_files.write_untrusted", full)
-    harness.engine.scripts = [stops]
+    harness.backend.scripts = [stops]
     await harness.launched()
     await harness.done(await harness.start(seconds=12))
-    assert harness.engine.stops
+    assert harness.backend.stops
 
 
 async def test_a_job_that_is_started_again_first_ends_the_run_that_it_was_given_up_with(
     harness: JobsHarness,
 ) -> None:
-    harness.engine.scripts = [stopped_when_asked]
+    harness.backend.scripts = [stopped_when_asked]
     job = await harness.launched()
-    harness.engine.gone = True
+    harness.backend.gone = True
     await harness.start(seconds=2)
     await harness.until(lambda: ("job_failed", ANY) in harness.alerts)
     await harness.start()
     await asyncio.sleep(0.05)
     assert len(await harness.attempts(job)) == 1
-    harness.engine.gone = False
+    harness.backend.gone = False
     await harness.done(job)
     assert await harness.ends(job) == [EndReason.STOPPED, EndReason.TRAINED]
 
@@ -125,23 +125,23 @@ async def test_a_job_that_is_started_again_first_ends_the_run_that_it_was_given_
 async def test_a_launch_that_is_cut_short_by_a_cancellation_leaves_nothing_running(
     harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine asked in a thread starts the run, however long ago somebody stopped waiting."""
-    submit, asked = harness.engine.submit, asyncio.Event()
+    """A backend asked in a thread starts the run, however long ago somebody stopped waiting."""
+    submit, asked = harness.backend.submit, asyncio.Event()
 
-    async def carried_out(spec: EngineSpec) -> str:
+    async def carried_out(spec: AttemptSpec) -> str:
         asked.set()
         await asyncio.sleep(0.1)
         return await submit(spec)
 
-    async def late(spec: EngineSpec) -> str:
+    async def late(spec: AttemptSpec) -> str:
         return await asyncio.shield(asyncio.ensure_future(carried_out(spec)))
 
-    monkeypatch.setattr(harness.engine, "submit", late)
-    harness.engine.default = waits
+    monkeypatch.setattr(harness.backend, "submit", late)
+    harness.backend.default = waits
     job = await harness.start()
     await asked.wait()
     await harness.jobs.cancel(job)
     await harness.over_within(job)
-    await harness.until(lambda: bool(harness.engine.submitted))
-    assert len(harness.engine.submitted) == 1
-    assert not harness.engine.runs
+    await harness.until(lambda: bool(harness.backend.submitted))
+    assert len(harness.backend.submitted) == 1
+    assert not harness.backend.runs

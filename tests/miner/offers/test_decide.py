@@ -13,7 +13,7 @@ from core.domain.decisions import Decision
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerTaskOffer
 from core.profile.resolve import load_profile
-from miner.fleet.base import EngineAbility, InventoryState
+from miner.fleet.base import BackendAbility, InventoryState
 from miner.offers.decide import decide
 from miner.offers.history import SuccessHistory
 from tests.doubles.each import each
@@ -118,14 +118,14 @@ def test_a_clock_that_went_backwards_breaks_nothing(hours_back: float) -> None:
             "NVML: Unknown Error",
         ),
         (
-            {"abilities": {"": EngineAbility(problem="Docker does not run")}},
-            {"engine"},
+            {"abilities": {"": BackendAbility(problem="Docker does not run")}},
+            {"backend"},
             "Docker does not run",
         ),
         ({"inventory": InventoryState()}, {"plan", "gpus"}, "no GPU is usable"),
     ],
 )
-def test_nothing_is_accepted_without_gpus_that_can_be_seen_and_an_engine(
+def test_nothing_is_accepted_without_gpus_that_can_be_seen_and_a_backend(
     changes: dict[str, Any], rules: set[str], text: str
 ) -> None:
     decision = decided(on=replace(fleet(), **changes))
@@ -137,7 +137,7 @@ def test_nothing_is_accepted_without_gpus_that_can_be_seen_and_an_engine(
 
 @pytest.mark.parametrize(("task", "accepted"), [(TaskType.GRPO, False), (TaskType.INSTRUCT, True)])
 def test_code_of_strangers_is_refused_where_there_is_no_sandbox(task: TaskType, accepted: bool) -> None:
-    unsafe = fleet(abilities={"": EngineAbility(no_sandbox="no bubblewrap")})
+    unsafe = fleet(abilities={"": BackendAbility(no_sandbox="no bubblewrap")})
     asked = offer(task_type=task, hours_to_complete=8.0)
     assert decided(asked).accepted
     decision = decided(asked, on=unsafe)
@@ -159,9 +159,9 @@ def test_what_no_engine_here_can_train_is_refused_and_nothing_else(
     asked: MinerTaskOffer, needs: Engine
 ) -> None:
     for engine in Engine:
-        decision = decided(asked, on=fleet(abilities={"": EngineAbility(missing={engine: "not built"})}))
+        decision = decided(asked, on=fleet(abilities={"": BackendAbility(missing={engine: "not built"})}))
         assert_reasoned(decision)
-        assert ("engine" in {reason.rule for reason in decision.failed}) is (engine is needs)
+        assert ("backend" in {reason.rule for reason in decision.failed}) is (engine is needs)
 
 
 def test_a_gpu_that_is_out_is_not_given_and_is_named() -> None:

@@ -12,13 +12,13 @@ from core.domain.hardware import Hardware, parse_gpus
 from core.domain.keys import GpuReservation, ReservationKind, TaskKey, gpu_on_node, nodes_of
 from core.domain.tasks import TaskType
 from core.profile.resolve import load_profile
-from miner.fleet.base import EngineAbility, FleetNode, FleetSnapshot, Gpu, InventoryState
+from miner.fleet.base import BackendAbility, FleetNode, FleetSnapshot, Gpu, InventoryState
 from miner.offers.decide import decide
 from miner.offers.history import SuccessHistory
 from tests.miner.offers.builders import HOUR, NOON, decided, fleet, offer, policy, verdict
 
 
-def machines(*holds: GpuReservation, engine: str = "slurm", **nodes: str) -> FleetSnapshot:
+def machines(*holds: GpuReservation, backend: str = "slurm", **nodes: str) -> FleetSnapshot:
     """`machines(n1="8xH100", here="2xA100")`; the node `here` is the daemon's machine, run by Docker."""
     gpus: list[Gpu] = []
     found: list[FleetNode] = []
@@ -30,7 +30,7 @@ def machines(*holds: GpuReservation, engine: str = "slurm", **nodes: str) -> Fle
             Gpu(gpu, index, one.gpus.kind, frozenset(ids) - {gpu}, None, name)
             for index, gpu in enumerate(ids)
         ]
-        found.append(FleetNode(name, engine if name else "docker", one, one))
+        found.append(FleetNode(name, backend if name else "docker", one, one))
     return FleetSnapshot(InventoryState(tuple(gpus), tuple(found)), holds, NOON)
 
 
@@ -77,39 +77,39 @@ def test_a_busy_class_is_passed_over_for_one_that_is_free_now() -> None:
     assert {reason.rule for reason in refused.failed} >= {"gpus"}
 
 
-def test_only_nodes_whose_engine_can_train_the_task_count() -> None:
+def test_only_nodes_whose_backend_can_train_the_task_count() -> None:
     on = machines(here="4xH100", n1="8xH100")
     slurm_lacks = FleetSnapshot(
         on.inventory,
         (),
         NOON,
-        {"docker": EngineAbility(), "slurm": EngineAbility(missing={Engine.AXOLOTL: "not built"})},
+        {"docker": BackendAbility(), "slurm": BackendAbility(missing={Engine.AXOLOTL: "not built"})},
     )
     assert nodes_for(decided(on=slurm_lacks)) == ("",)
-    away = {"docker": EngineAbility(problem="Docker does not run"), "slurm": EngineAbility()}
+    away = {"docker": BackendAbility(problem="Docker does not run"), "slurm": BackendAbility()}
     assert nodes_for(decided(on=FleetSnapshot(on.inventory, (), NOON, away))) == ("n1",)
-    unsafe = {"docker": EngineAbility(), "slurm": EngineAbility(no_sandbox="none on nodes")}
+    unsafe = {"docker": BackendAbility(), "slurm": BackendAbility(no_sandbox="none on nodes")}
     grpo = offer(task_type=TaskType.GRPO, hours_to_complete=6.0)
     assert nodes_for(decided(grpo, on=FleetSnapshot(on.inventory, (), NOON, unsafe))) == ("",)
     safe_but_lacking = {
-        "docker": EngineAbility(missing=dict.fromkeys(Engine, "not built")),
-        "slurm": EngineAbility(no_sandbox="none on nodes"),
+        "docker": BackendAbility(missing=dict.fromkeys(Engine, "not built")),
+        "slurm": BackendAbility(no_sandbox="none on nodes"),
     }
     refused = decided(grpo, on=FleetSnapshot(on.inventory, (), NOON, safe_but_lacking))
     assert "none on nodes" in verdict(refused, "sandbox").text
-    gone = {name: EngineAbility(problem=f"{name} is gone") for name in ("docker", "slurm")}
+    gone = {name: BackendAbility(problem=f"{name} is gone") for name in ("docker", "slurm")}
     refused = decided(on=FleetSnapshot(on.inventory, (), NOON, gone))
-    assert verdict(refused, "engine").text == "nothing can be trained: docker is gone; slurm is gone"
+    assert verdict(refused, "backend").text == "nothing can be trained: docker is gone; slurm is gone"
 
 
-def test_nothing_is_accepted_for_nodes_whose_engine_cannot_train_it_although_another_could() -> None:
-    # All that is usable is the cluster's, and what this machine's engine can do does not help there.
+def test_nothing_is_accepted_for_nodes_whose_backend_cannot_train_it_although_another_could() -> None:
+    # All that is usable is the cluster's, and what this machine's backend can do does not help there.
     on = machines(n1="8xH100").inventory
-    gone = {"docker": EngineAbility(), "slurm": EngineAbility(problem="TRAINER_PYTHON is gone")}
+    gone = {"docker": BackendAbility(), "slurm": BackendAbility(problem="TRAINER_PYTHON is gone")}
     refused = decided(on=FleetSnapshot(on, (), NOON, gone))
     assert not refused.accepted
-    assert "no GPU is usable where an engine" in verdict(refused, "plan").text
-    unsafe = {"docker": EngineAbility(), "slurm": EngineAbility(no_sandbox="none on nodes")}
+    assert "no GPU is usable where a backend" in verdict(refused, "plan").text
+    unsafe = {"docker": BackendAbility(), "slurm": BackendAbility(no_sandbox="none on nodes")}
     grpo = offer(task_type=TaskType.GRPO, hours_to_complete=6.0)
     assert not decided(grpo, on=FleetSnapshot(on, (), NOON, unsafe)).accepted
     assert decided(on=FleetSnapshot(on, (), NOON, unsafe)).accepted

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core.domain.decisions import Decision
 from core.domain.wire import MinerTaskOffer
-from miner.fleet.base import EngineAbility
+from miner.fleet.base import BackendAbility
 from miner.offers import policy_runtime
 from miner.offers.decide import decide, decide_parsed
 from miner.offers.history import SuccessHistory
@@ -127,10 +127,10 @@ def test_a_job_that_ended_counts_at_once(cache: CountingCache) -> None:
     "changes",
     [
         {"inventory": replace(fleet().inventory, problem="NVML is gone")},
-        {"abilities": {"": EngineAbility(problem="Docker is gone")}},
+        {"abilities": {"": BackendAbility(problem="Docker is gone")}},
     ],
 )
-def test_trouble_with_inventory_or_engine_counts_at_once(
+def test_trouble_with_inventory_or_backend_counts_at_once(
     cache: CountingCache, changes: dict[str, Any]
 ) -> None:
     before = cache.decide()

@@ -48,11 +48,11 @@ async def test_a_worker_with_an_old_token_writes_nothing(store: Store, job: JobR
     assert store.read_now(attempts_of, job.id) == []
 
 
-async def test_an_attempt_is_stored_with_its_gpus_and_then_its_engines_name(
+async def test_an_attempt_is_stored_with_its_gpus_and_then_its_backends_name(
     store: Store, attempt: AttemptRow
 ) -> None:
     assert (attempt.key, attempt.gpus, attempt.end_by, attempt.ref) == ("k1", ("0", "1"), 9.0, None)
-    await store.write(attempts.set_engine_ref, attempt.id, "container-1")
+    await store.write(attempts.set_backend_ref, attempt.id, "container-1")
     assert store.read_now(open_attempts)[0].ref == "container-1"
 
 

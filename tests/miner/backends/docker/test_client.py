@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.backends.base import EngineDiskFull, EngineRejected, EngineUnreachable
+from miner.backends.base import BackendDiskFull, BackendRejected, BackendUnreachable
 from miner.backends.docker.client import DockerClient, DockerRefused, error_for_refusal, is_leftover_conflict
 from tests.doubles.each import each
 
@@ -25,7 +25,7 @@ def listening(path: Path, mode: int = 0o600) -> Iterator[None]:
 
 
 async def assert_unreachable(path: Path, why: str) -> None:
-    with pytest.raises(EngineUnreachable, match=why):
+    with pytest.raises(BackendUnreachable, match=why):
         await DockerClient(f"unix://{path}", query_timeout_s=0.2).query("ping", lambda api: api.ping())
 
 
@@ -64,7 +64,7 @@ async def test_a_socket_that_is_not_ours_says_how_to_get_it(tmp_path: Path) -> N
 )
 def test_what_will_never_be_is_rejected_with_the_way_out(status: int, text: str, way_out: str) -> None:
     error = error_for_refusal(DockerRefused(status, text), "starting")
-    assert isinstance(error, EngineRejected)
+    assert isinstance(error, BackendRejected)
     assert way_out in str(error)
     assert text[:30] in str(error)
 
@@ -72,7 +72,7 @@ def test_what_will_never_be_is_rejected_with_the_way_out(status: int, text: str,
 def test_a_full_docker_disk_is_reported_as_such() -> None:
     text = "mkdir /var/lib/docker/overlay2/7f: no space left on device"
     error = error_for_refusal(DockerRefused(500, text), "creating the container")
-    assert isinstance(error, EngineDiskFull)
+    assert isinstance(error, BackendDiskFull)
     assert "god-miner images prune" in str(error)
 
 
@@ -88,7 +88,7 @@ def test_a_full_docker_disk_is_reported_as_such() -> None:
     ],
 )
 def test_docker_s_own_failures_are_retried_later(text: str) -> None:
-    assert isinstance(error_for_refusal(DockerRefused(500, text), "starting"), EngineUnreachable)
+    assert isinstance(error_for_refusal(DockerRefused(500, text), "starting"), BackendUnreachable)
 
 
 def test_left_overs_of_an_earlier_start_are_known() -> None:

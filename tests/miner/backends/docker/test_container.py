@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from miner.backends.base import START_FILE, EndCause, EngineSpec, Mount, RunPhase
+from miner.backends.base import START_FILE, AttemptSpec, EndCause, Mount, RunPhase
 from miner.backends.docker.container import (
     ContainerDefaults,
     adapt_defaults,
@@ -21,7 +21,7 @@ from miner.backends.docker.container import (
 from tests.doubles.each import each
 
 DEFAULTS = ContainerDefaults(
-    "0123456789abcdef", Path("/data/engines/wrapper-1.py"), "10002:10002", {"core": 0, "memlock": -1}
+    "0123456789abcdef", Path("/data/backends/wrapper-1.py"), "10002:10002", {"core": 0, "memlock": -1}
 )
 GPUS = ("GPU-1111", "GPU-2222")
 
@@ -32,13 +32,13 @@ def body(**fields: Any) -> dict[str, Any]:
         "argv": ("python", "-m", "trainer.text"),
         "run_dir": Path("/data/jobs/7/attempt_1"),
     }
-    return container_body(EngineSpec(**{**given, **fields}), "sha256:abc", DEFAULTS)
+    return container_body(AttemptSpec(**{**given, **fields}), "sha256:abc", DEFAULTS)
 
 
 def test_the_wrapper_stands_before_the_command() -> None:
     container = body(timeout_s=60.0)
     assert container["Image"] == "sha256:abc"
-    assert container["Entrypoint"][:4] == ["python3", "-I", "-S", "/data/engines/wrapper-1.py"]
+    assert container["Entrypoint"][:4] == ["python3", "-I", "-S", "/data/backends/wrapper-1.py"]
     assert container["Entrypoint"][-3:] == ["--limit-s", "60", "--"]
     assert container["Cmd"] == ["python", "-m", "trainer.text"]
     assert container["WorkingDir"] == "/data/jobs/7/attempt_1"
@@ -83,7 +83,7 @@ def test_mounts_are_at_the_same_path_and_made_by_nobody() -> None:
         "/data/jobs/7/attempt_1",
         "/data/out",
     }
-    assert mounts["/data/engines/wrapper-1.py"]["ReadOnly"]
+    assert mounts["/data/backends/wrapper-1.py"]["ReadOnly"]
 
 
 def test_limits_are_those_of_the_plan() -> None:
@@ -121,7 +121,7 @@ def test_the_defaults_are_adapted_to_docker() -> None:
     assert (plain.user, plain.memory_bytes) == ("10002:10002", 900)
     assert adapt_defaults(DEFAULTS, {}) == DEFAULTS
     remapped = adapt_defaults(DEFAULTS, {"SecurityOptions": ["name=userns", "name=selinux"]})
-    host = container_body(EngineSpec("k", ("a",), Path("/r")), "i", remapped)["HostConfig"]
+    host = container_body(AttemptSpec("k", ("a",), Path("/r")), "i", remapped)["HostConfig"]
     assert host["UsernsMode"] == "host"
     assert host["SecurityOpt"] == ["no-new-privileges:true", "label=disable"]
 

@@ -1,4 +1,4 @@
-"""What the process engine records of its runs, and how it knows which are alive."""
+"""What the process backend records of its runs, and how it knows which are alive."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ async def test_nodes_have_slots_of_their_gpus_kind_and_their_own_hardware() -> N
     assert [gpu.id for gpu in scan.gpus] == ["0@n1", "1@n1", "2@n1", "3@n1", "0@n2", "1@n2"]
     assert [gpu.kind.name for gpu in scan.gpus[3:5]] == ["H100-SXM", "A100-PCIE-80GB"]
     assert scan.gpus[0].linked == {"1@n1", "2@n1", "3@n1"}
-    assert [(one.name, one.engine, one.state) for one in scan.nodes] == [
+    assert [(one.name, one.backend, one.state) for one in scan.nodes] == [
         ("n1", "slurm", "idle"),
         ("n2", "slurm", "idle"),
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.backends.base import EngineSpec, Mount
+from miner.backends.base import AttemptSpec, Mount
 from miner.backends.slurm.job_script import (
     FOLDER,
     JobRequest,
@@ -141,12 +141,12 @@ def test_only_the_first_of_two_jobs_begins(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def spec() -> EngineSpec:
+def spec() -> AttemptSpec:
     mounts = (Mount(Path("/shared/models/m")), Mount(Path("/shared/out"), read_only=False))
-    return EngineSpec("k1", ("python", "-m", "trainer.text"), RUN, mounts=mounts, gpus=("0@n1",))
+    return AttemptSpec("k1", ("python", "-m", "trainer.text"), RUN, mounts=mounts, gpus=("0@n1",))
 
 
-def test_apptainer_runs_the_wrapper_with_its_files_and_the_gpus(spec: EngineSpec) -> None:
+def test_apptainer_runs_the_wrapper_with_its_files_and_the_gpus(spec: AttemptSpec) -> None:
     """Rendered only: there is no Apptainer here to run it."""
     prefix, srun = container_parts(
         "apptainer:/shared/t.sif", spec, Path("/shared/wrapper.py"), PARTS.directory
@@ -167,7 +167,7 @@ def test_apptainer_runs_the_wrapper_with_its_files_and_the_gpus(spec: EngineSpec
     assert "--nv" not in on_cpu
 
 
-def test_pyxis_gets_its_container_by_options_of_srun(spec: EngineSpec) -> None:
+def test_pyxis_gets_its_container_by_options_of_srun(spec: AttemptSpec) -> None:
     """Rendered only: there is no pyxis here to run it."""
     prefix, srun = container_parts(
         "pyxis:registry.example.org#team/t:1", spec, Path("/shared/wrapper.py"), PARTS.directory
@@ -183,7 +183,7 @@ def test_pyxis_gets_its_container_by_options_of_srun(spec: EngineSpec) -> None:
     assert set(srun) <= set(srun_line(script(parts=replace(PARTS, srun_options=tuple(srun)))))
 
 
-def test_the_environment_is_the_runs_own(spec: EngineSpec) -> None:
+def test_the_environment_is_the_runs_own(spec: AttemptSpec) -> None:
     given = script_environment(replace(spec, env={"HOME": "/x", "B": "1"}), Path("/shared/code"), "/tmp")
     assert (given["HOME"], given["B"], given["PYTHONPATH"]) == ("/x", "1", "/shared/code")
     assert "PYTHONPATH" not in script_environment(spec, None, "/tmp")

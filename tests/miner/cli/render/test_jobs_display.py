@@ -80,8 +80,8 @@ def test_log_lines_stand_above_the_picture_and_do_not_break_it(monkeypatch: pyte
     console = Terminal(file=out, force_terminal=True, width=80)
     with JobDisplay(console=console) as display:
         display.take("job", picture(stage="train"))
-        sys.stderr.write("the engine is gone\n")
-    assert "the engine is gone" in out.getvalue()
+        sys.stderr.write("the backend is gone\n")
+    assert "the backend is gone" in out.getvalue()
     assert stderr.getvalue() == ""
 
 

@@ -35,7 +35,7 @@ def gpus(count: int = 4, linked: bool = True, **more: Any) -> list[Gpu]:
         ({"bytes_s": 12e9, "peer_access": False}, FindingStatus.WARN, "cannot reach each other"),
         ({"bytes_s": 1e9, "backend": "gloo"}, FindingStatus.WARN, "sees none of the GPUs"),
         ({"problem": "it had not ended after 120 s"}, FindingStatus.WARN, "had not ended"),
-        ({"skipped": "no engine"}, FindingStatus.SKIP, "no engine"),
+        ({"skipped": "no backend"}, FindingStatus.SKIP, "no backend"),
     ],
 )
 def test_a_measured_rate_is_judged_by_what_plans_count_on(

@@ -40,11 +40,11 @@ def containers(docker_host: Dockerd) -> set[str]:
 
 @pytest.fixture
 def others(docker_host: Dockerd) -> set[str]:
-    """The containers that other tests have left in the engine."""
+    """The containers that other tests have left in Docker."""
     return containers(docker_host)
 
 
-def wait_for_the_engine(docker_host: Dockerd, others: set[str]) -> None:
+def wait_for_docker(docker_host: Dockerd, others: set[str]) -> None:
     """It ends the step of a cancelled build by itself."""
     until = time.monotonic() + 120
     while not containers(docker_host) <= others:
@@ -113,7 +113,7 @@ def test_an_interrupted_build_leaves_nothing(docker_host: Dockerd, others: set[s
     lines = (f"FROM {base_image.NAME}", "ENV A=1", "RUN sleep 1000")
     with pytest.raises(KeyboardInterrupt):
         build(docker_host, tmp_path, *lines, on_line=interrupt)
-    wait_for_the_engine(docker_host, others)
+    wait_for_docker(docker_host, others)
     assert tags(docker_host) == before
 
 
@@ -121,7 +121,7 @@ def test_a_build_is_ended_at_its_limit(docker_host: Dockerd, others: set[str], t
     built = build(docker_host, tmp_path, f"FROM {base_image.NAME}", "RUN sleep 1000", limit_s=3)
     assert built.image is None
     assert "not built within 3 s" in str(built.problem)
-    wait_for_the_engine(docker_host, others)
+    wait_for_docker(docker_host, others)
 
 
 def test_the_first_directory_that_has_the_file_counts(docker_host: Dockerd, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_the_finished_steps_of_a_build_that_was_killed_are_removed(
         process.send_signal(signal.SIGKILL)
         process.wait()
 
-    # The engine removes the step's container itself, once it sees that nobody waits for the build.
+    # Docker removes the step's container itself, once it sees that nobody waits for the build.
     def only_images() -> bool:
         with docker_host.client() as client:
             return not {one["Id"] for one in client.api.containers(all=True)} - before

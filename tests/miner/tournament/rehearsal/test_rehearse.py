@@ -65,7 +65,7 @@ def log_of(tmp_path: Path, number: int = 1) -> str:
 
 
 def held(docker_host: Dockerd) -> set[str]:
-    """The ids and names of what a rehearsal may forget in an engine, which other tests use too."""
+    """The ids and names of what a rehearsal may forget in Docker, which other tests use too."""
     with docker_host.client() as client:
         api = client.api
         volumes = {one["Name"] for one in api.volumes()["Volumes"] or []}

@@ -1,4 +1,4 @@
-"""Fixtures around real engines; import them into the conftest or module that needs them."""
+"""Fixtures around real backends; import them into the conftest or module that needs them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from tests.doubles import base_image, dockerd
+from tests.doubles.backend_bench import BackendBench, docker_bench, process_bench, slurm_bench
 from tests.doubles.dockerd import Dockerd
-from tests.doubles.engine_bench import EngineBench, docker_bench, process_bench, slurm_bench
 from tests.doubles.required import missing
 from tests.doubles.slurm import OwnSlurm, own_slurm
 
@@ -27,16 +27,16 @@ KINDS = ("process", "sandboxed process", "docker", "slurm")
 def own_dockerd(
     *, live_restore: bool = False, nvml: Path | None = None, mounted: Sequence[Path] = ()
 ) -> Iterator[Dockerd]:
-    """An engine with the small image in it."""
+    """A Docker Engine with the small image in it."""
     why = dockerd.why_not()
     if why:
         missing(why)
     # Not below pytest's folder, whose path is too long for a socket's.
     place = Path(tempfile.mkdtemp(prefix="gm-"))
     try:
-        with Dockerd(place / "d", live_restore=live_restore, nvml=nvml, mounted=mounted) as engine:
-            base_image.load(engine.host)
-            yield engine
+        with Dockerd(place / "d", live_restore=live_restore, nvml=nvml, mounted=mounted) as docker:
+            base_image.load(docker.host)
+            yield docker
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -61,8 +61,8 @@ def unread_replies_collected() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def docker_host() -> Iterator[Dockerd]:
     """One for all tests that leave it alone."""
-    with own_dockerd() as engine:
-        yield engine
+    with own_dockerd() as docker:
+        yield docker
 
 
 @pytest.fixture(scope="session")
@@ -78,20 +78,20 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest_asyncio.fixture
-async def bench(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EngineBench]:
-    """Each engine in turn; nothing of a test outlives it."""
+async def bench(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BackendBench]:
+    """Each backend in turn; nothing of a test outlives it."""
     bench = bench_of(kind, request, tmp_path)
     yield bench
     await bench.clear()
 
 
-def bench_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> EngineBench:
+def bench_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> BackendBench:
     if kind == "docker":
-        engine: Dockerd = request.getfixturevalue("docker_host")
-        return docker_bench(tmp_path / "data", engine.host, base_image.NAME)
+        docker: Dockerd = request.getfixturevalue("docker_host")
+        return docker_bench(tmp_path / "data", docker.host, base_image.NAME)
     if kind == "slurm":
         return slurm_bench(tmp_path / "data", request.getfixturevalue("slurm").bin)
     bench = process_bench(tmp_path / "data", sandbox=kind != "process")
-    if bench.closed and not bench.engine.can_sandbox:
-        missing(f"no sandbox here: {bench.engine._environment.why_no_sandbox}")  # type: ignore[attr-defined]
+    if bench.closed and not bench.backend.can_sandbox:
+        missing(f"no sandbox here: {bench.backend._environment.why_no_sandbox}")  # type: ignore[attr-defined]
     return bench

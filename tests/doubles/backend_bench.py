@@ -1,4 +1,4 @@
-"""A bench for engines: a data directory, runs in it, and waiting for their ends."""
+"""A bench for backends: a data directory, runs in it, and waiting for their ends."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from miner.backends.base import EngineSpec, ExecutionEngine, Mount, RunPhase, RunStatus
-from miner.backends.registry import EngineContext, build_here
+from miner.backends.base import AttemptSpec, Backend, Mount, RunPhase, RunStatus
+from miner.backends.registry import BackendContext, build_here
 from miner.backends.run_folder import log_tail
 from miner.dev.stack import with_constants
 from miner.settings import BackendKind, Settings, load_settings
@@ -31,7 +31,7 @@ _counter = itertools.count(1)
 
 @dataclass
 class Run:
-    spec: EngineSpec
+    spec: AttemptSpec
     ref: str = ""
 
     @property
@@ -48,13 +48,13 @@ class Run:
 
 
 @dataclass
-class EngineBench:
-    """One engine on a data folder of its own; `kind` is what the test was parametrised with."""
+class BackendBench:
+    """One backend on a data folder of its own; `kind` is what the test was parametrised with."""
 
     kind: str
     settings: Settings
-    build: Callable[[], ExecutionEngine]
-    engine: ExecutionEngine
+    build: Callable[[], Backend]
+    backend: Backend
     #: Whether runs see nothing but what they were given.
     closed: bool
     processes: int = PROCESSES
@@ -64,12 +64,12 @@ class EngineBench:
     def data_dir(self) -> Path:
         return self.settings.data_dir
 
-    def spec(self, *argv: str, **more: Any) -> EngineSpec:
+    def spec(self, *argv: str, **more: Any) -> AttemptSpec:
         number = next(_counter)
         run_dir = self.data_dir / "jobs" / str(number) / "attempt_1"
         run_dir.mkdir(parents=True)
         labels = {"job": str(number), "attempt": "1"}
-        return EngineSpec(
+        return AttemptSpec(
             **{
                 "key": f"gm-{os.getpid()}-{number}-1",
                 "argv": argv,
@@ -79,17 +79,17 @@ class EngineBench:
             }
         )
 
-    def code(self, text: str, **more: Any) -> EngineSpec:
+    def code(self, text: str, **more: Any) -> AttemptSpec:
         return self.spec("python", "-c", text, **more)
 
-    async def submit(self, spec: EngineSpec) -> Run:
+    async def submit(self, spec: AttemptSpec) -> Run:
         run = Run(spec)
         self.runs.append(run)
-        run.ref = await self.engine.submit(spec)
+        run.ref = await self.backend.submit(spec)
         return run
 
     async def status(self, run: Run) -> RunStatus:
-        return await self.engine.poll(run.ref, run.dir)
+        return await self.backend.poll(run.ref, run.dir)
 
     async def end_of(self, run: Run, limit_s: float = WAIT_S) -> RunStatus:
         ends = time.monotonic() + limit_s
@@ -111,66 +111,66 @@ class EngineBench:
             await asyncio.sleep(0.01)
         return text
 
-    def again(self) -> ExecutionEngine:
-        """The engine of a daemon that was restarted on the same data directory."""
-        self.engine = self.build()
-        return self.engine
+    def again(self) -> Backend:
+        """The backend of a daemon that was restarted on the same data directory."""
+        self.backend = self.build()
+        return self.backend
 
     def require_limits(self) -> None:
         if self.kind == "slurm":
             pytest.skip("a Slurm without cgroups, which need a machine to themselves, limits no memory")
-        if self.kind != "docker" and self.engine._cgroups is None:  # type: ignore[attr-defined]
+        if self.kind != "docker" and self.backend._cgroups is None:  # type: ignore[attr-defined]
             pytest.skip("no cgroups with limits can be made here")
 
     async def clear(self) -> None:
         for run in self.runs:
             if run.ref:
-                await self.engine.stop(run.ref, force=True)
+                await self.backend.stop(run.ref, force=True)
                 await self.end_of(run)
-                await self.engine.remove(run.ref)
-        await self.engine.close()
+                await self.backend.remove(run.ref)
+        await self.backend.close()
 
 
-def quick_engine(
-    settings: Settings, backend: BackendKind, *, poll_s: float = 0.2, processes: int = PROCESSES
-) -> ExecutionEngine:
-    """Build an engine that asks Slurm more often and allows fewer processes."""
-    constants = {"slurm.engine.POLL_S": poll_s, "registry.MAX_PROCESSES": processes}
+def quick_backend(
+    settings: Settings, kind: BackendKind, *, poll_s: float = 0.2, processes: int = PROCESSES
+) -> Backend:
+    """Build a backend that asks Slurm more often and allows fewer processes."""
+    constants = {"slurm.backend.POLL_S": poll_s, "registry.MAX_PROCESSES": processes}
     with with_constants({f"miner.backends.{name}": value for name, value in constants.items()}):
-        return build_here(settings, backend)
+        return build_here(settings, kind)
 
 
-def process_bench(data_dir: Path, *, sandbox: bool, **more: Any) -> EngineBench:
+def process_bench(data_dir: Path, *, sandbox: bool, **more: Any) -> BackendBench:
     given = {"trainer_python": PYTHON, "trainer_sandbox": "auto" if sandbox else "off"}
     settings = bench_settings(data_dir, **given, trainer_uid=own_uid(data_dir), **more)
-    kind = "sandboxed process" if sandbox else "process"
-    return bench_on(kind, settings, BackendKind.PROCESS, closed=sandbox)
+    label = "sandboxed process" if sandbox else "process"
+    return bench_on(label, settings, BackendKind.PROCESS, closed=sandbox)
 
 
-def docker_bench(data_dir: Path, host: str, image: str, **more: Any) -> EngineBench:
+def docker_bench(data_dir: Path, host: str, image: str, **more: Any) -> BackendBench:
     settings = bench_settings(data_dir, docker_host=host, trainer_text_image=image, **more)
     return bench_on("docker", settings, BackendKind.DOCKER, closed=True)
 
 
 def slurm_bench(
     data_dir: Path, commands: Path, *, poll_s: float = 0.2, processes: int = PROCESSES, **more: Any
-) -> EngineBench:
+) -> BackendBench:
     given = {"trainer_python": PYTHON, "slurm_bin_dir": commands, **more}
     settings = bench_settings(data_dir, trainer_uid=own_uid(data_dir), **given)
     return bench_on("slurm", settings, BackendKind.SLURM, poll_s=poll_s, processes=processes)
 
 
 def bench_on(
-    kind: str, settings: Settings, backend: BackendKind, closed: bool | None = None, **constants: Any
-) -> EngineBench:
-    build = partial(quick_engine, settings, backend, **constants)
-    engine = build()
-    return EngineBench(kind, settings, build, engine, engine.can_sandbox if closed is None else closed)
+    label: str, settings: Settings, kind: BackendKind, closed: bool | None = None, **constants: Any
+) -> BackendBench:
+    build = partial(quick_backend, settings, kind, **constants)
+    backend = build()
+    return BackendBench(label, settings, build, backend, backend.can_sandbox if closed is None else closed)
 
 
-def context_in(folder: Path, **changes: Any) -> EngineContext:
-    """What engines share, for one that a test builds itself."""
-    return replace(EngineContext("feed", folder, str, (), {}, 100, None), **changes)
+def context_in(folder: Path, **changes: Any) -> BackendContext:
+    """What backends share, for one that a test builds itself."""
+    return replace(BackendContext("feed", folder, str, (), {}, 100, None), **changes)
 
 
 def own_uid(data_dir: Path) -> int:

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from miner.backends.base import EngineSpec
+from miner.backends.base import AttemptSpec
 from miner.backends.environment import TrainingEnvironment
-from miner.backends.process import engine as module
-from miner.backends.process.engine import ProcessEngine, cores_of, process_environment, wrapper_command
+from miner.backends.process import backend as module
+from miner.backends.process.backend import ProcessBackend, cores_of, process_environment, wrapper_command
 from miner.backends.process.run_registry import RunRegistry
 from miner.backends.sandbox import Interpreter, Sandbox
-from tests.doubles.engine_bench import context_in
+from tests.doubles.backend_bench import context_in
 
 PYTHON = Interpreter(Path(sys.executable), ())
 
 
-def engine(
+def backend(
     tmp_path: Path, interpreter: Interpreter = PYTHON, sandbox: Sandbox | None = None
-) -> ProcessEngine:
+) -> ProcessBackend:
     environment = TrainingEnvironment(interpreter, tmp_path, sandbox)
-    return ProcessEngine(context_in(tmp_path), environment, RunRegistry(tmp_path), None)
+    return ProcessBackend(context_in(tmp_path), environment, RunRegistry(tmp_path), None)
 
 
 def sandbox(*shown: Path) -> Sandbox:
@@ -39,16 +39,16 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_pictures_need_their_own_programs_also_in_the_sandbox(tmp_path: Path, tools: Path) -> None:
-    assert str(tools) in (await engine(tmp_path).missing_images())["image"]
+    assert str(tools) in (await backend(tmp_path).missing_images())["image"]
     tools.mkdir(parents=True)
-    assert await engine(tmp_path).missing_images() == {}
-    assert "sandbox" in (await engine(tmp_path, sandbox=sandbox()).missing_images())["image"]
-    assert await engine(tmp_path, sandbox=sandbox(tools.parent)).missing_images() == {}
+    assert await backend(tmp_path).missing_images() == {}
+    assert "sandbox" in (await backend(tmp_path, sandbox=sandbox()).missing_images())["image"]
+    assert await backend(tmp_path, sandbox=sandbox(tools.parent)).missing_images() == {}
 
 
 async def test_an_interpreter_that_is_gone_starts_nothing(tmp_path: Path, tools: Path) -> None:
     gone = replace(PYTHON, path=tmp_path / "gone")
-    assert set(await engine(tmp_path, gone).missing_images()) == {"text", "image"}
+    assert set(await backend(tmp_path, gone).missing_images()) == {"text", "image"}
 
 
 async def test_an_upgrade_of_our_own_code_is_another_identity(tmp_path: Path) -> None:
@@ -57,16 +57,16 @@ async def test_an_upgrade_of_our_own_code_is_another_identity(tmp_path: Path) ->
     (source / "inner" / "one.py").touch()
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "trainer").symlink_to(source)
-    before = await engine(tmp_path / "code").identity("text")
-    assert await engine(tmp_path / "code").identity("text") == before
+    before = await backend(tmp_path / "code").identity("text")
+    assert await backend(tmp_path / "code").identity("text") == before
     (source / "inner" / "two.py").touch()
-    assert await engine(tmp_path / "code").identity("text") != before
+    assert await backend(tmp_path / "code").identity("text") != before
 
 
-SPEC = EngineSpec("gm-1-1", ("python", "-m", "trainer.text"), Path("/data/jobs/1/attempt_1"))
+SPEC = AttemptSpec("gm-1-1", ("python", "-m", "trainer.text"), Path("/data/jobs/1/attempt_1"))
 
 
-def environment(spec: EngineSpec = SPEC) -> dict[str, str]:
+def environment(spec: AttemptSpec = SPEC) -> dict[str, str]:
     return process_environment(spec, Path("/env/bin/python"), Path("/code"), "id/gm-1-1", "/home")
 
 
@@ -84,7 +84,7 @@ def test_the_environment_has_nothing_of_ours_but_what_is_named_and_no_gpu(
 
 def test_a_run_cannot_choose_its_gpus_or_its_mark() -> None:
     wanted = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "GOD_MINER_RUN": "x", "HOME": "/mine"}
-    spec = EngineSpec("k", ("a",), Path("/r"), env=wanted, gpus=("GPU-1", "GPU-2"))
+    spec = AttemptSpec("k", ("a",), Path("/r"), env=wanted, gpus=("GPU-1", "GPU-2"))
     variables = environment(spec)
     assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
     assert variables["GOD_MINER_RUN"] == "id/gm-1-1"
@@ -94,7 +94,7 @@ def test_a_run_cannot_choose_its_gpus_or_its_mark() -> None:
 
 def test_the_wrapper_gets_all_limits() -> None:
     core = min(os.sched_getaffinity(0))
-    spec = EngineSpec("k", ("a", "--dir"), Path("/r"), cpus=f"{core},99999", timeout_s=60)
+    spec = AttemptSpec("k", ("a", "--dir"), Path("/r"), cpus=f"{core},99999", timeout_s=60)
     words = wrapper_command(
         spec,
         spec.argv,

@@ -1,4 +1,4 @@
-"""What doctor finds of engines: real ones, tried out."""
+"""What doctor finds of backends: real ones, tried out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from miner.backends.process import backend as process
+from miner.backends.process import plugin as process
 from miner.doctor import CheckContext, Finding, FindingStatus
 from miner.doctor.checks import training
 from miner.settings import load_settings
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.docker
 def found(tmp_path: Path, **settings: Any) -> dict[str, Finding]:
     given = {"docker_host": f"unix://{tmp_path}/none", "trainer_ulimits": "core=0", **settings}
     loaded = load_settings(env={}, env_file=None, data_dir=tmp_path / "data", **given)
-    findings = {one.what: one for one in training.check_engine(CheckContext(loaded))}
+    findings = {one.what: one for one in training.check_backend(CheckContext(loaded))}
     # A doctor leaves nothing behind.
     assert [path.name for path in tmp_path.iterdir()] in ([], ["python"])
     return findings
@@ -30,13 +30,13 @@ def found(tmp_path: Path, **settings: Any) -> dict[str, Finding]:
 
 def test_nothing_that_can_train_is_a_failure_with_all_reasons(tmp_path: Path) -> None:
     findings = found(tmp_path, trainer_python=tmp_path / "no-python")
-    assert findings["training engine"].status is FindingStatus.FAIL
+    assert findings["backend"].status is FindingStatus.FAIL
     assert "does not run" in findings["docker"].detail
     assert "no-python" in findings["training python"].detail
-    assert "MAX_JOBS=0" in findings["training engine"].fix
+    assert "MAX_JOBS=0" in findings["backend"].fix
 
 
-def test_only_the_configured_engine_is_checked(tmp_path: Path) -> None:
+def test_only_the_configured_backend_is_checked(tmp_path: Path) -> None:
     assert "docker" not in found(tmp_path, backend="process", trainer_python=tmp_path / "no")
     assert "training python" not in found(tmp_path, backend="docker")
 
@@ -59,7 +59,7 @@ def test_local_processes_are_tried_out(tmp_path: Path, axolotl: str, status: Fin
     )
     python.chmod(0o755)
     findings = found(tmp_path, backend="process", trainer_python=python, trainer_sandbox="off")
-    assert findings["training engine"].status is FindingStatus.OK
+    assert findings["backend"].status is FindingStatus.OK
     assert findings["trial run"].status is status
     assert "native can train" in findings["trial run"].detail
     assert axolotl in findings["trial run"].detail
@@ -75,7 +75,7 @@ def test_docker_is_tried_out(tmp_path: Path, docker_host: Dockerd) -> None:
     findings = found(
         tmp_path, backend="docker", docker_host=docker_host.host, trainer_text_image=base_image.NAME
     )
-    assert findings["training engine"].status is FindingStatus.OK
+    assert findings["backend"].status is FindingStatus.OK
     assert "live-restore" in findings["docker"].fix
     assert findings["image text"].status is FindingStatus.WARN
     assert findings["image toolkit"].status is FindingStatus.WARN
@@ -91,7 +91,7 @@ def test_docker_is_tried_out(tmp_path: Path, docker_host: Dockerd) -> None:
     assert "TRAINER_ULIMITS" in limits["trial run"].detail
 
 
-def test_a_docker_without_the_image_is_no_engine(tmp_path: Path, docker_host: Dockerd) -> None:
+def test_a_docker_without_the_image_is_no_backend(tmp_path: Path, docker_host: Dockerd) -> None:
     findings = found(tmp_path, backend="docker", docker_host=docker_host.host)
-    assert findings["training engine"].status is FindingStatus.FAIL
+    assert findings["backend"].status is FindingStatus.FAIL
     assert findings["image text"].fix == "god-miner images build text"

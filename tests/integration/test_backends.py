@@ -1,4 +1,4 @@
-"""What every engine must do: one suite for all, also for a new one."""
+"""What every backend must do: one suite for all, also for a new one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from miner.backends.base import EndCause, EngineRejected, Mount, RunPhase
-from tests.doubles.engine_bench import EngineBench, Run
-from tests.doubles.engine_fixtures import bench, kind
+from miner.backends.base import BackendRejected, EndCause, Mount, RunPhase
+from tests.doubles.backend_bench import BackendBench, Run
+from tests.doubles.backend_fixtures import bench, kind
 
 __all__ = ["bench", "kind"]
 
@@ -61,19 +61,19 @@ async def still(run: Run) -> bool:
     return len(run.file("beat")) == before
 
 
-@pytest.mark.every_engine
-async def test_what_is_submitted_again_also_at_the_same_time_runs_once(bench: EngineBench) -> None:
+@pytest.mark.every_backend
+async def test_what_is_submitted_again_also_at_the_same_time_runs_once(bench: BackendBench) -> None:
     spec = bench.code("open('ran', 'a').write('x'); import time; time.sleep(0.3)")
     run = await bench.submit(spec)
-    again = await asyncio.gather(*(bench.engine.submit(spec) for _ in range(4)))
+    again = await asyncio.gather(*(bench.backend.submit(spec) for _ in range(4)))
     assert set(again) == {run.ref}
     assert (await bench.end_of(run)).why is EndCause.OK
-    assert await bench.engine.submit(spec) == run.ref
+    assert await bench.backend.submit(spec) == run.ref
     await asyncio.sleep(0.2)
     assert run.file("ran") == "x"
 
 
-@pytest.mark.every_engine("slurm-raise")
+@pytest.mark.every_backend("slurm-raise")
 @pytest.mark.parametrize(
     ("text", "why", "code"),
     [
@@ -83,7 +83,9 @@ async def test_what_is_submitted_again_also_at_the_same_time_runs_once(bench: En
         ("import os; os.kill(os.getpid(), 9)", EndCause.KILLED, 137),
     ],
 )
-async def test_an_end_has_its_code_and_cause(text: str, why: EndCause, code: int, bench: EngineBench) -> None:
+async def test_an_end_has_its_code_and_cause(
+    text: str, why: EndCause, code: int, bench: BackendBench
+) -> None:
     before = time.time()
     _, status = await bench.play(text)
     assert (status.phase, status.why, status.code) == (RunPhase.ENDED, why, code)
@@ -92,14 +94,14 @@ async def test_an_end_has_its_code_and_cause(text: str, why: EndCause, code: int
     assert before - 1 <= status.started_at <= status.ended_at <= time.time() + 1
 
 
-async def test_a_command_that_is_not_there_ends_with_the_reason_in_its_log(bench: EngineBench) -> None:
+async def test_a_command_that_is_not_there_ends_with_the_reason_in_its_log(bench: BackendBench) -> None:
     run = await bench.submit(bench.spec("/no/such/program"))
     status = await bench.end_of(run)
     assert (status.why, status.code) == (EndCause.FAILED, 127)
     assert "/no/such/program" in run.log
 
 
-async def test_all_output_is_in_the_log_and_the_start_is_on_disk_before_it(bench: EngineBench) -> None:
+async def test_all_output_is_in_the_log_and_the_start_is_on_disk_before_it(bench: BackendBench) -> None:
     text = "import sys; print(open('start.json').read(), flush=True); sys.stderr.write('two\\n')"
     run, _ = await bench.play(text)
     start, second = run.log.splitlines()
@@ -107,67 +109,67 @@ async def test_all_output_is_in_the_log_and_the_start_is_on_disk_before_it(bench
     assert second == "two"
 
 
-async def test_a_running_one_is_found_and_says_since_when(bench: EngineBench) -> None:
+async def test_a_running_one_is_found_and_says_since_when(bench: BackendBench) -> None:
     spec = bench.code(SLEEPER)
-    assert await bench.engine.find(spec.key) is None
+    assert await bench.backend.find(spec.key) is None
     run = await bench.submit(spec)
     await bench.said(run, "up")
-    assert await bench.engine.find(spec.key) == run.ref
+    assert await bench.backend.find(spec.key) == run.ref
     status = await bench.status(run)
     assert status.phase is RunPhase.RUNNING
     assert status.started_at is not None
     assert abs(status.started_at - time.time()) < 60
 
 
-@pytest.mark.every_engine
-async def test_stop_lets_the_trainer_save(bench: EngineBench) -> None:
+@pytest.mark.every_backend
+async def test_stop_lets_the_trainer_save(bench: BackendBench) -> None:
     run = await bench.submit(bench.code(POLITE))
     await bench.said(run, "up")
-    await bench.engine.stop(run.ref)
+    await bench.backend.stop(run.ref)
     status = await bench.end_of(run)
     assert (status.why, status.code) == (EndCause.STOPPED, 0)
     assert run.file("saved") == "all of it"
 
 
-async def test_stop_right_after_the_start_ends_it_too(bench: EngineBench) -> None:
+async def test_stop_right_after_the_start_ends_it_too(bench: BackendBench) -> None:
     run = await bench.submit(bench.code(SLEEPER))
-    await bench.engine.stop(run.ref)
+    await bench.backend.stop(run.ref)
     assert (await bench.end_of(run)).why is EndCause.STOPPED
 
 
-@pytest.mark.every_engine
-async def test_force_kills_a_trainer_that_ignores_sigterm(bench: EngineBench) -> None:
+@pytest.mark.every_backend
+async def test_force_kills_a_trainer_that_ignores_sigterm(bench: BackendBench) -> None:
     run = await bench.submit(bench.code(DEAF))
     await bench.said(run, "beat")
-    await bench.engine.stop(run.ref)
+    await bench.backend.stop(run.ref)
     await asyncio.sleep(0.2)
     assert (await bench.status(run)).phase is RunPhase.RUNNING
-    await bench.engine.stop(run.ref, force=True)
+    await bench.backend.stop(run.ref, force=True)
     status = await bench.end_of(run)
     assert status.why is EndCause.STOPPED
     # Slurm's cancellation sends SIGTERM to the sandbox too, which may end before the wrapper kills it.
     assert status.code in ((137, 143) if bench.kind == "slurm" else (137,))
     assert await still(run)
-    await bench.engine.stop(run.ref, force=True)
-    await bench.engine.stop(run.ref)
+    await bench.backend.stop(run.ref, force=True)
+    await bench.backend.stop(run.ref)
     assert (await bench.status(run)).why is EndCause.STOPPED
 
 
-async def test_nothing_outlives_the_command(bench: EngineBench) -> None:
+async def test_nothing_outlives_the_command(bench: BackendBench) -> None:
     run, status = await bench.play(RUNAWAY)
     assert status.why is EndCause.OK
     assert await still(run)
 
 
-async def test_force_reaches_what_left_the_session(bench: EngineBench) -> None:
+async def test_force_reaches_what_left_the_session(bench: BackendBench) -> None:
     run = await bench.submit(bench.code(f"{RUNAWAY}\ntime.sleep(100)"))
     await bench.said(run, "beat")
-    await bench.engine.stop(run.ref, force=True)
+    await bench.backend.stop(run.ref, force=True)
     await bench.end_of(run)
     assert await still(run)
 
 
-async def test_processes_with_a_handler_dump_stacks_and_the_others_live_on(bench: EngineBench) -> None:
+async def test_processes_with_a_handler_dump_stacks_and_the_others_live_on(bench: BackendBench) -> None:
     text = """
 import faulthandler, os, signal, subprocess, time
 other = subprocess.Popen(['sleep', '100'])
@@ -186,7 +188,7 @@ inner_of_the_parent()
     run = await bench.submit(bench.code(text))
     await bench.said(run, "child")
     await bench.said(run, "up")
-    await bench.engine.dump_stacks(run.ref)
+    await bench.backend.dump_stacks(run.ref)
     ends = time.monotonic() + 60
     while "inner_of_the_child" not in run.log or "inner_of_the_parent" not in run.log:
         assert time.monotonic() < ends, run.log
@@ -196,8 +198,8 @@ inner_of_the_parent()
     assert (await bench.status(run)).phase is RunPhase.RUNNING
 
 
-@pytest.mark.every_engine
-async def test_a_restarted_daemon_finds_and_stops_runs(bench: EngineBench) -> None:
+@pytest.mark.every_backend
+async def test_a_restarted_daemon_finds_and_stops_runs(bench: BackendBench) -> None:
     run = await bench.submit(bench.code(POLITE))
     await bench.said(run, "up")
     again = bench.again()
@@ -210,35 +212,35 @@ async def test_a_restarted_daemon_finds_and_stops_runs(bench: EngineBench) -> No
     assert (await bench.end_of(run)).why is EndCause.STOPPED
 
 
-async def test_removing_forgets_what_ended_and_nothing_else(bench: EngineBench) -> None:
+async def test_removing_forgets_what_ended_and_nothing_else(bench: BackendBench) -> None:
     run = await bench.submit(bench.code(SLEEPER))
     await bench.said(run, "up")
-    await bench.engine.remove(run.ref)
+    await bench.backend.remove(run.ref)
     assert (await bench.status(run)).phase is RunPhase.RUNNING
-    await bench.engine.stop(run.ref, force=True)
+    await bench.backend.stop(run.ref, force=True)
     await bench.end_of(run)
     for _ in range(2):
-        await bench.engine.remove(run.ref)
-        assert await bench.engine.list_runs() == []
-        assert await bench.engine.find(run.spec.key) is None
+        await bench.backend.remove(run.ref)
+        assert await bench.backend.list_runs() == []
+        assert await bench.backend.find(run.spec.key) is None
     assert run.file("up") == "1"
 
 
-@pytest.mark.every_engine
-async def test_an_end_is_known_after_the_engine_forgot_it(bench: EngineBench) -> None:
+@pytest.mark.every_backend
+async def test_an_end_is_known_after_the_backend_forgot_it(bench: BackendBench) -> None:
     run, _ = await bench.play("raise SystemExit(7)")
-    await bench.engine.remove(run.ref)
+    await bench.backend.remove(run.ref)
     status = await bench.status(run)
     assert (status.phase, status.why, status.code) == (RunPhase.ENDED, EndCause.FAILED, 7)
 
 
-async def test_an_unknown_run_is_lost(bench: EngineBench) -> None:
+async def test_an_unknown_run_is_lost(bench: BackendBench) -> None:
     spec = bench.code("pass")
-    status = await bench.engine.poll("f" * 64, spec.run_dir)
+    status = await bench.backend.poll("f" * 64, spec.run_dir)
     assert (status.phase, status.why, status.code) == (RunPhase.LOST, EndCause.LOST, None)
 
 
-async def test_the_timeout_ends_a_run(bench: EngineBench) -> None:
+async def test_the_timeout_ends_a_run(bench: BackendBench) -> None:
     # Counted from before Python starts: one that comes before it listens shows nothing.
     for timeout_s in (1.5, 6.0, 24.0):
         run = await bench.submit(bench.code(POLITE, timeout_s=timeout_s))
@@ -251,7 +253,7 @@ async def test_the_timeout_ends_a_run(bench: EngineBench) -> None:
     pytest.fail("a trainer took half a minute to start")
 
 
-async def test_memory_is_limited_and_named_as_the_cause(bench: EngineBench) -> None:
+async def test_memory_is_limited_and_named_as_the_cause(bench: BackendBench) -> None:
     bench.require_limits()
     # A part of it is killed, as a rank of several is; its parent then ends with a code of its own.
     text = """
@@ -263,7 +265,7 @@ sys.exit(9 if greedy.returncode == -9 else 0)
     assert (status.why, status.code) == (EndCause.OOM_KILLED, 9), run.log
 
 
-async def test_a_kill_from_outside_is_not_a_stop(bench: EngineBench) -> None:
+async def test_a_kill_from_outside_is_not_a_stop(bench: BackendBench) -> None:
     run = await bench.submit(bench.code(SLEEPER))
     await bench.said(run, "up")
     os.kill(host_pid(run, "python"), signal.SIGKILL)
@@ -271,8 +273,8 @@ async def test_a_kill_from_outside_is_not_a_stop(bench: EngineBench) -> None:
     assert (status.why, status.code) == (EndCause.KILLED, 137)
 
 
-@pytest.mark.every_engine
-async def test_a_killed_wrapper_takes_everything_with_it(bench: EngineBench) -> None:
+@pytest.mark.every_backend
+async def test_a_killed_wrapper_takes_everything_with_it(bench: BackendBench) -> None:
     run = await bench.submit(bench.code(f"{RUNAWAY}\ntime.sleep(100)"))
     await bench.said(run, "beat")
     os.kill(host_pid(run, "wrapper"), signal.SIGKILL)
@@ -281,9 +283,9 @@ async def test_a_killed_wrapper_takes_everything_with_it(bench: EngineBench) -> 
     assert await still(run)
 
 
-@pytest.mark.every_engine
+@pytest.mark.every_backend
 async def test_the_run_gets_its_own_environment_and_nothing_of_ours(
-    bench: EngineBench, monkeypatch: pytest.MonkeyPatch
+    bench: BackendBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_operator")
     bench.again()
@@ -298,7 +300,9 @@ async def test_the_run_gets_its_own_environment_and_nothing_of_ours(
     assert {"HOME", "PATH", "USER"} <= set(seen)
 
 
-async def test_mounts_are_at_their_own_paths_and_may_be_read_only(bench: EngineBench, tmp_path: Path) -> None:
+async def test_mounts_are_at_their_own_paths_and_may_be_read_only(
+    bench: BackendBench, tmp_path: Path
+) -> None:
     inputs, models = tmp_path / "inputs", tmp_path / "models"
     for folder in (inputs, models):
         folder.mkdir()
@@ -322,7 +326,7 @@ print(os.getcwd())
     assert (models / "new").read_text() == "mine"
 
 
-async def test_a_folder_can_be_renamed_from_the_run_folder_to_the_one_around_it(bench: EngineBench) -> None:
+async def test_a_folder_can_be_renamed_from_the_run_folder_to_the_one_around_it(bench: BackendBench) -> None:
     """As submissions are: the two must not be mounts of their own."""
     spec = bench.code("pass")
     inputs = spec.run_dir.parent / "inputs"
@@ -335,7 +339,7 @@ async def test_a_folder_can_be_renamed_from_the_run_folder_to_the_one_around_it(
     assert (spec.run_dir.parent / "submission").is_dir()
 
 
-async def test_processes_of_a_run_find_each_other_by_their_host_name(bench: EngineBench) -> None:
+async def test_processes_of_a_run_find_each_other_by_their_host_name(bench: BackendBench) -> None:
     """What torchrun needs, where there is no network."""
     text = """
 import socket, threading
@@ -347,8 +351,8 @@ print(socket.create_connection((socket.gethostname(), server.getsockname()[1]), 
     assert run.log == "b'hello'\n"
 
 
-@pytest.mark.every_engine
-async def test_the_run_gets_its_gpus_by_variable(bench: EngineBench) -> None:
+@pytest.mark.every_backend
+async def test_the_run_gets_its_gpus_by_variable(bench: BackendBench) -> None:
     gpus: tuple[str, ...] = tuple(f"GPU-fa4e0000-0000-4000-8000-00000000000{number}" for number in (1, 3))
     # Slurm chooses among the node's.
     given = ("0", "1") if bench.kind == "slurm" else gpus
@@ -359,7 +363,7 @@ async def test_the_run_gets_its_gpus_by_variable(bench: EngineBench) -> None:
     assert none.log.strip() in ("", "void")
 
 
-async def test_cores_are_kept_to(bench: EngineBench) -> None:
+async def test_cores_are_kept_to(bench: BackendBench) -> None:
     if bench.kind == "slurm":
         pytest.skip("Slurm chooses the cores of its nodes")
     core = min(os.sched_getaffinity(0))
@@ -367,7 +371,7 @@ async def test_cores_are_kept_to(bench: EngineBench) -> None:
     assert run.log.strip() == str({core})
 
 
-async def test_a_bad_specification_is_rejected_before_anything_starts(bench: EngineBench) -> None:
+async def test_a_bad_specification_is_rejected_before_anything_starts(bench: BackendBench) -> None:
     """What else is rejected: tests/miner/backends/test_preflight.py."""
     good = bench.code("pass")
     link = good.run_dir.parent / "link"
@@ -375,10 +379,10 @@ async def test_a_bad_specification_is_rejected_before_anything_starts(bench: Eng
     # It would stand in `inspect`, in labels or in the list of processes for all to read.
     token = "hf_" + "A1b2C3d4" * 4
     for wrong in ({"gpus": ("all",)}, {"mounts": (Mount(link),)}, {"env": {"TOKEN": token}}):
-        with pytest.raises(EngineRejected) as caught:
-            await bench.engine.submit(replace(good, **wrong))
+        with pytest.raises(BackendRejected) as caught:
+            await bench.backend.submit(replace(good, **wrong))
         assert token not in str(caught.value)
-    assert await bench.engine.list_runs() == []
+    assert await bench.backend.list_runs() == []
 
 
 def host_pid(run: Run, which: str) -> int:

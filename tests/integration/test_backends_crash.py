@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from miner.backends import ownership
-from miner.backends.base import EndCause, EngineSpec
+from miner.backends.base import AttemptSpec, EndCause
 from miner.support.data_id import data_id
-from tests.doubles.engine_bench import EngineBench
-from tests.doubles.engine_fixtures import bench, kind
+from tests.doubles.backend_bench import BackendBench
+from tests.doubles.backend_fixtures import bench, kind
 
 __all__ = ["bench", "kind"]
 
@@ -29,7 +29,7 @@ PAYLOAD = "open('ran', 'a').write('x')"
 
 
 @pytest.fixture
-def daemons(bench: EngineBench) -> Iterator[subprocess.Popen[str]]:
+def daemons(bench: BackendBench) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.doubles.submitter", bench.kind, str(bench.data_dir)]
     where = str(bench.settings.slurm_bin_dir) if bench.kind == "slurm" else bench.settings.docker_host
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -37,7 +37,7 @@ def daemons(bench: EngineBench) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def submitting(daemons: subprocess.Popen[str], spec: EngineSpec, dies: int) -> int:
+def submitting(daemons: subprocess.Popen[str], spec: AttemptSpec, dies: int) -> int:
     assert daemons.stdin is not None
     assert daemons.stdout is not None
     order = {"key": spec.key, "run_dir": str(spec.run_dir), "argv": spec.argv, "dies": dies}
@@ -45,16 +45,16 @@ def submitting(daemons: subprocess.Popen[str], spec: EngineSpec, dies: int) -> i
     return int(daemons.stdout.readline())
 
 
-async def started_once(bench: EngineBench, spec: EngineSpec) -> None:
+async def started_once(bench: BackendBench, spec: AttemptSpec) -> None:
     known = await bench.again().find(spec.key)
     run = await bench.submit(spec)
     assert known in (None, run.ref)
     status = await bench.end_of(run)
     assert (status.why, run.file("ran")) == (EndCause.OK, "x")
     assert not ownership.marked_processes(ownership.run_mark(data_id(bench.data_dir), spec.key))
-    await bench.engine.remove(run.ref)
+    await bench.backend.remove(run.ref)
     run.ref = ""
-    assert await bench.engine.list_runs() == []
+    assert await bench.backend.list_runs() == []
 
 
 async def gone(pid: int) -> None:
@@ -66,7 +66,7 @@ async def gone(pid: int) -> None:
 
 
 async def test_a_daemon_killed_before_any_step_of_a_submit(
-    bench: EngineBench, daemons: subprocess.Popen[str]
+    bench: BackendBench, daemons: subprocess.Popen[str]
 ) -> None:
     for step in range(1, MOST_STEPS):
         spec = bench.code(PAYLOAD)

@@ -16,14 +16,14 @@ import pytest
 import pytest_asyncio
 
 from miner.backends import ownership
-from miner.backends.base import EndCause, EngineRejected, EngineSpec, EngineUnreachable, RunPhase
+from miner.backends.base import AttemptSpec, BackendRejected, BackendUnreachable, EndCause, RunPhase
 from miner.backends.docker.images import TrainerImages
 from miner.support.data_id import data_id
 from tests.doubles import base_image
+from tests.doubles.backend_bench import WAIT_S, BackendBench, Run, docker_bench
+from tests.doubles.backend_fixtures import own_dockerd
 from tests.doubles.dockerd import GPUS, Dockerd
-from tests.doubles.engine_bench import WAIT_S, EngineBench, Run, docker_bench
-from tests.doubles.engine_fixtures import own_dockerd
-from tests.integration.test_engines import POLITE, SLEEPER, host_pid
+from tests.integration.test_backends import POLITE, SLEEPER, host_pid
 
 pytestmark = pytest.mark.docker
 
@@ -38,7 +38,7 @@ for number in itertools.count():
 
 
 @pytest_asyncio.fixture
-async def bench(docker_host: Dockerd, tmp_path: Path) -> AsyncIterator[EngineBench]:
+async def bench(docker_host: Dockerd, tmp_path: Path) -> AsyncIterator[BackendBench]:
     bench = on(docker_host, tmp_path)
     yield bench
     await bench.clear()
@@ -47,25 +47,25 @@ async def bench(docker_host: Dockerd, tmp_path: Path) -> AsyncIterator[EngineBen
 @pytest.fixture
 def mortal() -> Iterator[Dockerd]:
     """Takes its containers down with it."""
-    with own_dockerd() as engine:
-        yield engine
+    with own_dockerd() as dockerd:
+        yield dockerd
 
 
 @pytest.fixture
 def restorable() -> Iterator[Dockerd]:
     """Leaves its containers running."""
-    with own_dockerd(live_restore=True) as engine:
-        yield engine
+    with own_dockerd(live_restore=True) as dockerd:
+        yield dockerd
 
 
-def on(engine: Dockerd, tmp_path: Path, **more: Any) -> EngineBench:
-    return docker_bench(tmp_path / "data", engine.host, base_image.NAME, **more)
+def on(dockerd: Dockerd, tmp_path: Path, **more: Any) -> BackendBench:
+    return docker_bench(tmp_path / "data", dockerd.host, base_image.NAME, **more)
 
 
-async def submitted_at_last(bench: EngineBench, spec: EngineSpec) -> Run:
+async def submitted_at_last(bench: BackendBench, spec: AttemptSpec) -> Run:
     """Asked again while Docker is in trouble, as the pipeline does."""
     for _ in range(600):
-        with suppress(EngineUnreachable):
+        with suppress(BackendUnreachable):
             return await bench.submit(spec)
         await asyncio.sleep(0.1)
     raise AssertionError(f"{spec.key} could not be submitted")
@@ -78,26 +78,26 @@ def api(docker_host: Dockerd) -> Iterator[Any]:
         yield client.api
 
 
-def containers(engine: Dockerd) -> list[dict[str, Any]]:
-    with engine.client() as client:
+def containers(dockerd: Dockerd) -> list[dict[str, Any]]:
+    with dockerd.client() as client:
         found: list[dict[str, Any]] = client.api.containers(all=True)
         return found
 
 
-# the engine dies
+# Docker dies
 
 
-async def test_a_killed_engine_without_live_restore_ends_the_run_and_says_so(
+async def test_a_killed_docker_without_live_restore_ends_the_run_and_says_so(
     mortal: Dockerd, tmp_path: Path
 ) -> None:
     bench = on(mortal, tmp_path)
     run = await bench.submit(bench.code(POLITE))
     await bench.said(run, "up")
     mortal.kill()
-    for ask in (bench.status(run), bench.engine.find(run.spec.key), bench.engine.list_runs()):
-        with pytest.raises(EngineUnreachable):
+    for ask in (bench.status(run), bench.backend.find(run.spec.key), bench.backend.list_runs()):
+        with pytest.raises(BackendUnreachable):
             await ask
-    with pytest.raises(EngineUnreachable):
+    with pytest.raises(BackendUnreachable):
         await bench.submit(bench.code("pass"))
     mortal.start()
     status = await bench.end_of(run)
@@ -108,14 +108,14 @@ async def test_a_killed_engine_without_live_restore_ends_the_run_and_says_so(
     assert containers(mortal) == []
 
 
-async def test_a_killed_engine_with_live_restore_leaves_the_run_alone(
+async def test_a_killed_docker_with_live_restore_leaves_the_run_alone(
     restorable: Dockerd, tmp_path: Path
 ) -> None:
     bench = on(restorable, tmp_path)
     run = await bench.submit(bench.code(COUNTER))
     await bench.said(run, "up")
     restorable.kill()
-    with pytest.raises(EngineUnreachable):
+    with pytest.raises(BackendUnreachable):
         await bench.status(run)
     at_death = len(run.log.splitlines())
     async with asyncio.timeout(WAIT_S):
@@ -124,10 +124,10 @@ async def test_a_killed_engine_with_live_restore_leaves_the_run_alone(
     restorable.start()
     assert (await bench.status(run)).phase is RunPhase.RUNNING
     assert await bench.again().find(run.spec.key) == run.ref
-    await bench.engine.stop(run.ref)
+    await bench.backend.stop(run.ref)
     assert (await bench.end_of(run)).why is EndCause.STOPPED
     lines = run.log.splitlines()
-    # Output does not go through the engine, so none was lost or held up.
+    # Output does not go through Docker, so none was lost or held up.
     assert lines == [str(number) for number in range(len(lines))]
     await bench.clear()
 
@@ -157,7 +157,7 @@ async def test_an_end_while_docker_is_down_is_known_afterwards(
     await bench.clear()
 
 
-async def test_an_orderly_stop_of_the_engine_lets_the_trainer_save(mortal: Dockerd, tmp_path: Path) -> None:
+async def test_an_orderly_stop_of_docker_lets_the_trainer_save(mortal: Dockerd, tmp_path: Path) -> None:
     bench = on(mortal, tmp_path)
     run = await bench.submit(bench.code(POLITE))
     await bench.said(run, "up")
@@ -168,22 +168,22 @@ async def test_an_orderly_stop_of_the_engine_lets_the_trainer_save(mortal: Docke
     await bench.clear()
 
 
-async def test_an_engine_killed_before_any_part_of_a_submit_runs_it_once(
+async def test_a_docker_killed_before_any_part_of_a_submit_runs_it_once(
     restorable: Dockerd, tmp_path: Path
 ) -> None:
     """Before a container is made, between that and its start, and while it runs."""
     bench = on(restorable, tmp_path)
-    engine: Any = bench.engine
+    backend: Any = bench.backend
     for part in ("making", "starting", "ending"):
         spec = bench.code("import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)")
         made = None
         if part == "starting":
-            made = (await engine._create(spec, time.monotonic() + 300))["Id"]
+            made = (await backend._create(spec, time.monotonic() + 300))["Id"]
         elif part == "ending":
             made = (await bench.submit(spec)).ref
         await asyncio.to_thread(restorable.kill)
-        with pytest.raises(EngineUnreachable):
-            await bench.engine.submit(spec)
+        with pytest.raises(BackendUnreachable):
+            await bench.backend.submit(spec)
         await asyncio.to_thread(restorable.start)
         run = await submitted_at_last(bench, spec)
         assert made in (None, run.ref)
@@ -191,21 +191,19 @@ async def test_an_engine_killed_before_any_part_of_a_submit_runs_it_once(
         (run.dir / "go").touch()
         assert (await bench.end_of(run)).why is EndCause.OK
         assert not ownership.marked_processes(ownership.run_mark(data_id(bench.data_dir), spec.key))
-        await bench.engine.remove(run.ref)
+        await bench.backend.remove(run.ref)
         assert containers(restorable) == []
 
 
-async def test_an_engine_that_hangs_is_unreachable_and_not_waited_for(
-    mortal: Dockerd, tmp_path: Path
-) -> None:
+async def test_a_docker_that_hangs_is_unreachable_and_not_waited_for(mortal: Dockerd, tmp_path: Path) -> None:
     bench = on(mortal, tmp_path)
     run = await bench.submit(bench.code(SLEEPER))
-    bench.engine._client.query_timeout_s = 0.5  # type: ignore[attr-defined]
+    bench.backend._client.query_timeout_s = 0.5  # type: ignore[attr-defined]
     mortal.freeze()
     try:
-        with pytest.raises(EngineUnreachable):
-            await bench.engine.list_runs()
-        with pytest.raises(EngineUnreachable):
+        with pytest.raises(BackendUnreachable):
+            await bench.backend.list_runs()
+        with pytest.raises(BackendUnreachable):
             await bench.status(run)
     finally:
         mortal.thaw()
@@ -213,13 +211,13 @@ async def test_an_engine_that_hangs_is_unreachable_and_not_waited_for(
     await bench.clear()
 
 
-async def test_the_daemon_comes_back_between_making_and_starting(bench: EngineBench) -> None:
+async def test_the_daemon_comes_back_between_making_and_starting(bench: BackendBench) -> None:
     spec = bench.code("open('ran', 'a').write('x')")
-    made = await bench.engine._create(spec, time.monotonic() + 120)  # type: ignore[attr-defined]
+    made = await bench.backend._create(spec, time.monotonic() + 120)  # type: ignore[attr-defined]
     # Never started: nobody should wait for it, and nobody make a second one.
-    assert await bench.engine.find(spec.key) is None
-    assert (await bench.engine.poll(made["Id"], spec.run_dir)).phase is RunPhase.QUEUED
-    assert [found.key for found in await bench.engine.list_runs()] == [spec.key]
+    assert await bench.backend.find(spec.key) is None
+    assert (await bench.backend.poll(made["Id"], spec.run_dir)).phase is RunPhase.QUEUED
+    assert [found.key for found in await bench.backend.list_runs()] == [spec.key]
     run = await bench.submit(spec)
     assert run.ref == made["Id"]
     await bench.end_of(run)
@@ -229,7 +227,9 @@ async def test_the_daemon_comes_back_between_making_and_starting(bench: EngineBe
 # the container dies
 
 
-async def test_a_container_killed_or_stopped_from_outside_is_recognized(bench: EngineBench, api: Any) -> None:
+async def test_a_container_killed_or_stopped_from_outside_is_recognized(
+    bench: BackendBench, api: Any
+) -> None:
     killed, stopped = [await bench.submit(bench.code(SLEEPER)) for _ in range(2)]
     for run in (killed, stopped):
         await bench.said(run, "up")
@@ -239,12 +239,12 @@ async def test_a_container_killed_or_stopped_from_outside_is_recognized(bench: E
     assert (await bench.end_of(stopped)).why is EndCause.KILLED
 
 
-async def test_a_removed_container_is_lost_unless_its_end_was_recorded(bench: EngineBench, api: Any) -> None:
+async def test_a_removed_container_is_lost_unless_its_end_was_recorded(bench: BackendBench, api: Any) -> None:
     gone = await bench.submit(bench.code(SLEEPER))
     await bench.said(gone, "up")
     api.remove_container(gone.ref, force=True)
     assert (await bench.status(gone)).phase is RunPhase.LOST
-    assert await bench.engine.find(gone.spec.key) is None
+    assert await bench.backend.find(gone.spec.key) is None
     gone.ref = ""
 
 
@@ -266,37 +266,37 @@ async def test_what_docker_cannot_start_is_rejected_with_a_way_out_and_nothing_i
     image: str, ulimits: str, spec: dict[str, Any], way_out: str, docker_host: Dockerd, tmp_path: Path
 ) -> None:
     bench = docker_bench(tmp_path / "data", docker_host.host, image, trainer_ulimits=ulimits)
-    with pytest.raises(EngineRejected, match=way_out):
+    with pytest.raises(BackendRejected, match=way_out):
         await bench.submit(bench.code("pass", **spec))
-    assert await bench.engine.list_runs() == []
+    assert await bench.backend.list_runs() == []
     await bench.clear()
 
 
-async def test_a_name_taken_by_a_stranger_is_rejected(bench: EngineBench, api: Any) -> None:
+async def test_a_name_taken_by_a_stranger_is_rejected(bench: BackendBench, api: Any) -> None:
     spec = bench.code("pass")
     api.create_container(base_image.NAME, ["true"], name=spec.key)
     try:
-        with pytest.raises(EngineRejected, match="not ours"):
+        with pytest.raises(BackendRejected, match="not ours"):
             await bench.submit(spec)
-        assert await bench.engine.find(spec.key) is None
-        assert await bench.engine.list_runs() == []
+        assert await bench.backend.find(spec.key) is None
+        assert await bench.backend.list_runs() == []
     finally:
         api.remove_container(spec.key)
 
 
 async def test_another_data_folder_s_runs_are_not_ours(
-    bench: EngineBench, docker_host: Dockerd, tmp_path: Path
+    bench: BackendBench, docker_host: Dockerd, tmp_path: Path
 ) -> None:
     other = docker_bench(tmp_path / "other", docker_host.host, base_image.NAME)
     run = await other.submit(other.code(SLEEPER))
-    assert await bench.engine.list_runs() == []
-    assert await bench.engine.find(run.spec.key) is None
-    assert len(await other.engine.list_runs()) == 1
+    assert await bench.backend.list_runs() == []
+    assert await bench.backend.find(run.spec.key) is None
+    assert len(await other.backend.list_runs()) == 1
     await other.clear()
 
 
 async def test_the_gpu_hook_gets_the_requested_gpus_and_never_all(
-    bench: EngineBench, docker_host: Dockerd
+    bench: BackendBench, docker_host: Dockerd
 ) -> None:
     """The image says NVIDIA_VISIBLE_DEVICES=all, as those made for GPUs do."""
     for gpus, asked in (((GPUS[2], GPUS[0]), f"{GPUS[2]},{GPUS[0]}"), ((), None), (("cpu",), None)):
@@ -347,7 +347,7 @@ async def test_what_docker_shows_of_a_run_is_locked_down_and_without_secrets(
     assert (run.dir.stat().st_uid, run.dir.stat().st_gid) == (10002, 10002)
 
 
-async def test_a_pinned_image_runs_although_its_name_was_moved(bench: EngineBench, api: Any) -> None:
+async def test_a_pinned_image_runs_although_its_name_was_moved(bench: BackendBench, api: Any) -> None:
     image_id = api.inspect_image(base_image.NAME)["Id"]
     TrainerImages(bench.settings).set_pin("text", image_id, "source")
     empty = bench.data_dir / "empty.tar"
@@ -362,9 +362,9 @@ async def test_a_pinned_image_runs_although_its_name_was_moved(bench: EngineBenc
         api.tag(image_id, repository, tag, force=True)
 
 
-async def test_stopping_what_is_hung_in_the_wrapper_works_from_outside(bench: EngineBench) -> None:
+async def test_stopping_what_is_hung_in_the_wrapper_works_from_outside(bench: BackendBench) -> None:
     run = await bench.submit(bench.code(SLEEPER))
     await bench.said(run, "up")
     os.kill(host_pid(run, "wrapper"), signal.SIGSTOP)
-    await bench.engine.stop(run.ref, force=True)
+    await bench.backend.stop(run.ref, force=True)
     assert (await bench.end_of(run)).why is EndCause.STOPPED

@@ -18,17 +18,17 @@ import pytest
 import pytest_asyncio
 
 from miner.backends import ownership
-from miner.backends.base import EndCause, EngineRejected, Mount, RunPhase
+from miner.backends.base import BackendRejected, EndCause, Mount, RunPhase
 from miner.backends.run_folder import log_tail
 from miner.support.data_id import data_id
 from miner.support.untrusted_files import read_untrusted
 from tests.doubles import hostile
-from tests.doubles.engine_bench import EngineBench, Run, process_bench
-from tests.doubles.engine_fixtures import bench_of
+from tests.doubles.backend_bench import BackendBench, Run, process_bench
+from tests.doubles.backend_fixtures import bench_of
 
 
 @pytest_asyncio.fixture(params=["sandboxed process", "docker", "slurm"])
-async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EngineBench]:
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BackendBench]:
     bench = bench_of(request.param, request, tmp_path)
     assert bench.closed
     yield bench
@@ -36,7 +36,7 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @pytest_asyncio.fixture
-async def open_bench(tmp_path: Path) -> AsyncIterator[EngineBench]:
+async def open_bench(tmp_path: Path) -> AsyncIterator[BackendBench]:
     """Local processes as they are without a sandbox."""
     bench = process_bench(tmp_path / "data", sandbox=False)
     yield bench
@@ -51,7 +51,7 @@ def needle(monkeypatch: pytest.MonkeyPatch) -> str:
     return token
 
 
-async def tried(bench: EngineBench, text: str, **more: Any) -> dict[str, Any]:
+async def tried(bench: BackendBench, text: str, **more: Any) -> dict[str, Any]:
     run, status = await bench.play(text, hostile=True, **more)
     assert status.why is EndCause.OK, run.log
     results: dict[str, Any] = json.loads(run.log)
@@ -81,7 +81,7 @@ def listeners() -> Iterator[tuple[int, str, str]]:
     os.unlink(path)
 
 
-async def test_there_is_no_network(bench: EngineBench, listeners: tuple[int, str, str]) -> None:
+async def test_there_is_no_network(bench: BackendBench, listeners: tuple[int, str, str]) -> None:
     port, abstract, path = listeners
     own = socket.gethostbyname_ex(socket.gethostname())[2]
     addresses: list[list[object]] = [[host, port] for host in ("127.0.0.1", "0.0.0.0", *own)]
@@ -92,8 +92,8 @@ async def test_there_is_no_network(bench: EngineBench, listeners: tuple[int, str
     assert results["interfaces"] == ["lo"]
 
 
-@pytest.mark.every_engine
-async def test_it_sees_its_own_files_and_no_others(bench: EngineBench, tmp_path: Path, needle: str) -> None:
+@pytest.mark.every_backend
+async def test_it_sees_its_own_files_and_no_others(bench: BackendBench, tmp_path: Path, needle: str) -> None:
     wallet, dot_env = tmp_path / "wallet", bench.data_dir / ".env"
     other = bench.spec("true").run_dir / "plan.json"
     inputs = tmp_path / "inputs"
@@ -101,7 +101,7 @@ async def test_it_sees_its_own_files_and_no_others(bench: EngineBench, tmp_path:
     for path in (wallet, dot_env, other):
         path.write_text(needle)
     (inputs / "rows").write_text("[]")
-    ours = (bench.data_dir, bench.data_dir / "engines", inputs, Path("/usr/bin"), Path("/etc"), Path("/"))
+    ours = (bench.data_dir, bench.data_dir / "backends", inputs, Path("/usr/bin"), Path("/etc"), Path("/"))
     results = await tried(
         bench,
         hostile.files(
@@ -125,7 +125,7 @@ async def test_it_sees_its_own_files_and_no_others(bench: EngineBench, tmp_path:
     assert needle not in json.dumps(results)
 
 
-async def test_it_sees_no_process_but_its_own(bench: EngineBench, needle: str) -> None:
+async def test_it_sees_no_process_but_its_own(bench: BackendBench, needle: str) -> None:
     daemon = os.getpid()
     parents = [os.getppid(), daemon]
     results = await tried(bench, hostile.processes(parents, needle))
@@ -134,7 +134,7 @@ async def test_it_sees_no_process_but_its_own(bench: EngineBench, needle: str) -
     assert results["others"] < 10
 
 
-async def test_it_may_nothing_that_only_root_may(bench: EngineBench) -> None:
+async def test_it_may_nothing_that_only_root_may(bench: BackendBench) -> None:
     results = await tried(bench, hostile.privileges())
     facts = ("capabilities", "no new privileges", "uid", "suid")
     assert succeeded(results, *facts) == {}
@@ -145,7 +145,7 @@ async def test_it_may_nothing_that_only_root_may(bench: EngineBench) -> None:
 
 
 async def test_the_attempts_are_real(
-    open_bench: EngineBench, tmp_path: Path, listeners: tuple[int, str, str], needle: str
+    open_bench: BackendBench, tmp_path: Path, listeners: tuple[int, str, str], needle: str
 ) -> None:
     """Where nothing holds them they get through: what is shown above is the sandbox, and not a slip."""
     port, abstract, path = listeners
@@ -170,30 +170,30 @@ async def test_the_attempts_are_real(
     assert results["others"] > 1
 
 
-async def test_a_fork_bomb_stays_in_its_bounds_and_is_ended_whole(bench: EngineBench) -> None:
+async def test_a_fork_bomb_stays_in_its_bounds_and_is_ended_whole(bench: BackendBench) -> None:
     run = await bench.submit(bench.code(hostile.FORK_BOMB, hostile=True))
     await bench.said(run, "refused")
     own = marked(bench, run)
     assert 10 < len(own) <= bench.processes + 5
     # The machine goes on: others can still start something.
     assert os.spawnlp(os.P_WAIT, "true", "true") == 0
-    await bench.engine.stop(run.ref, force=True)
+    await bench.backend.stop(run.ref, force=True)
     assert (await bench.end_of(run)).why is EndCause.STOPPED
     assert not marked(bench, run)
 
 
-def marked(bench: EngineBench, run: Run) -> set[int]:
+def marked(bench: BackendBench, run: Run) -> set[int]:
     return ownership.marked_processes(ownership.run_mark(data_id(bench.data_dir), run.spec.key))
 
 
 @pytest.mark.parametrize("text", [hostile.MEMORY_BOMB, hostile.MEMORY_FILES], ids=["memory", "/tmp"])
-async def test_memory_ends_it_and_not_the_machine(text: str, bench: EngineBench) -> None:
+async def test_memory_ends_it_and_not_the_machine(text: str, bench: BackendBench) -> None:
     bench.require_limits()
     run = await bench.submit(bench.code(text, hostile=True, memory_bytes=96 << 20))
     assert (await bench.end_of(run)).why is EndCause.OOM_KILLED
 
 
-async def test_a_flood_of_output_does_not_fill_the_disk(bench: EngineBench) -> None:
+async def test_a_flood_of_output_does_not_fill_the_disk(bench: BackendBench) -> None:
     text = "import os\nline = b'x' * 65535 + b'\\n'\nfor _ in range(6000): os.write(1, line)"
     run = await bench.submit(bench.code(text, hostile=True))
     status = await bench.end_of(run, 300)
@@ -203,7 +203,7 @@ async def test_a_flood_of_output_does_not_fill_the_disk(bench: EngineBench) -> N
     assert {path.name for path in run.dir.glob("log*")} == {"log", "log.first", "log.before"}
 
 
-async def test_links_that_it_leaves_lead_nobody_anywhere(bench: EngineBench, tmp_path: Path) -> None:
+async def test_links_that_it_leaves_lead_nobody_anywhere(bench: BackendBench, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text('{"at": 1, "code": 0, "secret": "of the operator"}')
     before = victim.read_bytes()
@@ -222,17 +222,17 @@ async def test_links_that_it_leaves_lead_nobody_anywhere(bench: EngineBench, tmp
         assert read_untrusted(run.dir / name) is None
     # The wrapper's own record took the link's place, and did not follow it.
     assert stat.S_ISREG((run.dir / "exit.json").lstat().st_mode)
-    await bench.engine.stop(run.ref)
+    await bench.backend.stop(run.ref)
     assert victim.read_bytes() == before
-    with pytest.raises(EngineRejected, match="is a link"):
-        await bench.engine.submit(
+    with pytest.raises(BackendRejected, match="is a link"):
+        await bench.backend.submit(
             replace(
                 spec, key=f"{spec.key}-2", run_dir=job / "attempt_2", mounts=(Mount(job, read_only=False),)
             )
         )
 
 
-async def test_it_can_kill_its_supervisor_and_gains_nothing(bench: EngineBench) -> None:
+async def test_it_can_kill_its_supervisor_and_gains_nothing(bench: BackendBench) -> None:
     text = """
 import os, signal, time
 open('up', 'w').write('1')
@@ -247,16 +247,16 @@ time.sleep(1)
     assert not marked(bench, run)
 
 
-async def test_without_a_sandbox_it_does_not_start(open_bench: EngineBench) -> None:
-    assert not open_bench.engine.can_sandbox
+async def test_without_a_sandbox_it_does_not_start(open_bench: BackendBench) -> None:
+    assert not open_bench.backend.can_sandbox
     spec = open_bench.code("open('ran', 'w').write('x')", hostile=True)
-    with pytest.raises(EngineRejected, match="no sandbox: TRAINER_SANDBOX=off"):
+    with pytest.raises(BackendRejected, match="no sandbox: TRAINER_SANDBOX=off"):
         await open_bench.submit(spec)
     await asyncio.sleep(0.1)
     assert not (spec.run_dir / "ran").exists()
 
 
-async def test_command_lines_on_this_machine_show_no_secret(bench: EngineBench, needle: str) -> None:
+async def test_command_lines_on_this_machine_show_no_secret(bench: BackendBench, needle: str) -> None:
     run = await bench.submit(bench.code("import time; open('up', 'w').write('1'); time.sleep(100)"))
     await bench.said(run, "up")
     seen = b""
@@ -270,7 +270,7 @@ async def test_command_lines_on_this_machine_show_no_secret(bench: EngineBench, 
                 continue
     assert seen
     assert needle.encode() not in seen
-    for path in (*run.dir.rglob("*"), *(bench.data_dir / "engines").rglob("*")):
+    for path in (*run.dir.rglob("*"), *(bench.data_dir / "backends").rglob("*")):
         with suppress(FileNotFoundError):  # gone meanwhile
             if path.is_file():
                 assert needle.encode() not in path.read_bytes(), path

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from miner.backends.base import START_FILE, EngineRejected, EngineSpec, EngineUnreachable
-from miner.backends.docker import engine as module
+from miner.backends.base import START_FILE, AttemptSpec, BackendRejected, BackendUnreachable
+from miner.backends.docker import backend as module
+from miner.backends.docker.backend import DockerBackend
 from miner.backends.docker.client import DockerRefused
 from miner.backends.docker.container import LABEL_DATA, LABEL_KEY, ContainerDefaults
-from miner.backends.docker.engine import DockerEngine
 from miner.backends.docker.images import UnknownImage
 from miner.support.untrusted_files import write_untrusted
-from tests.doubles.engine_bench import context_in
+from tests.doubles.backend_bench import context_in
 
 KEY = "job-1-1"
 BROKEN = DockerRefused(500, "OCI runtime create failed: no such file or directory")
@@ -99,43 +99,43 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> EngineSpec:
-    return EngineSpec(KEY, ("python", "-c", "pass"), tmp_path)
+def spec(tmp_path: Path) -> AttemptSpec:
+    return AttemptSpec(KEY, ("python", "-c", "pass"), tmp_path)
 
 
-def engine_on(
+def backend_on(
     client: FakeDocker, image_of: Callable[[str], str] = lambda short: f"me/{short}"
-) -> DockerEngine:
+) -> DockerBackend:
     defaults = ContainerDefaults("id", Path("/wrapper.py"), "1:1")
-    context = context_in(Path("/engines"), data_id="id")
-    return DockerEngine(context, client, defaults, image_of)  # type: ignore[arg-type]
+    context = context_in(Path("/backends"), data_id="id")
+    return DockerBackend(context, client, defaults, image_of)  # type: ignore[arg-type]
 
 
-async def submit(client: FakeDocker, spec: EngineSpec) -> str:
-    return await engine_on(client).submit(spec)
+async def submit(client: FakeDocker, spec: AttemptSpec) -> str:
+    return await backend_on(client).submit(spec)
 
 
-async def test_a_created_container_is_started(spec: EngineSpec) -> None:
+async def test_a_created_container_is_started(spec: AttemptSpec) -> None:
     client = FakeDocker()
     assert await submit(client, spec) == "new-0"
     assert client.calls == ["create new-0", "start new-0"]
 
 
 @pytest.mark.parametrize("status", ["running", "exited"])
-async def test_a_started_container_is_not_started_again(status: str, spec: EngineSpec) -> None:
+async def test_a_started_container_is_not_started_again(status: str, spec: AttemptSpec) -> None:
     client = FakeDocker(container("old", status=status))
     assert await submit(client, spec) == "old"
     assert client.calls == []
 
 
-async def test_a_container_in_creation_is_waited_for(spec: EngineSpec) -> None:
+async def test_a_container_in_creation_is_waited_for(spec: AttemptSpec) -> None:
     client = FakeDocker(container("old"))
     client.hidden = 8  # one look before, and three tries of a creation and a look
     assert await submit(client, spec) == "old"
     assert client.calls == ["start old"]
 
 
-async def test_a_freed_name_is_used(spec: EngineSpec) -> None:
+async def test_a_freed_name_is_used(spec: AttemptSpec) -> None:
     """The creation by an earlier request failed."""
     client = FakeDocker()
     client.hidden = 3
@@ -143,56 +143,56 @@ async def test_a_freed_name_is_used(spec: EngineSpec) -> None:
     assert client.calls == ["create new-0", "start new-0"]
 
 
-async def test_a_container_that_never_appears_is_not_waited_for_for_ever(spec: EngineSpec) -> None:
+async def test_a_container_that_never_appears_is_not_waited_for_for_ever(spec: AttemptSpec) -> None:
     client = FakeDocker(container("old"))
     client.hidden, client.create_timeout_s = float("inf"), 0.05
-    with pytest.raises(EngineUnreachable, match="holds the name"):
+    with pytest.raises(BackendUnreachable, match="holds the name"):
         await submit(client, spec)
     assert client.calls == []
 
 
-async def test_an_older_container_that_cannot_be_started_is_created_again_once(spec: EngineSpec) -> None:
+async def test_an_older_container_that_cannot_be_started_is_created_again_once(spec: AttemptSpec) -> None:
     client = FakeDocker(container("old"))
     client.broken = ("old",)
     assert await submit(client, spec) == "new-0"
     assert client.calls == ["start old", "remove old", "create new-0", "start new-0"]
     client = FakeDocker(container("old"))
     client.broken = ("old", "new-0")
-    with pytest.raises(EngineRejected):
+    with pytest.raises(BackendRejected):
         await submit(client, spec)
     assert client.calls[2:] == ["create new-0", "start new-0", "remove new-0"]
 
 
-async def test_a_new_container_that_cannot_be_started_is_not_created_again(spec: EngineSpec) -> None:
+async def test_a_new_container_that_cannot_be_started_is_not_created_again(spec: AttemptSpec) -> None:
     client = FakeDocker()
     client.broken = ("new-0",)
-    with pytest.raises(EngineRejected):
+    with pytest.raises(BackendRejected):
         await submit(client, spec)
     assert client.calls == ["create new-0", "start new-0", "remove new-0"]
 
 
-async def test_a_container_that_can_be_neither_started_nor_removed_is_rejected(spec: EngineSpec) -> None:
+async def test_a_container_that_can_be_neither_started_nor_removed_is_rejected(spec: AttemptSpec) -> None:
     client = FakeDocker(container("old"))
     client.broken, client.removable = ("old",), False
-    with pytest.raises(EngineRejected, match="runtime create failed"):
+    with pytest.raises(BackendRejected, match="runtime create failed"):
         await submit(client, spec)
     assert not any(call.startswith("create") for call in client.calls)
 
 
 async def test_a_stranger_s_container_of_the_same_name_is_left_alone(
-    spec: EngineSpec,
+    spec: AttemptSpec,
 ) -> None:
     client = FakeDocker(container("old"))
     client.broken = ("old",)
     client.meanwhile = [lambda: setattr(client, "container_now", container("theirs", "another"))]
-    with pytest.raises(EngineRejected, match="not ours"):
+    with pytest.raises(BackendRejected, match="not ours"):
         await submit(client, spec)
     assert client.calls == ["start old", "remove old"]
 
 
 @pytest.mark.parametrize("status", ["running", "exited"])
 async def test_a_container_that_another_request_started_is_not_started_again(
-    status: str, spec: EngineSpec
+    status: str, spec: AttemptSpec
 ) -> None:
     client = FakeDocker(container("old"))
     client.broken = ("old",)
@@ -201,7 +201,9 @@ async def test_a_container_that_another_request_started_is_not_started_again(
     assert client.calls == ["start old", "remove old"]
 
 
-async def test_a_run_that_began_although_its_start_was_refused_is_not_started_again(spec: EngineSpec) -> None:
+async def test_a_run_that_began_although_its_start_was_refused_is_not_started_again(
+    spec: AttemptSpec,
+) -> None:
     client = FakeDocker(container("old"))
     client.broken = ("old",)
     client.meanwhile = [lambda: write_untrusted(spec.run_dir / START_FILE, b'{"at": 1}')]
@@ -212,24 +214,24 @@ async def test_a_run_that_began_although_its_start_was_refused_is_not_started_ag
 async def test_missing_images_are_named() -> None:
     client = FakeDocker()
     client.images = ("me/text", "me/image", "me/toolkit")
-    assert await engine_on(client).missing_images() == {}
-    assert await engine_on(client).identity("text") == "me/text"
+    assert await backend_on(client).missing_images() == {}
+    assert await backend_on(client).identity("text") == "me/text"
     client.images = ("me/text",)
-    missing = await engine_on(client).missing_images()
+    missing = await backend_on(client).missing_images()
     assert set(missing) == {"image", "toolkit"}
     assert "me/image: god-miner images build" in missing["image"]
-    with pytest.raises(EngineUnreachable, match="lacks the image"):
-        await engine_on(client).identity("image")
+    with pytest.raises(BackendUnreachable, match="lacks the image"):
+        await backend_on(client).identity("image")
     client.image_status = 500
-    with pytest.raises(EngineUnreachable):
-        await engine_on(client).missing_images()
+    with pytest.raises(BackendUnreachable):
+        await backend_on(client).missing_images()
 
 
 async def test_unreadable_pins_make_every_image_missing() -> None:
     def unreadable(_short: str) -> str:
         raise UnknownImage("images.json cannot be read")
 
-    engine = engine_on(FakeDocker(), unreadable)
-    assert set(await engine.missing_images()) == {"text", "image", "toolkit"}
-    with pytest.raises(EngineUnreachable, match=r"images\.json"):
-        await engine.identity("text")
+    backend = backend_on(FakeDocker(), unreadable)
+    assert set(await backend.missing_images()) == {"text", "image", "toolkit"}
+    with pytest.raises(BackendUnreachable, match=r"images\.json"):
+        await backend.identity("text")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.report import Report
 from tests.doubles import base_image, dockerd
-from tests.doubles.engine_bench import EngineBench, docker_bench, process_bench
-from tests.doubles.engine_fixtures import own_dockerd
+from tests.doubles.backend_bench import BackendBench, docker_bench, process_bench
+from tests.doubles.backend_fixtures import own_dockerd
 
 #: Says when it runs, and ends when it is told to.
 PAYLOAD = """
@@ -27,12 +27,12 @@ STEPS = ("submit answered", "first line of the run", "poll", "from stop to its e
 
 def run(quick: bool) -> Report:
     rounds = 5 if quick else 30
-    report = Report(f"What an engine costs, median of {rounds} runs, ms", ("engine", *STEPS))
+    report = Report(f"What a backend costs, median of {rounds} runs, ms", ("backend", *STEPS))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _measure(report, "process", lambda: process_bench(folder / "p", sandbox=False), rounds)
         sandboxed = process_bench(folder / "s", sandbox=True)
-        if sandboxed.engine.can_sandbox:
+        if sandboxed.backend.can_sandbox:
             _measure(report, "process, sandbox", lambda: sandboxed, rounds)
         else:
             report.notes.append("No sandbox can be made here.")
@@ -40,22 +40,22 @@ def run(quick: bool) -> Report:
         if why_not:
             report.notes.append(f"Docker was not measured: {why_not}.")
             return report
-        with own_dockerd() as engine:
+        with own_dockerd() as docker:
             _measure(
-                report, "docker", lambda: docker_bench(folder / "d", engine.host, base_image.NAME), rounds
+                report, "docker", lambda: docker_bench(folder / "d", docker.host, base_image.NAME), rounds
             )
     report.notes.append("Docker with a small image and pretend GPUs; the trainer's own imports come on top.")
     return report
 
 
-def _measure(report: Report, name: str, make: Callable[[], EngineBench], rounds: int) -> None:
+def _measure(report: Report, name: str, make: Callable[[], BackendBench], rounds: int) -> None:
     times = asyncio.run(_rounds(make(), rounds))
     medians = [statistics.median(step) * 1000 for step in zip(*times, strict=True)]
     report.rows.append((name, *(f"{value:.1f}" for value in medians)))
     report.data[name] = dict(zip(STEPS, medians, strict=True))
 
 
-async def _rounds(bench: EngineBench, rounds: int) -> list[tuple[float, ...]]:
+async def _rounds(bench: BackendBench, rounds: int) -> list[tuple[float, ...]]:
     times: list[tuple[float, ...]] = []
     for _ in range(rounds):
         began = time.time()
@@ -65,12 +65,12 @@ async def _rounds(bench: EngineBench, rounds: int) -> list[tuple[float, ...]]:
         asked = time.time()
         await bench.status(run)
         polled = time.time()
-        await bench.engine.stop(run.ref)
+        await bench.backend.stop(run.ref)
         await bench.end_of(run)
         ended = time.time()
-        await bench.engine.remove(run.ref)
+        await bench.backend.remove(run.ref)
         removed = time.time()
         run.ref = ""
         times.append((submitted - began, up - began, polled - asked, ended - polled, removed - ended))
-    await bench.engine.close()
+    await bench.backend.close()
     return times
