@@ -27,6 +27,7 @@ class Engine(StrEnum):
     KOHYA = "kohya"  # images; which engine trains which family: `IMAGE_FAMILIES`
     AI_TOOLKIT = "ai-toolkit"  # images
     NATIVE = "native"  # our own trainer on torch, accelerate, peft and torchao
+    PICTURES = "pictures"  # images, in tournaments: our own trainer in the evaluator's ComfyUI
 
 
 class Method(StrEnum):

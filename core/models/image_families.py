@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pydantic import Field
+
 from core.domain.choices import Engine
+from core.domain.records import Record
 from core.domain.tasks import ImageModelType
 from core.models.facts import Family, ImageFacts
 
@@ -41,6 +44,44 @@ def _names(blocks: str, also: str | None = None, encoders: bool = False) -> Adap
     return AdapterNames(re.compile(f"{own}|{also}" if also else own), encoders)
 
 
+#: Noise levels at which the evaluation predicts, and its noise draws for each.
+BANDS, NOISES = 16, 16
+
+
+class PictureRecipe(Record):
+    """Numbers of one training; the defaults are those of a family without a record of its own."""
+
+    rank: int = Field(default=16, ge=1)
+    #: None: the rank, a scale of 1.
+    alpha: float | None = Field(default=None, gt=0)
+    rate: float = Field(default=2e-4, gt=0)
+    #: Searched in the names of the diffusion model's linear layers (`blocks.3.attn.wq`), or None for all.
+    targets: str | None = None
+    #: Pictures in a step. Halved where memory runs out.
+    batch: int = Field(default=1, ge=1)
+    #: Compute a block's activations again in the backward pass. Switched on where memory runs out.
+    checkpointing: bool = True
+    warm_up_steps: int = Field(default=20, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    #: Of the gradients' norm; 0: none.
+    clip: float = Field(default=1.0, ge=0)
+    ema_decay: float = Field(default=0.99, ge=0, lt=1)
+    #: Pictures kept out of the training to choose by: this share, at least so many. Too few pictures: none.
+    held_out_share: float = Field(default=0.1, ge=0, lt=1)
+    held_out_least: int = Field(default=3, ge=0)
+    #: Share of the time that screening candidates may take.
+    evaluation_share: float = Field(default=0.12, gt=0, lt=1)
+    #: The rate is multiplied by the best of these after a short trial of each; empty: no trials.
+    rate_factors: tuple[float, ...] = (0.5, 2.0)
+    #: Noise draws for each band with which the best candidates are compared at the end.
+    confirm_noises: int = Field(default=4, ge=1, le=NOISES)
+    #: Train again from another seed once the curve is past its optimum, and submit the mean of both if that
+    #: is better.
+    second_member: bool = True
+    #: None: until the clock or the curve ends the training.
+    max_steps: int | None = Field(default=None, ge=0)
+
+
 class HubFile(NamedTuple):
     """A file of a repository on the hub."""
 
@@ -65,10 +106,7 @@ class FlowRules:
     guidance: float | None = None
     #: Whether the evaluator's numbers differ from a training's: candidates are scored on a second copy.
     twin: bool = False
-    rank: int = 16
-    rate: float = 2e-4
-    #: Searched in the names of linear layers, or None for all of them.
-    targets: str | None = None
+    recipe: PictureRecipe = field(default_factory=PictureRecipe)
 
 
 @dataclass(frozen=True)
@@ -165,7 +203,7 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             clip_type="lumina2",
             encoders=(HubFile("Comfy-Org/z_image_turbo", "split_files/text_encoders/qwen_3_4b.safetensors"),),
             vae=HubFile("Comfy-Org/z_image_turbo", "split_files/vae/ae.safetensors"),
-            rate=3e-4,
+            recipe=PictureRecipe(rate=3e-4),
         ),
         tournament_hours=1.0,
     ),
@@ -197,9 +235,7 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             vae=HubFile("Comfy-Org/Qwen-Image_ComfyUI", "split_files/vae/qwen_image_vae.safetensors"),
             shift=3.0,
             twin=True,
-            rank=8,
-            rate=1e-4,
-            targets=r"\.attn\.",
+            recipe=PictureRecipe(rank=8, rate=1e-4, targets=r"\.attn\."),
         ),
         tournament_hours=1.5,
     ),
@@ -247,7 +283,7 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             ),
             vae=HubFile("rayonlabs/FLUX.1-dev", "ae.safetensors"),
             guidance=3.5,
-            rate=3e-4,
+            recipe=PictureRecipe(rate=3e-4),
         ),
         tournament_hours=0.75,
         companions=(

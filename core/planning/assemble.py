@@ -344,8 +344,15 @@ def _image(needs: Requirements, timed: TimedCandidate) -> ImagePlan | None:
         caption_dropout=0.0 if image.text_offloaded else targets.caption_dropout,
         cache_text=image.text_offloaded,
         quantize_base=image.quantized,
+        recipe=needs.recipe and needs.recipe.model_copy(update=_changed(timed.candidate)),
+        twin=image.twin,
         save_every_epochs=epochs_between_files(timed),
     )
+
+
+def _changed(candidate: RunCandidate) -> dict[str, object]:
+    """Return what memory may change of a recipe."""
+    return {"rank": candidate.rank, "checkpointing": candidate.checkpointing}
 
 
 def _raw(needs: Requirements) -> dict[str, object]:
@@ -382,12 +389,14 @@ def _notes(needs: Requirements, timed: TimedCandidate) -> Iterator[str]:
             yield f"lora_rank_pattern: {pattern!r} matches no layer that is known of {needs.model.model_id}"
     if (reach := adapter_reach(needs, timed.candidate)) is not None:
         yield reach
+    if needs.recipe is not None:
+        yield "rank, rate and batch are the family's recipe, which engine_config.pictures changes"
     data = needs.data
     unasked = needs.task.task_type.is_supervised and needs.targets.sample_packing is None
     if unasked and needs.model.packing_problem:
         yield f"sample_packing: off, {needs.model.packing_problem}"
     if needs.model.is_image and data.rows_confidence.value == "guess":
-        yield f"{data.rows} pictures are assumed: sections and laws of the profile follow their number"
+        yield f"{data.rows} pictures are assumed: sections of the profile follow their number"
     if not needs.model.is_image and data.lengths_confidence.value == "guess":
         yield "token lengths are assumed, not measured"
     if needs.task.task_type.generates and (seen := timed.schedule.epochs) < ENOUGH_PROMPTS:

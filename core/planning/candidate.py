@@ -138,6 +138,8 @@ class ImageCandidate:
     text_offloaded: bool
     text_adapter: bool
     quantized: bool
+    #: The picture trainer's second copy of an fp8 base, as the evaluator loads it.
+    twin: bool = False
 
     @property
     def resolution(self) -> int:
@@ -474,6 +476,7 @@ def _image_candidate(plan: TrainingPlan) -> ImageCandidate | None:
         text_offloaded=image.cache_text,
         text_adapter=bool(plan.adapter and plan.adapter.text_encoder),
         quantized=image.quantize_base,
+        twin=image.twin,
     )
 
 

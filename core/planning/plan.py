@@ -28,6 +28,7 @@ from core.domain.hardware import GpuSet
 from core.domain.records import Record
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.facts import ModelFacts
+from core.models.image_families import PictureRecipe
 from core.planning.budget import Concession, MemoryBreakdown, PlanVerdict, TimeBreakdown
 from core.profile.targets import Targets
 
@@ -239,6 +240,10 @@ class ImagePlan(Record):
     cache_latents: bool = True
     cache_text: bool = False
     quantize_base: bool = False
+    #: The picture trainer's numbers; with another engine None.
+    recipe: PictureRecipe | None = None
+    #: It scores candidates on a second copy of the base, loaded as the evaluator loads it.
+    twin: bool = False
     #: Interval of the checkpoints: in epochs for kohya; ai-toolkit takes `steps.save_every`.
     save_every_epochs: int = Field(default=10, ge=1)
 

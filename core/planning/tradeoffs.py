@@ -239,6 +239,8 @@ def _images(needs: Requirements, timed: TimedCandidate, budget: int) -> Iterator
         if after.vae_batch < before.vae_batch:
             why = reason
         yield conceded("vae_batch_size", asked, after.vae_batch, why)
+    if before.twin and not after.twin:
+        yield conceded("image.twin", True, False, reason)
     if after.quantized and not before.quantized:
         yield conceded("quantize_base", None, True, reason)
     if before.text_adapter and not after.text_adapter:
@@ -309,6 +311,20 @@ def reasons_for(needs: Requirements, result: SearchResult, given: list[Concessio
     return reasons
 
 
+_OF_THE_RECIPE = (
+    "adapter.rank",
+    "adapter.alpha",
+    "batch.micro",
+    "batch.accumulation",
+    "optimizer.name",
+    "optimizer.learning_rate",
+    "optimizer.schedule",
+    "optimizer.warmup_steps",
+    "optimizer.weight_decay",
+    "optimizer.max_grad_norm",
+)
+
+
 def _planner_reasons(needs: Requirements, result: SearchResult) -> dict[str, str]:
     timed, targets = result.best, needs.targets
     candidate, seq, schedule = timed.candidate, timed.seq, timed.schedule
@@ -334,7 +350,11 @@ def _planner_reasons(needs: Requirements, result: SearchResult) -> dict[str, str
         reasons["steps.eval_every"] = f"about ten times; one takes {show_seconds(timed.rate.eval_s)}"
     if targets.save_steps is None:
         reasons["steps.save_every"] = "with each evaluation"
-    if targets.num_epochs is None:
+    if needs.recipe is not None:
+        reasons |= dict.fromkeys(_OF_THE_RECIPE, "the family's recipe")
+        reasons["image.resolutions"] = "as pictures are scored"
+        reasons["steps.epochs"] = "by the clock; the curve of held-out pictures ends it, mostly before"
+    elif targets.num_epochs is None:
         clock = "all that fit before the reserve" if not schedule.complete else "the profile's upper limit"
         reasons["steps.epochs"] = clock
     if targets.method is None:

@@ -88,6 +88,9 @@ class EngineConfigs(Record):
         default_factory=dict, alias="ai-toolkit", description="Into ai-toolkit's YAML, by dotted path."
     )
     native: EngineConfig = Field(default_factory=dict, description="Into the native trainer's settings.")
+    pictures: EngineConfig = Field(
+        default_factory=dict, description="Over the family's recipe in the picture trainer: rank, rate, …"
+    )
 
 
 class ProfileSection(Record):

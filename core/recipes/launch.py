@@ -24,6 +24,8 @@ KOHYA_SCRIPTS: dict[ImageModelType | None, str] = {
     ImageModelType.SDXL: "sdxl_train_network.py",
     ImageModelType.FLUX: "flux_train_network.py",
 }
+#: The runner writes it beside the recipe: a `PictureRun`.
+PICTURE_RUN_FILE = "run.json"
 #: Threads per process when no cores are assigned. torchrun's own choice is 1.
 _THREADS = 4
 _MOST_THREADS = 16
@@ -63,6 +65,8 @@ def launch_command(plan: TrainingPlan, inputs: RunInputs, config_file: str) -> t
     if plan.engine in (Engine.AXOLOTL, Engine.NATIVE):
         module = "axolotl.cli.train" if plan.engine is Engine.AXOLOTL else "trainer.native"
         return accelerate_command(inputs, processes, ("-m", module, config_file), plan.launch.machines)
+    if plan.engine is Engine.PICTURES:
+        return (inputs.python, "-m", "trainer.pictures.train", f"{inputs.config_dir}/{PICTURE_RUN_FILE}")
     if plan.engine is Engine.KOHYA:
         script = f"{inputs.kohya_dir}/{KOHYA_SCRIPTS[plan.task.image_type]}"
         return accelerate_command(inputs, processes, (script, "--config_file", config_file))
@@ -93,7 +97,10 @@ def launch_environment(plan: TrainingPlan, inputs: RunInputs) -> dict[str, str]:
     }
     if inputs.plan_path is not None:
         env["GOD_MINER_PLAN"] = inputs.plan_path
-    if plan.engine in (Engine.AXOLOTL, Engine.NATIVE):  # progress of image engines is read from their bar
+    if plan.engine not in (
+        Engine.KOHYA,
+        Engine.AI_TOOLKIT,
+    ):  # their progress is their bar
         env |= NO_PROGRESS_BARS
     if processes > 1:
         env |= _distributed(plan, inputs)

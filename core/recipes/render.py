@@ -13,7 +13,7 @@ import yaml
 from core.domain.choices import Engine
 from core.domain.errors import Problem
 from core.planning.plan import TrainingPlan
-from core.recipes import native
+from core.recipes import native, pictures
 from core.recipes.ai_toolkit import recipe as ai_toolkit_recipe
 from core.recipes.ai_toolkit import rules as ai_toolkit_rules
 from core.recipes.axolotl import recipe as axolotl_recipe
@@ -34,6 +34,7 @@ _NAMES = {
     Engine.KOHYA: "config.toml",
     Engine.AI_TOOLKIT: "config.yaml",
     Engine.NATIVE: "plan.json",
+    Engine.PICTURES: "recipe.yaml",
 }
 
 
@@ -54,9 +55,11 @@ def render(plan: TrainingPlan, inputs: RunInputs) -> RenderedRun:
 
 
 def _checked_recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
-    """Make and check the engine's configuration. The native trainer reads all else from the plan itself."""
+    """Make and check the engine's configuration. Our own trainers need no more than the plan has."""
     if plan.engine is Engine.NATIVE:
         return native.native_recipe(plan, inputs)
+    if plan.engine is Engine.PICTURES:
+        return pictures.pictures_recipe(plan, inputs)
     recipe = _RECIPES[plan.engine](plan, inputs)
     problems = validate(
         plan.engine, recipe.config, gpus=plan.launch.processes, flux=kohya_recipe.is_flux(plan)
@@ -111,7 +114,7 @@ def validate(engine: Engine, config: ConfigMapping, *, gpus: int, flux: bool = F
         problems = check_keys(table, table.facts["root"], config, ai_toolkit_rules.AI_TOOLKIT_HINTS)
         problems += _rule_problems(problems, ai_toolkit_rules.ai_toolkit_rules(config, gpus))
     else:
-        raise ValueError(f"{engine} has no configuration of its own: the native trainer reads the plan")
+        raise ValueError(f"{engine} has no configuration of its own: our own trainers read the plan")
     return [*problems, *find_secrets(config)]
 
 

@@ -23,12 +23,11 @@ from pydantic import Field
 
 from core.domain.records import Record, SanitizedText
 from core.domain.tasks import ImageModelType
+from core.models.image_families import NOISES, PictureRecipe
 
 #: Held-out scores in progress events and in the outcome: half the mean loss with the caption, half that with
 #: the empty text; lower is better.
 PICTURE_METRIC = "flow_mse"
-#: The evaluation's noise draws for each of the 16 bands.
-NOISES = 16
 
 
 class PictureModel(Record):
@@ -43,40 +42,6 @@ class PictureModel(Record):
     vae_path: str
     #: A checkout of ComfyUI. None: `GOD_MINER_COMFYUI`, else `/app/ComfyUI`.
     comfy_dir: str | None = None
-
-
-class PictureRecipe(Record):
-    """Numbers of one training; the defaults are those of a family without a record of its own."""
-
-    rank: int = Field(default=16, ge=1)
-    #: None: the rank, a scale of 1.
-    alpha: float | None = Field(default=None, gt=0)
-    rate: float = Field(default=2e-4, gt=0)
-    #: Searched in the names of the diffusion model's linear layers (`blocks.3.attn.wq`), or None for all.
-    targets: str | None = None
-    #: Pictures in a step. Halved where memory runs out.
-    batch: int = Field(default=1, ge=1)
-    #: Compute a block's activations again in the backward pass. Switched on where memory runs out.
-    checkpointing: bool = True
-    warm_up_steps: int = Field(default=20, ge=0)
-    weight_decay: float = Field(default=0.01, ge=0)
-    #: Of the gradients' norm; 0: none.
-    clip: float = Field(default=1.0, ge=0)
-    ema_decay: float = Field(default=0.99, ge=0, lt=1)
-    #: Pictures kept out of the training to choose by: this share, at least so many. Too few pictures: none.
-    held_out_share: float = Field(default=0.1, ge=0, lt=1)
-    held_out_least: int = Field(default=3, ge=0)
-    #: Share of the time that screening candidates may take.
-    evaluation_share: float = Field(default=0.12, gt=0, lt=1)
-    #: The rate is multiplied by the best of these after a short trial of each; empty: no trials.
-    rate_factors: tuple[float, ...] = (0.5, 2.0)
-    #: Noise draws for each band with which the best candidates are compared at the end.
-    confirm_noises: int = Field(default=4, ge=1, le=NOISES)
-    #: Train again from another seed once the curve is past its optimum, and submit the mean of both if that
-    #: is better.
-    second_member: bool = True
-    #: None: until the clock or the curve ends the training.
-    max_steps: int | None = Field(default=None, ge=0)
 
 
 class PictureRun(Record):

@@ -51,13 +51,24 @@ class PlannedTask:
     params: int | None
     model: ModelFacts
     data: DatasetFacts
+    #: In a container of a tournament: with its model there, its evaluation, and our picture trainer.
+    tournament: bool = False
 
     def plan(self, hardware: Hardware, profile: LoadedProfile) -> TrainingPlan:
+        from core.domain.evaluation import Era
         from core.planning.plan import TaskSpec
         from core.planning.planner import plan_task, usable_hours
+        from core.planning.time.overheads import JobConditions
 
         task = TaskSpec(task_type=self.kind, hours=usable_hours(self.hours), image_type=self.image)
-        return plan_task(task, self.model, self.data, hardware, profile, stated_params=self.params)
+        conditions = JobConditions(hardware)
+        if self.tournament:
+            era = Era.TOURNAMENTS
+            conditions = JobConditions(hardware, model_cached=True, publishes=False, era=era, pictures=True)
+        stated = self.params
+        return plan_task(
+            task, self.model, self.data, hardware, profile, conditions=conditions, stated_params=stated
+        )
 
 
 Model = Annotated[str, typer.Option(help="Name of a model, or a directory with its config.json.")]
@@ -97,6 +108,10 @@ ImageWord = Annotated[
     str | None, typer.Option(help="Type of an image model: sdxl, flux, z-image, … Default: from the name.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")]
+InTournament = Annotated[
+    bool,
+    typer.Option("--tournament", help="Plan as in a tournament's container; default: one H100, steady."),
+]
 WriteTo = Annotated[
     Path | None,
     typer.Option(file_okay=False, help="Directory to write the plan and the rendered configuration to."),
@@ -125,6 +140,7 @@ def plan(
     profile: Profile = None,
     params: Params = None,
     image_type: ImageWord = None,
+    tournament: InTournament = False,
     as_json: AsJson = False,
     write: WriteTo = None,
     against: Against = None,
@@ -137,7 +153,9 @@ def plan(
     kind, image = _parse_task(task_type, model, image_type)
     data = _dataset_facts(kind, image, rows, dataset, hours)
     stated = _parse_params(params)
-    task = PlannedTask(kind, image, hours, stated, _model_facts(model, stated, image), data)
+    task = PlannedTask(kind, image, hours, stated, _model_facts(model, stated, image), data, tournament)
+    if tournament:
+        gpus, profile = gpus or "1xH100", profile or "steady"
     target = _plan_target(gpus, cpu_cores, memory, profile, directories)
     made = task.plan(target.hardware, target.profile)
     if against is not None:

@@ -8,7 +8,7 @@ input once per matrix, and RMSNorm saves an fp32 copy. `s` is the candidate.
 
 from __future__ import annotations
 
-from core.domain.choices import Attention, Method
+from core.domain.choices import Attention, Engine, Method
 from core.domain.tasks import ImageModelType
 from core.models.kernels import LigerPart
 from core.planning.candidate import LossKind, RunCandidate, image_tokens, image_type
@@ -245,12 +245,19 @@ def generation_work(s: RunCandidate) -> float:
     return tokens * 8.0 * max(s.shape.mlp, s.shape.hidden) + sampled
 
 
+@memory_part("text encoders", "alone on the GPU, in bf16")
+def text_encoding(s: RunCandidate) -> float:
+    """The picture trainer encodes the captions before it loads the base."""
+    assert s.image is not None
+    return 2.0 * s.image.facts.text_encoder_params
+
+
 @memory_part("latents", lambda s: f"VAE encoding {s.image.vae_batch if s.image else 0} images at once")
 def latent_work(s: RunCandidate) -> float:
     """The VAE encodes the images once, before the training, `vae_batch` at a time."""
     assert s.image is not None
     facts, image = s.image.facts, s.image
     per_image = VAE_IMAGE_BYTES * (image.resolution / 1024) ** 2
-    if facts.image_type is not ImageModelType.SDXL:
-        per_image /= 2  # bf16; SDXL's VAE overflows in it and stays fp32
+    if facts.image_type is not ImageModelType.SDXL and s.engine is not Engine.PICTURES:
+        per_image /= 2  # bf16; SDXL's VAE overflows in it, and the evaluator's are in fp32
     return facts.vae_params * 4 + image.vae_batch * per_image

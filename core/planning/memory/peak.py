@@ -27,6 +27,7 @@ _CONSTANT = (
     persistent.reference,
     persistent.optimizer_states,
     persistent.average,
+    persistent.twin,
     persistent.vllm,
     persistent.cuda,
 )
@@ -71,7 +72,10 @@ def peak_bytes(s: RunCandidate) -> float:
     temporary = max(_training_peak(s), sum(_generation(s).values()))
     peak = _held(s).total + _FRAGMENTED * temporary
     if s.image is not None:
-        peak = max(peak, _beside_latents(s).total + _FRAGMENTED * act.latent_work(s))
+        encoding = act.latent_work(s)
+        if s.engine is Engine.PICTURES:
+            encoding = max(encoding, act.text_encoding(s))
+        peak = max(peak, _beside_latents(s).total + _FRAGMENTED * encoding)
     return peak
 
 
@@ -137,10 +141,13 @@ def moments(s: RunCandidate) -> Iterator[MemoryMoment]:
         yield MemoryMoment(s, "generation", held, generation)
     if s.image is not None:
         yield MemoryMoment(s, "latents", _beside_latents(s), {act.latent_work: act.latent_work(s)})
+    if s.engine is Engine.PICTURES:
+        yield MemoryMoment(s, "captions", _beside_latents(s), {act.text_encoding: act.text_encoding(s)})
 
 
 def _beside_latents(s: RunCandidate) -> HeldMemory:
-    """sd-scripts keeps the backbone in host memory until the latents are there."""
+    """sd-scripts keeps the backbone in host memory until the latents are there, and so does the picture
+    trainer."""
     if s.engine is Engine.AI_TOOLKIT:
         return _held(s)
     return _total({persistent.cuda: persistent.cuda(s)})
@@ -176,7 +183,7 @@ def _total(parts: BytesByPart) -> HeldMemory:
 def _held_parts(s: RunCandidate) -> BytesByPart:
     parts: list[MemoryPart] = [persistent.weights, persistent.cuda, persistent.optimizer_states]
     if s.image is not None:
-        parts.append(persistent.frozen_parts)
+        parts += (persistent.frozen_parts, persistent.twin)
     if s.full:
         parts += (persistent.fp32_tables, persistent.reference)
     else:

@@ -109,6 +109,11 @@ def frozen_parts(s: RunCandidate) -> float:
     return _encoders(s) * _image_model_width(s)
 
 
+@memory_part("twin", "the base once more, in fp8 as the evaluator loads it")
+def twin(s: RunCandidate) -> float:
+    return float(s.image.facts.backbone_params) if s.image is not None and s.image.twin else 0.0
+
+
 def _encoders(s: RunCandidate) -> int:
     return s.image.facts.text_encoder_params if s.image else 0
 

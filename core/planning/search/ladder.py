@@ -320,6 +320,12 @@ def eight_bit(base: RunCandidate) -> Optimizer:
 def _images(needs: Requirements, base: RunCandidate, image: ImageCandidate) -> Iterator[RunCandidate]:
     """Smaller latent batches cost only seconds; then 8-bit base, frozen text encoders, ranks, dropped
     captions (only they keep the encoders in memory then), resolutions."""
+    lowest = max(needs.limits.min_lora_r, 1)
+    if base.engine is Engine.PICTURES:  # pictures are trained at the size at which they are scored
+        base = vary(base, image=replace(image, twin=False))
+        yield base
+        yield from (vary(base, rank=rank) for rank in _halves(base.rank, lowest))
+        return
     image = replace(image, vae_batch=1)
     yield vary(base, image=image)
     if base.engine is Engine.AI_TOOLKIT and needs.targets.quantize_base is None:
@@ -330,7 +336,6 @@ def _images(needs: Requirements, base: RunCandidate, image: ImageCandidate) -> I
         image = replace(image, text_adapter=False, text_offloaded=offloaded)
         yield vary(base, image=image)
     base = vary(base, image=image)
-    lowest = max(needs.limits.min_lora_r, 1)
     yield from (vary(base, rank=rank) for rank in _halves(base.rank, lowest))
     least = vary(base, rank=min(base.rank, lowest))
     if not image.text_offloaded:

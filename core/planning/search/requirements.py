@@ -9,14 +9,25 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from core.data.facts import DatasetFacts
-from core.domain.choices import Attention, CompileMode, Engine, EvalMetric, Method, Optimizer, Parallelism
+from core.domain.choices import (
+    Attention,
+    CompileMode,
+    Engine,
+    EvalMetric,
+    LrSchedule,
+    Method,
+    Optimizer,
+    Parallelism,
+)
+from core.domain.errors import ConfigError, Problem
 from core.domain.evaluation import Era
 from core.domain.hardware import MOST_GPUS, GpuKind
 from core.domain.tasks import TaskType
 from core.models.facts import ModelFacts
+from core.models.image_families import BANDS, IMAGE_FAMILIES, PictureRecipe
 from core.models.kernels import LORA_KERNELS, LigerPart, liger_parts
 from core.models.shapes import RankFactors
 from core.planning.budget import Concession, conceded
@@ -70,6 +81,8 @@ class Requirements(NamedTuple):
     #: vLLM is installed where the training will run.
     vllm_installed: bool = False
     era: Era = Era.OFFERS
+    #: Of the picture trainer, if that is what trains.
+    recipe: PictureRecipe | None = None
 
     @property
     def targets(self) -> Targets:
@@ -111,6 +124,8 @@ class Requirements(NamedTuple):
     def sequences(self, candidate: RunCandidate) -> Sequences:
         if candidate.image is not None:
             repeats = self.targets.image_repeats or self.data.image_repeats
+            if self.recipe is not None:
+                repeats = BANDS
             return image_sequences(self.data, self.model, candidate.image.resolution, repeats)
         batch = BatchShape(candidate.micro, candidate.effective, candidate.ordered_passes)
         options, rows = sequence_options(self.targets), self.training_rows
@@ -129,7 +144,11 @@ def requirements_for(
     """Make the targets concrete, and concede what no amount of memory could give."""
     kind = conditions.hardware.gpus.kind
     given: list[Concession] = []
-    engine = _engine(profile.targets, task, given)
+    recipe = _picture_recipe(task, profile, conditions)
+    if recipe is not None:
+        engine, profile = Engine.PICTURES, _with_recipe(task, profile, recipe)
+    else:
+        engine = _engine(profile.targets, task, given)
     if engine is Engine.AXOLOTL and kind.compute_capability == (0, 0):
         profile = _without_compiled_losses(profile, task, given)
     targets, limits = profile.targets, profile.limits
@@ -172,7 +191,67 @@ def requirements_for(
         node_gpus=conditions.hardware.gpus.per_node,
         vllm_installed=conditions.vllm,
         era=conditions.era,
+        recipe=recipe,
     )
+
+
+def _picture_recipe(
+    task: TaskSpec, profile: ResolvedProfile, conditions: JobConditions
+) -> PictureRecipe | None:
+    """The family's recipe with the operator's changes; None where the picture trainer does not train."""
+    flow = IMAGE_FAMILIES[task.image_type].flow if task.image_type is not None else None
+    if flow is None or not conditions.pictures:
+        return None
+    changes = profile.engine_config.pictures
+    try:
+        return PictureRecipe.model_validate({**flow.recipe.model_dump(), **changes})
+    except ValidationError as error:
+        where = [".".join(map(str, details["loc"])) for details in error.errors()]
+        problems = [
+            Problem(f"engine_config.pictures.{key}", str(changes.get(key)), details["msg"])
+            for key, details in zip(where, error.errors(), strict=True)
+        ]
+        raise ConfigError(f"profile {profile.name}", problems) from None
+
+
+def _with_recipe(task: TaskSpec, profile: ResolvedProfile, recipe: PictureRecipe) -> ResolvedProfile:
+    """The profile as the picture trainer follows it, on one GPU, with pictures as they are scored."""
+    assert task.image_type is not None
+    flow = IMAGE_FAMILIES[task.image_type].flow
+    asked = profile.engine_config.pictures.get("checkpointing")
+    update = {
+        "lora_r": recipe.rank,
+        "lora_alpha": recipe.alpha,
+        "learning_rate": recipe.rate,
+        "gradient_accumulation_steps": recipe.batch,
+        "micro_batch_size": 1,
+        "effective_batch_size": None,
+        "optimizer": Optimizer.ADAMW_TORCH,
+        "lr_scheduler": LrSchedule.COSINE,
+        "min_lr_ratio": 0.0,
+        "warmup_steps": recipe.warm_up_steps,
+        "weight_decay": recipe.weight_decay,
+        "max_grad_norm": recipe.clip,
+        "ema_decay": recipe.ema_decay or None,
+        "num_epochs": None,
+        "max_steps": recipe.max_steps,
+        "resolutions": [1024],
+        "vae_batch_size": 1,
+        "caption_dropout": 0.0,
+        "text_encoder_lr": None,
+        "quantize_base": flow is not None and flow.twin,
+        "gradient_checkpointing": asked if isinstance(asked, bool) else None,
+        "compile_mode": None,
+        "least_steps": None,
+        "eval_steps": None,
+        "save_steps": None,
+        "early_stopping_patience": None,
+    }
+    limits = profile.limits.model_copy(
+        update={"min_gpus": 1, "max_gpus": 1, "max_lora_r": max(recipe.rank, profile.limits.max_lora_r)}
+    )
+    targets = profile.targets.model_copy(update=update)
+    return profile.model_copy(update={"targets": targets, "limits": limits})
 
 
 def _without_compiled_losses(
@@ -354,6 +433,7 @@ def _image_candidate(needs: Requirements) -> ImageCandidate | None:
         text_offloaded=not encoders and targets.caption_dropout == 0,
         text_adapter=encoders,
         quantized=targets.quantize_base is True,
+        twin=needs.engine is Engine.PICTURES and targets.quantize_base is True,
     )
 
 

@@ -21,6 +21,7 @@ from core.planning.time.schedule import (
     RepeatTimes,
     StepSchedule,
     fit_schedule,
+    picture_schedule,
     repeat_times,
 )
 from core.planning.time.sequences import Sequences
@@ -69,10 +70,14 @@ class TimedCandidate(NamedTuple):
             lambda: f"{schedule.total:,} steps of {rate.step_s:.3g} s, {schedule.epochs:.3g} epochs",
         )
         if schedule.eval_s:
-            why = lambda: f"every {schedule.eval_every} steps, {schedule.eval_rows} rows"  # noqa: E731
-            yield PhaseEstimate("evaluate", schedule.eval_s, why)
+            yield PhaseEstimate("evaluate", schedule.eval_s, self._evaluations)
         yield PhaseEstimate("save", schedule.save_s, lambda: f"every {schedule.save_every} steps")
         yield self.after
+
+    def _evaluations(self) -> str:
+        if self.candidate.engine is Engine.PICTURES:
+            return "held-out pictures, by the evaluator's measure"
+        return f"every {self.schedule.eval_every} steps, {self.schedule.eval_rows} rows"
 
 
 def reserve_of(limits: ProfileLimits, deadline_s: float) -> float:
@@ -125,7 +130,10 @@ def _timed(
     rate, step = repeat_times(candidate, seq, needs.eval_rows, conditions.slowness)
     disk = checkpoint_space(candidate, needs.model, conditions)
     targets, limits = needs.targets, needs.limits
-    schedule = fit_schedule(candidate, seq, rate, needs.eval_rows, seconds, targets, limits, disk)
+    if needs.recipe is not None:
+        schedule = picture_schedule(candidate, seq, rate, seconds, needs.recipe)
+    else:
+        schedule = fit_schedule(candidate, seq, rate, needs.eval_rows, seconds, targets, limits, disk)
     return TimedCandidate(
         required=required,
         candidate=candidate,

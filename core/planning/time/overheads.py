@@ -58,6 +58,8 @@ class JobConditions:
     slowness: float = 1.0
     #: vLLM is installed where the training will run.
     vllm: bool = False
+    #: The picture trainer is there, with what it needs of the evaluator's.
+    pictures: bool = False
     #: Whose evaluation the training samples like.
     era: Era = Era.OFFERS
     #: Environments: the rows are made already.
@@ -113,7 +115,11 @@ def _preparing(s: RunCandidate, data: DatasetFacts, conditions: JobConditions) -
     if s.image is not None:
         sides = len(s.image.resolutions) if s.engine is Engine.AI_TOOLKIT else 1
         why = f"{data.rows} images to latents"
-        return PhaseEstimate("prepare", 5 + ENCODE_S * data.rows * sides, lambda: why)
+        encoding = 5 + ENCODE_S * data.rows * sides
+        if s.engine is Engine.PICTURES:  # reads the encoders for it, which are off the GPU afterwards
+            why += ", captions to embeddings"
+            encoding += s.image.facts.text_encoder_params * 2 / conditions.hardware.disk_rate
+        return PhaseEstimate("prepare", encoding, lambda: why)
     workers = min(job_cores(conditions.hardware, s.on_node), MOST_WORKERS)
     tokens = data.rows * (data.total.mean + (data.rejected.mean if data.rejected else 0))
     seconds = 3 + data.rows / (ROWS_PER_CORE * workers) + tokens / (TOKENS_PER_CORE * workers)
@@ -123,6 +129,8 @@ def _preparing(s: RunCandidate, data: DatasetFacts, conditions: JobConditions) -
 def _loading(s: RunCandidate, model: ModelFacts, conditions: JobConditions) -> PhaseEstimate:
     """Ranks of one host read the same pages, or each its shards; Axolotl's also send them to each other."""
     size, rate = model.stored_bytes, conditions.hardware.disk_rate
+    if s.image is not None and s.image.twin:
+        size += s.image.facts.backbone_params
     sent = s.parallelism is Parallelism.FSDP and s.engine is not Engine.NATIVE
     seconds = 5 + size / rate * (1.5 if sent else 1.0)
     return PhaseEstimate("load", seconds, lambda: _at_rate(size, rate))

@@ -8,10 +8,12 @@ then smaller. Nothing here grows when the hours shrink, so more hours never make
 from __future__ import annotations
 
 import math
+import sys
 from typing import NamedTuple
 
 from core.domain.choices import Engine
 from core.domain.tasks import TaskType
+from core.models.image_families import PictureRecipe
 from core.planning.candidate import RunCandidate
 from core.planning.time.overheads import checkpoint_bytes, save_seconds
 from core.planning.time.sequences import Sequences
@@ -161,6 +163,32 @@ def fit_schedule(
         wanted=wanted,
         wanted_epochs=epochs,
         wanted_keep=targets.save_total_limit,
+    )
+
+
+def picture_schedule(
+    s: RunCandidate, seq: Sequences, rate: RepeatTimes, seconds: float, recipe: PictureRecipe
+) -> StepSchedule:
+    """As many steps as `seconds` hold beside the scores of held-out pictures: the trainer ends them by its
+    curve, mostly before."""
+    seconds = max(seconds - rate.save_s, 0.0)
+    training = seconds * (1 - recipe.evaluation_share)
+    total = min(int(training / rate.step_s), recipe.max_steps or sys.maxsize)
+    per_epoch = steps_per_epoch(seq, s.effective)
+    return StepSchedule(
+        total=total,
+        per_epoch=per_epoch,
+        epochs=total / per_epoch,
+        eval_every=max(total, 1),
+        save_every=max(total, 1),
+        eval_rows=0,
+        keep=1,
+        train_s=total * rate.step_s,
+        eval_s=seconds - training,
+        save_s=rate.save_s,
+        wanted=total,
+        wanted_epochs=total / per_epoch,
+        wanted_keep=1,
     )
 
 

@@ -161,6 +161,9 @@ def _main_numbers(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         yield "sequence.length", f"{plan.sequence.length} ({packed})"
     else:
         yield "image.resolutions", ", ".join(map(str, plan.image.resolutions))
+        if (recipe := plan.image.recipe) is not None:
+            yield "image.twin", "yes" if plan.image.twin else "no"
+            yield "held out", f"{recipe.held_out_share:.0%}, at least {recipe.held_out_least}"
     yield "optimizer.name", plan.optimizer.name.value
     yield "optimizer.learning_rate", f"{plan.optimizer.learning_rate:g}"
     yield "optimizer.schedule", plan.optimizer.schedule.value
@@ -169,10 +172,12 @@ def _main_numbers(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     if (seen := plan.prompt_coverage) is not None:
         yield "prompts seen", f"{seen:.0%} of {plan.data.rows - steps.eval_rows:,}"
     yield "steps.total", f"{steps.total:,}"
-    yield "steps.eval_every", f"{steps.eval_every} ({steps.eval_rows} rows)"
+    if plan.engine is not Engine.PICTURES:
+        yield "steps.eval_every", f"{steps.eval_every} ({steps.eval_rows} rows)"
     if plan.goal is not None:
         yield "goal", str(plan.goal)
-    yield "steps.save_every", f"{steps.save_every} (keeps {steps.keep_checkpoints})"
+    if plan.engine is not Engine.PICTURES:
+        yield "steps.save_every", f"{steps.save_every} (keeps {steps.keep_checkpoints})"
     yield "precision.gradient_checkpointing", "on" if precision.gradient_checkpointing else "off"
     yield "precision.attention", precision.attention.value
 
@@ -212,9 +217,10 @@ def _timeline_table(plan: TrainingPlan) -> Table:
 
 
 def _speed(plan: TrainingPlan) -> str:
-    what = "pictures/s" if plan.image else "tokens/s"
+    rate = plan.time.throughput
+    speed = f"{rate:.2g} pictures/s" if plan.image else f"{rate:,.0f} tokens/s"
     source = "measured" if plan.time.measured else "a prior"
-    return f"{plan.time.throughput:,.0f} {what}, {plan.time.utilisation:.0%} of peak ({source})"
+    return f"{speed}, {plan.time.utilisation:.0%} of peak ({source})"
 
 
 def _configuration_pages(plan: TrainingPlan) -> Iterator[Page]:
@@ -227,6 +233,9 @@ def _configuration_pages(plan: TrainingPlan) -> Iterator[Page]:
     differing = template_changes(made)
     if plan.engine is Engine.NATIVE and not differing:
         yield Text("\nThe native trainer reads the plan itself", style="bold")
+        return
+    if plan.engine is Engine.PICTURES and not differing:
+        yield Text("\nThe picture trainer's recipe is the family's own", style="bold")
         return
     yield Text(f"\n{plan.engine.value} configuration, against the template", style="bold")
     table = plain_table("key", "template", "plan", header_style="dim")

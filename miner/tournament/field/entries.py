@@ -75,7 +75,7 @@ def container_plan(
     reserve = min(RESERVE_S, RESERVE_SHARE * hours * 3600)
     free = {"reserve": reserve, "reserve_share": 0.0, "min_epochs": 0.0}
     own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})
-    conditions = JobConditions(hardware, model_cached=True, publishes=False)
+    conditions = JobConditions(hardware, model_cached=True, publishes=False, pictures=True)
     task = TaskSpec(task_type=kind, hours=hours, image_type=image)
     return plan_task(task, model, data, hardware, own, conditions=conditions)
 
