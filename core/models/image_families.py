@@ -57,7 +57,7 @@ class PictureRecipe(Record):
     rate: float = Field(default=2e-4, gt=0)
     #: Searched in the names of the diffusion model's linear layers (`blocks.3.attn.wq`), or None for all.
     targets: str | None = None
-    #: Pictures in a step. Halved where memory runs out.
+    #: Cases (a picture at a noise level) in a step, one pass each: it costs time and no memory.
     batch: int = Field(default=1, ge=1)
     #: Compute a block's activations again in the backward pass. Switched on where memory runs out.
     checkpointing: bool = True
@@ -71,12 +71,11 @@ class PictureRecipe(Record):
     held_out_least: int = Field(default=3, ge=0)
     #: Share of the time that screening candidates may take.
     evaluation_share: float = Field(default=0.12, gt=0, lt=1)
-    #: The rate is multiplied by the best of these after a short trial of each; empty: no trials.
+    #: Once the steps to the optimum are known, the rate and its multiples by these are tried for so long.
     rate_factors: tuple[float, ...] = (0.5, 2.0)
     #: Noise draws for each band with which the best candidates are compared at the end.
     confirm_noises: int = Field(default=4, ge=1, le=NOISES)
-    #: Train again from another seed once the curve is past its optimum, and submit the mean of both if that
-    #: is better.
+    #: Train again once the curve is past its optimum: at such rates, and on all pictures.
     second_member: bool = True
     #: None: until the clock or the curve ends the training.
     max_steps: int | None = Field(default=None, ge=0)

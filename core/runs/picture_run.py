@@ -1,8 +1,8 @@
 """The files through which the image runner and the picture trainer meet.
 
 `python -m trainer.pictures.train RUN.json` reads a `PictureRun`, trains, and writes progress
-(`core.runs.progress`: stages, steps, held-out scores with the metric `flow_mse`, submissions, notes, the
-end), the submission, and a `TrainingOutcome` (`trainer.handoff`) at `outcome_path`. From the first minute on
+(`core.runs.progress`: stages, steps, held-out scores with the metric `flow_mse`, submissions, notes), the
+submission, and a `TrainingOutcome` (`trainer.handoff`) at `outcome_path`. From the first minute on
 the submission lies at `submission_dir` in the file `submission_file`; a better one replaces the folder in one
 step. Exit code 0 exactly when there is one, else the code of `TrainerExitCode`.
 
@@ -53,7 +53,8 @@ class PictureRun(Record):
     #: own file. Candidates are then scored on this second copy. None: on the model that is trained.
     twin_path: str | None = None
     recipe: PictureRecipe = PictureRecipe()
-    #: Pictures with captions of the same name that end in `.txt`.
+    #: Pictures with captions of the same name that end in `.txt`, byte for byte as in the task's archive: the
+    #: evaluation encodes a caption as it is, with its spaces and its last newline.
     pictures_dir: str
     #: The hub's name of the base, for the submission's record.
     model_id: str
@@ -110,6 +111,8 @@ class PictureScores(Record):
 
     #: Names of the pictures, in the order of the losses.
     pictures: tuple[str, ...] = ()
+    #: What is left out, and why.
+    notes: tuple[SanitizedText, ...] = ()
     adapters: tuple[AdapterScore, ...] = ()
     #: Whether every adapter has been tried, and the reason if not.
     complete: bool = False

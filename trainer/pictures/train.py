@@ -1,0 +1,244 @@
+"""Train an adapter on pictures, from the run's file to the outcome. Read it from top to bottom.
+
+1. `main` reads the run and writes the outcome.
+2. `train` loads, submits an adapter that changes nothing, encodes, and trains.
+3. `train_and_choose` trains until the held-out pictures say that it only gets worse; then again for the steps
+   that the optimum took, so that the rate comes down in time, at one rate and another; and then for the same
+   steps on all pictures.
+4. `run_training` is one of these trainings: one step after the other, and scores now and then.
+
+Each better candidate replaces the submission at once, so a training may be ended at any time.
+
+python -m trainer.pictures.train RUN.json
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from core.domain.tasks import TaskType
+from core.runs.picture_run import PictureRun
+from core.runs.run_files import EXIT_OF, TrainerExitCode
+from trainer.handoff import TrainingOutcome, write_record
+from trainer.pictures.adapter import Adapter, AdapterWeights, mean_of
+from trainer.pictures.choice import Candidate, Kind, compare, is_past_optimum
+from trainer.pictures.dataset import read_pictures, split, training_cases
+from trainer.pictures.session import PictureSession
+from trainer.pictures.stack import Stack, TrainedPicture, make_trainable
+from trainer.session.ema import MovingAverage
+from trainer.session.failures import NotANumber, end_of
+from trainer.session.progress_log import ProgressLog
+from trainer.session.submission import Submission
+from trainer.session.watchdog import dump_stacks_on_request, stop_on_term
+
+#: Trainings on all pictures whose mean is submitted, at most.
+MEMBERS = 3
+#: Steps of a training where nothing can be held out.
+BLIND_STEPS = 160
+#: Losses in a row that are no numbers.
+MAX_NAN = 5
+
+
+def main() -> None:
+    run = PictureRun.read(Path(sys.argv[1]))
+    dump_stacks_on_request()
+    stop_on_term(Path(run.stop_path))
+    place, base = Path(run.submission_dir), Path(run.model.base_path)
+    submission = Submission(place, run.model_id, base, TaskType.IMAGE, image_type=run.model.family)
+    try:
+        outcome = train(run, ProgressLog(Path(run.progress_path)), submission)
+    except Exception as error:  # noqa: BLE001 - the boundary: the best so far is in its place
+        traceback.print_exc()
+        outcome = TrainingOutcome(end=end_of(error), detail=f"{error}"[:2000], best=submission.score)
+    write_record(Path(run.outcome_path), outcome)
+    sys.exit(0 if submission.exists else EXIT_OF.get(outcome.end, TrainerExitCode.CRASHED))
+
+
+def train(run: PictureRun, progress: ProgressLog, submission: Submission) -> TrainingOutcome:
+    # Pictures
+    submission.prepare()
+    progress.stage("data", "pictures are brought to size")
+    pictures = read_pictures(Path(run.pictures_dir), progress.note)
+
+    # The base, and an adapter that loads
+    progress.stage("load", "the base")
+    recipe, stack = run.recipe, Stack(run.model)
+    base = stack.load_base(run.model.base_path)
+    make_trainable(base.model.diffusion_model)
+    adapter = Adapter(base.model.diffusion_model, recipe, stack.device)
+    session = PictureSession(run, progress, submission, stack, base, adapter)
+    if recipe.checkpointing:
+        session.recompute()
+    if not submission.exists:
+        session.submit(adapter.nothing(run.seed), None)
+
+    # What the model sees of pictures and texts
+    if not session.over:
+        progress.stage("load", "pictures and texts are encoded")
+        encoded = stack.encode_pictures(base, pictures)
+        stack.encode_texts(["", *(picture.caption for picture in encoded)])
+        session.parts = split(encoded, recipe.held_out_share, recipe.held_out_least)
+
+        # Train
+        progress.stage("train")
+        train_and_choose(session) if session.parts.held_out else train_blindly(session)
+    return session.outcome()
+
+
+def train_blindly(session: PictureSession) -> None:
+    """Nothing can be held out: a short training, and its end counts."""
+    run = session.run
+    session.progress.note("choice", "no picture can be held out: a short training, unscored")
+    end = run_training(session, Training(0, run.seed, run.recipe.rate, session.parts.trained, BLIND_STEPS))
+    if end.step:
+        session.submit(end.weights, None)
+
+
+def train_and_choose(session: PictureSession) -> None:
+    run, recipe, parts = session.run, session.run.recipe, session.parts
+
+    # The untouched model
+    session.score_base()
+
+    # As long as it gets better
+    first = Training(0, run.seed, recipe.rate, parts.trained, None)
+    past_optimum = run_training(session, first).past_optimum
+    optimum = session.candidates[0].step if session.candidates else 0
+
+    # For the optimum's steps, at rates of which the best is taken; time for one on all pictures is kept
+    trainings = [first]
+    for factor in (1.0, *recipe.rate_factors) if past_optimum and recipe.second_member else ():
+        if not session.has_room_for(2 if len(trainings) > 1 else 1, optimum):
+            break
+        number = len(trainings)
+        again = Training(number, run.seed + number, factor * recipe.rate, parts.trained, optimum)
+        trainings.append(again)
+        run_training(session, again)
+
+    # The best of all, by the evaluation's own loader
+    winner = session.choose()
+
+    # The best of those with an end in sight, on all pictures
+    ended = [candidate for candidate in session.candidates if candidate.member > 0]
+    if winner is not None and ended:
+        on_all_pictures(session, winner, trainings[ended[0].member], ended[0].step)
+
+
+def on_all_pictures(session: PictureSession, winner: Candidate, model: Training, steps: int) -> None:
+    """Train as `model` was trained for its best score, now on the held-out pictures too. These cannot score
+    the result any more: the recipe is what was scored. The mean of the results is submitted if it does better
+    than the winner on the pictures that it has seen, as it must."""
+    pictures = [*session.parts.trained, *session.parts.held_out]
+    ends: list[AdapterWeights] = []
+    while len(ends) < MEMBERS and session.has_room_for(1, steps):
+        number = model.number + len(ends)
+        end = run_training(
+            session,
+            Training(
+                number, session.run.seed + number, model.rate, pictures, model.horizon, steps, scored=False
+            ),
+        )
+        if end.step < steps:
+            break
+        ends.append(end.weights)
+    if not ends:
+        return
+    weights = mean_of(ends if len(ends) > 1 else [*ends, winner.weights])
+    losses = session.exact_losses(weights)
+    if losses is None or compare(winner.losses, losses).mean > 0:
+        session.progress.note(
+            "choice", "trainings on all pictures have not learned those held out: not taken"
+        )
+    elif session.submit(weights, None):
+        session.progress.note("choice", f"the mean with {len(ends)} trainings on all pictures is submitted")
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training from the beginning."""
+
+    number: int
+    seed: int
+    rate: float
+    pictures: Sequence[TrainedPicture]
+    #: Steps over which the rate comes down to nothing. None: until the clock's end.
+    horizon: int | None
+    #: Steps to make, where that is fewer.
+    steps: int | None = None
+    scored: bool = True
+
+
+@dataclass(frozen=True)
+class TrainingEnd:
+    step: int
+    weights: AdapterWeights
+    past_optimum: bool = False
+
+
+def run_training(session: PictureSession, training: Training) -> TrainingEnd:
+    """Train until the steps are done, the time is over, or the optimum of a training without a horizon is
+    past."""
+    recipe, adapter, horizon = session.run.recipe, session.adapter, training.horizon
+    adapter.begin(training.seed)
+    parameters = adapter.parameters
+    optimizer = torch.optim.AdamW(
+        parameters.values(), lr=training.rate, betas=(0.9, 0.99), weight_decay=recipe.weight_decay
+    )
+    average = MovingAverage(parameters, recipe.ema_decay)
+    cases = training_cases(training.pictures, training.seed)
+    draw = torch.Generator().manual_seed(training.seed)
+    began, curve = time.time(), [session.base] if session.base else []
+    steps, step, nan, past = training.steps or horizon, 0, 0, False
+    while not (session.over or past) and (steps is None or step < steps):
+        # Step. The rate goes by progress from 0 to 1.
+        step_began = time.monotonic()
+        progress = step / horizon if horizon else session.share_of_time(began)
+        rate = training.rate * rate_share(progress, step, min(recipe.warm_up_steps, (horizon or 1000) // 10))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        loss = session.gradients([next(cases) for _ in range(recipe.batch)], draw)
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), recipe.clip or math.inf))
+        nan = 0 if math.isfinite(loss) and math.isfinite(norm) else nan + 1
+        if nan >= MAX_NAN:
+            raise NotANumber(f"the loss has been no number for {nan} steps, at a rate of {rate:.2g}")
+        step += 1
+        if not nan:
+            optimizer.step()
+            average.stepped(step)
+        optimizer.zero_grad(set_to_none=True)
+        session.stepped(time.monotonic() - step_began, loss, rate, norm)
+
+        # Score
+        if training.scored and step != steps and session.is_score_due(step, curve[-1].step if curve else 0):
+            with average.applied():
+                weights = adapter.weights()
+            if (candidate := session.screen(Kind.AVERAGE, step, training.number, weights)) is not None:
+                curve.append(candidate)
+                past = horizon is None and is_past_optimum(curve)
+    raw = adapter.weights()
+    with average.applied():
+        weights = adapter.weights()
+    if training.scored and step and not past:
+        session.screen(Kind.AVERAGE, step, training.number, weights)
+        session.screen(Kind.RAW, step, training.number, raw)
+    if past:
+        session.progress.note("choice", f"the optimum is past at step {step:,}")
+    return TrainingEnd(step, weights, past)
+
+
+def rate_share(progress: float, step: int, warm_up: int) -> float:
+    """Share of the rate: up to all of it within the first steps, then down to nothing as a cosine."""
+    rise = min((step + 1) / warm_up, 1.0) if warm_up else 1.0
+    return rise * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+if __name__ == "__main__":
+    main()
