@@ -171,24 +171,26 @@ def inspect_picture_zip(path: Path) -> PictureZipContents:
         return _PairFinder(archive).contents
 
 
-def unpack_pictures(path: Path, directory: Path) -> PictureZipContents:
+def unpack_pictures(path: Path, directory: Path, *, verbatim: bool = False) -> PictureZipContents:
     """Write the pairs into `directory`, which must be new or empty, as `00001.png` and `00001.txt`.
 
-    Captions become one line of UTF-8, the only form that every trainer reads completely. The pairs returned
-    name the files written. When this raises, the caller removes what was written.
+    Captions become one line of UTF-8, the only form that every trainer reads completely; with `verbatim` they
+    stay as they are, which is how evaluators read them. The pairs returned name the files written. When this
+    raises, the caller removes what was written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
         raise BadArchive(f"{directory} is not empty: pictures are unpacked into a new directory")
     # Every byte is read twice: to inspect it and to write it.
     with Archive(path, replace(ARCHIVE_LIMITS, all_bytes=2 * ARCHIVE_LIMITS.all_bytes)) as archive:
-        finder = _PairFinder(archive)
+        finder = _PairFinder(archive, verbatim)
         for number, (entry, caption, picture) in enumerate(finder.pairs, 1):
             image, text = f"{number:05}.{picture.kind}", f"{number:05}.txt" if caption else None
             with (directory / image).open("xb") as file:
                 file.writelines(archive.read_chunks(entry))
             if text:
-                (directory / text).write_text(f"{caption}\n", encoding="utf-8")
+                caption = caption if verbatim else f"{caption}\n"
+                (directory / text).write_text(caption, encoding="utf-8", newline="")
             finder.contents.pairs[number - 1] = PicturePair(image, text, picture)
         return finder.contents
 
@@ -196,11 +198,11 @@ def unpack_pictures(path: Path, directory: Path) -> PictureZipContents:
 class _PairFinder:
     """Pairs pictures and captions of an archive by directory and name, without the suffix."""
 
-    def __init__(self, archive: Archive) -> None:
+    def __init__(self, archive: Archive, verbatim: bool = False) -> None:
         self.contents = PictureZipContents()
         #: In the order of the pairs: the picture's entry, the caption's text, the picture.
         self.pairs: list[tuple[ZipInfo, str, PictureInfo]] = []
-        self._archive = archive
+        self._archive, self._verbatim = archive, verbatim
         images, captions = self._sorted()
         for stem, entry in images.items():
             self._add_pair(entry, captions.pop(stem, None))
@@ -257,11 +259,12 @@ class _PairFinder:
         return read_picture_info(io.BytesIO(head))
 
     def _text(self, entry: ZipInfo) -> str:
-        """The caption on one line; "" when it is far too long."""
+        """The caption on one line, unless it is to stay as it is; "" when it is far too long."""
         if entry.file_size > MAX_CAPTION:
             return ""
         data = b"".join(self._archive.read_chunks(entry))
-        return " ".join(data.decode("utf-8-sig", errors="replace").replace("\0", " ").split())
+        line = " ".join(data.decode("utf-8-sig", errors="replace").replace("\0", " ").split())
+        return data.decode("utf-8", errors="replace") if self._verbatim and line else line
 
     def _skip(self, entry: ZipInfo, why: str) -> None:
         self.contents.skipped.append((entry.filename, why))

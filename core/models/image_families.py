@@ -87,6 +87,10 @@ class HubFile(NamedTuple):
     repository: str
     path: str
 
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
 
 @dataclass(frozen=True, kw_only=True)
 class FlowRules:

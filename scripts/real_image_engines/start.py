@@ -17,11 +17,11 @@ from pathlib import Path
 
 def run_task(places: list[str], arguments: list[str]) -> int:
     import trainer.image
-    from trainer.runner import command_line, image_runner
+    from trainer.runner import command_line, image_files
 
     if places:
         command_line.CACHE, command_line.CHECKPOINTS = map(Path, places)
-        image_runner.CACHE = command_line.CACHE / "hf_cache"
+        image_files.CACHE = command_line.CACHE / "hf_cache"
     return trainer.image.main(arguments)
 
 

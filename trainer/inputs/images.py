@@ -35,19 +35,22 @@ class PreparedImages:
     notes: tuple[str, ...]
 
 
-def prepare_images(spec: RunSpec, folder: Path, *, repeats: int = 1) -> PreparedImages:
-    """Unpack the task's zip; `BadData` for one without a picture to train on."""
+def prepare_images(
+    spec: RunSpec, folder: Path, *, repeats: int = 1, verbatim: bool = False
+) -> PreparedImages:
+    """Unpack the task's zip, with captions as they are or as engines read them; `BadData` for one without a
+    picture to train on."""
     source = Path(spec.data_path)
     if not source.is_file():
         raise BadData(f"{source} is not a file: the task's pictures are missing")
-    wanted = f"{source.stat().st_size} {spec.trigger_word}"
+    wanted = f"{source.stat().st_size} {spec.trigger_word} {verbatim}"
     parent = folder / hashlib.sha256(wanted.encode()).hexdigest()[:16]
     pictures = parent / "img" / folder_name(repeats, spec.trigger_word)
     unfinished = folder / f".{parent.name}.new"
     shutil.rmtree(unfinished, ignore_errors=True)
     shutil.rmtree(parent, ignore_errors=True)
     try:
-        contents = unpack_pictures(source, unfinished / pictures.relative_to(parent))
+        contents = unpack_pictures(source, unfinished / pictures.relative_to(parent), verbatim=verbatim)
     except (BadArchive, OSError) as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise BadData(f"{source.name}: {error}") from error

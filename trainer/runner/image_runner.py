@@ -12,23 +12,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from core.domain.choices import Engine
-from core.domain.tasks import ImageModelType
+from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import image_model_facts as model_of
-from core.models.image_families import IMAGE_FAMILIES
 from core.planning.plan import TrainingPlan
 from core.recipes.base import ImageFiles, RunInputs
+from core.recipes.launch import PICTURE_RUN_FILE
 from core.recipes.render import render
+from core.runs.picture_run import PictureRun
 from core.runs.progress import ControlEvent
 from core.runs.remedies import with_image_steps
 from core.runs.run_files import RunEnd, RunResult, RunSpec
 from trainer.errors import BadModel
+from trainer.handoff import TrainingOutcome, read_record
 from trainer.inputs.images import PreparedImages, prepare_images
+from trainer.runner.image_files import (
+    EvaluatedModel,
+    evaluated_model,
+    hub_cache,
+    image_files,
+    resolve_model_path,
+)
 from trainer.runner.image_monitor import LAST_FILE, ImageMonitor, is_whole_file
 from trainer.runner.main import write_result
 from trainer.runner.planning import FailedLaunch, Remedy, make_own_plan, remedy_for
 from trainer.runner.processes import (
     EngineProcess,
     StopRequest,
+    child_environment,
     engine_environment,
     free_port,
 )
@@ -44,8 +54,10 @@ from trainer.runner.supervise import (
 from trainer.session.control import ControlFile
 from trainer.session.failures import end_of, is_disk_full
 from trainer.session.progress_log import ProgressLog
+from trainer.session.submission import Submission
 
-#: The engine's interpreter, and where its scripts lie: their images have their own Python.
+#: Interpreters of the picture trainer and of the engine, and where its scripts lie.
+PICTURES_PYTHON_VARIABLE = "GOD_MINER_PICTURES_PYTHON"
 PYTHON_VARIABLE = "GOD_MINER_ENGINE_PYTHON"
 KOHYA_VARIABLE, KOHYA = "GOD_MINER_KOHYA", "/app/sd-scripts"
 TOOLKIT_VARIABLE, TOOLKIT = "GOD_MINER_AI_TOOLKIT", "/app/ai-toolkit"
@@ -54,6 +66,10 @@ _DIRECTORIES = {Engine.KOHYA: (KOHYA_VARIABLE, KOHYA), Engine.AI_TOOLKIT: (TOOLK
 PLACE_S, PLACE_SHARE = 10.0, 0.1
 #: An engine without output for so long, whether it loads, encodes or trains, hangs.
 HANG_S = 1500.0
+#: The picture trainer ends by itself; so long after the time is over it is ended.
+OVERRUN_S = 20.0
+#: Another engine takes over if so much time is left.
+LEAST_LEFT_S = 120.0
 log = logging.getLogger(__name__)
 
 StartEngine = Callable[[Sequence[str], Mapping[str, str], Path, Callable[[str], None]], SupervisedProcess]
@@ -84,7 +100,16 @@ class ImageRunner:
         for warning in warnings:
             log.warning("%s", warning)
             self.progress.note("missing", warning)
-        pictures, plan = self._prepare()
+        scored = self._evaluated_model(model)
+        pictures, plan = self._prepare(scored is not None)
+        if plan.engine is Engine.PICTURES and scored is not None:
+            attempt = self._train_pictures(plan, pictures, scored)
+            if not self._may_take_over(attempt):
+                return write_result(self.run, attempt)
+            pictures, plan = self._prepare(False)
+            self.progress.note(
+                "engine", f"{plan.engine} takes over from the picture trainer: {attempt.detail}"
+            )
         for note in (*pictures.notes, *plan.notes):
             self.progress.note("plan", note)
         if not plan.verdict.feasible:
@@ -107,17 +132,89 @@ class ImageRunner:
             self.progress.note("remedy", str(remedy))
             plan = remedy.plan
 
-    def _prepare(self) -> tuple[PreparedImages, TrainingPlan]:
+    def _evaluated_model(self, model: Path) -> EvaluatedModel | None:
+        """What the picture trainer loads; None where another engine trains, as the daemon's plans want it."""
+        if self.run.plan_path is not None:
+            return None
+        try:
+            scored = evaluated_model(self.kind, model)
+        except BadModel as error:
+            self.progress.note("engine", f"the picture trainer cannot train this: {error}")
+            return None
+        for note in scored.notes:
+            self.progress.note("missing", note)
+        return scored
+
+    def _train_pictures(
+        self, plan: TrainingPlan, pictures: PreparedImages, scored: EvaluatedModel
+    ) -> LaunchResult:
+        """It submits, measures and ends by itself."""
+        self.launches += 1
+        launch = self.work / f"launch-{self.launches}"
+        shutil.rmtree(launch, ignore_errors=True)
+        launch.mkdir(parents=True)
+        (launch / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+        assert plan.image is not None
+        assert plan.image.recipe is not None
+        run = PictureRun(
+            model=scored.model,
+            twin_path=scored.model.base_path if plan.image.twin else None,
+            recipe=plan.image.recipe,
+            pictures_dir=str(pictures.folder),
+            model_id=self.run.model_id,
+            submission_dir=self.run.submission_dir,
+            submission_file=LAST_FILE,
+            work_dir=str(launch),
+            progress_path=self.run.progress_path,
+            outcome_path=str(launch / "outcome.json"),
+            stop_path=self.run.stop_path,
+            control_path=self.run.control_path,
+            end_by=self.run.end_by,
+            seed=self.run.seed,
+        )
+        (launch / PICTURE_RUN_FILE).write_text(run.model_dump_json(indent=1), encoding="utf-8")
+        python = os.environ.get(PICTURES_PYTHON_VARIABLE, "python")
+        inputs = self._inputs(plan, pictures, Path(scored.model.base_path), launch, launch)
+        rendered = render(plan, inputs.model_copy(update={"python": python}))
+        for note in (*pictures.notes, *plan.notes):
+            self.progress.note("plan", note)
+        env = child_environment(self.work, {**rendered.env, **self._caches()})
+        heard = [0.0]
+
+        def hear(line: str) -> None:
+            heard[0] = time.time()
+
+        child = self.start(rendered.command, env, self.work, hear)
+        signs = (Path(self.run.progress_path),)
+        end = self.run.end_by + min(OVERRUN_S, (self.run.deadline_at - self.run.end_by) / 2)
+        limits = SupervisionLimits(end, signs=signs, hang_s=HANG_S, heard=lambda: heard[0])
+        ended = supervise(child, limits, self.stop)
+        outcome = read_record(TrainingOutcome, Path(run.outcome_path))
+        return launch_result(ended, outcome, (), marked=True)
+
+    def _may_take_over(self, attempt: LaunchResult) -> bool:
+        """Return whether another engine should try: nothing is trained yet, for no reason that it shares."""
+        shared = (RunEnd.STOPPED, RunEnd.CLOCK, RunEnd.BAD_DATA, RunEnd.DISK_FULL)
+        if attempt.end in (RunEnd.FINISHED, RunEnd.EARLY, *shared) or self.stop.asked:
+            return False
+        trained = self._submission().trained
+        late = self.run.end_by - time.time() < LEAST_LEFT_S
+        return bool(installed_engines()) and not late and (trained is None or trained.step == 0)
+
+    def _submission(self) -> Submission:
+        place, base = Path(self.run.submission_dir), Path(self.run.model_path)
+        return Submission(place, self.run.model_id, base, TaskType.IMAGE, image_type=self.run.image_type)
+
+    def _prepare(self, pictures: bool) -> tuple[PreparedImages, TrainingPlan]:
         """Pictures first: how many there are decides about the plan, and the plan about repeats."""
         folder = self.work / "data"
-        first = prepare_images(self.run, folder)
+        first = prepare_images(self.run, folder, verbatim=pictures)
         if self.run.plan_path is not None:
             plan = TrainingPlan.from_json(Path(self.run.plan_path).read_bytes())
         else:
-            plan = make_own_plan(
-                self.run, model_of(self.run.model_id, self.kind), first.facts, installed_engines()
-            )
-        if plan.image is not None and plan.image.repeats != first.facts.image_repeats:
+            facts = model_of(self.run.model_id, self.kind)
+            plan = make_own_plan(self.run, facts, first.facts, installed_engines(), pictures=pictures)
+        if not pictures and plan.image is not None and plan.image.repeats != first.facts.image_repeats:
             first = prepare_images(self.run, folder, repeats=plan.image.repeats)
         return first, plan
 
@@ -267,107 +364,3 @@ def engine_directory(engine: Engine) -> Path:
 def installed_engines() -> list[Engine]:
     """The image engines that this container has."""
     return [engine for engine in _DIRECTORIES if engine_directory(engine).is_dir()]
-
-
-#: What the kohya image carries of Flux besides the model itself.
-FLUX_VARIABLE, FLUX = "GOD_MINER_FLUX", "/app/flux"
-#: Where a tournament's validator mounts its cache.
-CACHE = Path("/cache/hf_cache")
-
-
-def resolve_model_path(path: Path) -> Path:
-    """The folder, or the only weight file in it."""
-    if not path.exists():
-        raise BadModel(f"{path} is not there")
-    if path.is_file():
-        return path
-    files = [entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith(".")]
-    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    weights = [entry for entry in files if entry.suffix == ".safetensors"]
-    if len(weights) == 1 and not folders and not (path / "model_index.json").exists():
-        return weights[0]
-    if not files and not folders:
-        raise BadModel(f"{path} is empty")
-    return path
-
-
-def image_files(kind: ImageModelType, model: Path) -> tuple[ImageFiles, list[str]]:
-    """Find the parts outside the model, with a warning for each that the family needs and that is missing.
-
-    They lie in the model's directory, in the engine's image, or in the validator's cache: there in the hub's
-    own layout (`models--owner--name/snapshots/…`), or under plain names, as directories called `owner--name`
-    and single files."""
-    directory = model if model.is_dir() else model.parent
-    parts: dict[str, str | None] = {}
-    if kind is ImageModelType.FLUX:
-        places = [directory, Path(os.environ.get(FLUX_VARIABLE, FLUX))]
-        parts = {part: _first(places, f"{part}*.safetensors") for part in ("clip_l", "t5xxl", "ae")}
-    record = IMAGE_FAMILIES[kind]
-    if record.text_encoder is not None:
-        parts["text_encoder"] = _repository(record.text_encoder)
-        parts["checkpoint_filename"] = _largest_of_several(model)
-    if record.vae is not None:
-        parts["vae"] = str(directory) if (directory / "vae").is_dir() else _repository(record.vae)
-    extra = record.extra
-    if extra is None:
-        return ImageFiles(**parts), []
-    parts[extra.field] = _file(extra.repository, extra.pattern)
-    missing = f"{kind}: no {extra.pattern} in {', '.join(map(str, hub_caches()))}: {extra.purpose}"
-    return ImageFiles(**parts), [] if parts[extra.field] else [missing]
-
-
-def _first(places: list[Path], pattern: str) -> str | None:
-    matches = (path for place in places if place.is_dir() for path in sorted(place.rglob(pattern)))
-    return next((str(path) for path in matches), None)
-
-
-def _largest_of_several(model: Path) -> str | None:
-    """The name of the weight file to load, where the model's directory has several."""
-    weights = (
-        sorted(model.glob("*.safetensors"), key=lambda file: file.stat().st_size) if model.is_dir() else []
-    )
-    return weights[-1].name if len(weights) > 1 else None
-
-
-def hub_caches() -> list[Path]:
-    """Directories that may hold cached models, most specific first, by what validators set and mount."""
-    roots = [
-        Path(os.environ[name])
-        for name in ("HF_HUB_CACHE", "TRANSFORMERS_CACHE", "HF_HOME")
-        if os.environ.get(name)
-    ]
-    caches = [place for root in (*roots, CACHE) for place in (root, root / "hub")]
-    return list(dict.fromkeys(caches))
-
-
-def _open_caches() -> list[Path]:
-    """Those that exist and that this user may read: pathlib raises where it may not."""
-    return [cache for cache in hub_caches() if os.access(cache, os.R_OK | os.X_OK) and cache.is_dir()]
-
-
-def hub_cache() -> Path | None:
-    """The first cache in the hub's own layout that has anything."""
-    return next((cache for cache in _open_caches() if any(cache.glob("models--*"))), None)
-
-
-def _repository(name: str) -> str | None:
-    """A repository's directory: under its plain name, or the newest snapshot in the hub's layout."""
-    plain = name.replace("/", "--")
-    for cache in _open_caches():
-        if (cache / plain).is_dir():
-            return str(cache / plain)
-        if snapshots := sorted(
-            cache.glob(f"models--{plain}/snapshots/*"), key=lambda path: path.stat().st_mtime
-        ):
-            return str(snapshots[-1])
-    return None
-
-
-def _file(repository: str, pattern: str) -> str | None:
-    """A repository's file, flat in a cache or in the repository's directory; of several the last by name."""
-    for cache in _open_caches():
-        if flat := sorted(path for path in cache.glob(pattern) if path.is_file()):
-            return str(flat[-1])
-    directory = _repository(repository)
-    matches = sorted(Path(directory).glob(pattern)) if directory else []
-    return str(matches[-1]) if matches else None

@@ -151,8 +151,10 @@ def make_own_plan(
     engines: Collection[Engine] = (),
     *,
     rows_made: bool = True,
+    pictures: bool = False,
 ) -> TrainingPlan:
-    """The plan; with `engines` given, for one of those that this image has. Environments are planned for
+    """The plan; with `engines` given, for one of those that this image has; with `pictures`, for the picture
+    trainer, where the family is scored. Environments are planned for
     before their rows are made, and again afterwards."""
     hardware = detect_machine(Path(run.work_dir))
     # Not for pictures: their engines have a torch of their own, which may see more than we do.
@@ -177,7 +179,13 @@ def make_own_plan(
     own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})
     vllm = importlib.util.find_spec("vllm") is not None
     conditions = JobConditions(
-        hardware, model_cached=True, publishes=False, vllm=vllm, era=run.era, rows_made=rows_made
+        hardware,
+        model_cached=True,
+        publishes=False,
+        vllm=vllm,
+        era=run.era,
+        rows_made=rows_made,
+        pictures=pictures,
     )
 
     def planned(slowness: float) -> TrainingPlan:

@@ -40,6 +40,14 @@ def test_pictures_may_be_in_any_directory_of_the_zip(tmp_path: Path, folder: str
     assert (tmp_path / "out/00002.txt").read_text() == "a dog\n"
 
 
+def test_captions_stay_as_they_are_where_they_are_scored(tmp_path: Path) -> None:
+    said = b"two  lines\r\n of a caption \n"
+    zipped = make_zip(tmp_path / "a.zip", {"0.png": png(), "0.txt": said, "1.png": png(), "1.txt": b" \n"})
+    unpack_pictures(zipped, tmp_path / "out", verbatim=True)
+    assert (tmp_path / "out/00001.txt").read_bytes() == said
+    assert not (tmp_path / "out/00002.txt").exists()
+
+
 def test_hostile_and_colliding_names_become_numbers(tmp_path: Path) -> None:
     files = {
         "../../evil.png": png(),

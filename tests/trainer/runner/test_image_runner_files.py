@@ -9,8 +9,8 @@ import pytest
 
 from core.domain.tasks import ImageModelType
 from trainer.errors import BadModel
-from trainer.runner import image_runner as module
-from trainer.runner.image_runner import hub_cache, image_files, resolve_model_path
+from trainer.runner import image_files as module
+from trainer.runner.image_files import evaluated_model, hub_cache, image_files, resolve_model_path
 
 
 def put(path: Path, size: int = 1) -> Path:
@@ -140,3 +140,62 @@ def test_of_several_weight_files_the_largest_is_the_model(tmp_path: Path) -> Non
     put(tmp_path / "model" / "transformer.safetensors", 1000)
     parts, _ = image_files(ImageModelType.KREA2, tmp_path / "model")
     assert parts.checkpoint_filename == "transformer.safetensors"
+
+
+@pytest.fixture
+def container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """ComfyUI's directory, and files that were fetched at the build."""
+    monkeypatch.setenv(module.COMFYUI_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(module.WEIGHTS_VARIABLE, str(tmp_path / "weights"))
+    return tmp_path / "weights"
+
+
+def test_the_evaluators_own_files_come_first_and_what_stands_in_for_them_is_said(
+    tmp_path: Path, cache: Path, container: Path
+) -> None:
+    folder = tmp_path / "model"
+    base = put(folder / "raw.safetensors")
+    vae = put(container / "qwen_image_vae.safetensors")
+    shards = cache / "Qwen--Qwen3-VL-4B-Instruct"
+    put(shards / "model-00001-of-00002.safetensors")
+    scored = evaluated_model(ImageModelType.KREA2, folder)
+    assert (scored.model.base_path, scored.model.vae_path) == (str(base), str(vae))
+    assert scored.model.text_encoder_paths == (str(shards),)
+    (note,) = scored.notes
+    assert "stands in for qwen3vl_4b_fp8_scaled.safetensors" in note
+    own = put(container / "qwen3vl_4b_fp8_scaled.safetensors")
+    scored = evaluated_model(ImageModelType.KREA2, folder)
+    assert (scored.model.text_encoder_paths, scored.notes) == ((str(own),), ())
+
+
+def test_flux_has_two_encoders_and_z_image_the_tasks_own_vae(tmp_path: Path, container: Path) -> None:
+    flux, z_image = tmp_path / "flux", tmp_path / "z-image"
+    names = ("t5xxl_fp16.safetensors", "clip_l.safetensors", "ae.safetensors")
+    t5, clip, _ = [put(container / name) for name in names]
+    put(flux / "flux1-dev.safetensors")
+    assert evaluated_model(ImageModelType.FLUX, flux).model.text_encoder_paths == (str(t5), str(clip))
+    put(z_image / "z_image.safetensors")
+    put(z_image / "text_encoder" / "model.safetensors")
+    put(z_image / "vae" / "config.json")
+    assert evaluated_model(ImageModelType.Z_IMAGE, z_image).model.vae_path == str(z_image / "vae")
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "reason"),
+    [
+        (ImageModelType.SDXL, [], "sdxl is not scored"),
+        (ImageModelType.KREA2, ["raw.safetensors"], "no qwen3vl_4b_fp8_scaled.safetensors, qwen_image_vae"),
+        (ImageModelType.FLUX, ["a.safetensors", "b.safetensors"], "2 weight files in its root"),
+        (ImageModelType.IDEOGRAM4, ["a.safetensors"], "no ideogram4_fp8_scaled.safetensors"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_line(
+    tmp_path: Path, container: Path, kind: ImageModelType, files: list[str], reason: str
+) -> None:
+    for name in files:
+        put(tmp_path / "model" / name)
+    if kind is not ImageModelType.KREA2:
+        for name in ("t5xxl_fp16", "clip_l", "ae", "qwen3vl_8b_fp8_scaled", "flux2-vae"):
+            put(container / f"{name}.safetensors")
+    with pytest.raises(BadModel, match=reason):
+        evaluated_model(kind, tmp_path / "model")

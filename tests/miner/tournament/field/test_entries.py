@@ -40,7 +40,7 @@ def test_our_own_plan_stands_beside_it(tmp_path: Path) -> None:
     (task,) = read_field(saved(tmp_path))
     ours, why = task.own_plan()
     assert ours is not None, why
-    assert ours.trainer == "ai-toolkit"
+    assert ours.trainer == "pictures"
     assert ours.lora_rank
     assert ours.rate_sum == pytest.approx(ours.lr * ours.steps, rel=0.6)  # type: ignore[operator]
 
