@@ -83,7 +83,6 @@ class ChainDouble:
         self.port = next(iter(self._server.sockets)).getsockname()[1]
 
     async def _drop(self) -> None:
-        assert self._server is not None
         for connection in list(self._server.connections):
             connection.transport.abort()
 

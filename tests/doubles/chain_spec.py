@@ -40,7 +40,6 @@ def golden_file(cache: Path = CACHE) -> Path:
     assert digest == SDIST_SHA256, f"{sdist} has sha256 {digest}, expected {SDIST_SHA256}: delete it"
     with tarfile.open(sdist) as archive:
         member = archive.extractfile(f"bittensor-{SDK_VERSION}/tests/fixtures/golden.json")
-        assert member is not None
         partial = golden.with_suffix(".partial")
         partial.write_bytes(member.read())
     partial.replace(golden)

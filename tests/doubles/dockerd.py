@@ -133,7 +133,6 @@ class Dockerd:
 
     def kill(self) -> None:
         """As a crash: its containerd dies with it or not, containers go on."""
-        assert self.process is not None
         self.process.kill()
         self.process.wait()
 
@@ -147,11 +146,9 @@ class Dockerd:
 
     def freeze(self) -> None:
         """It takes connections and never answers."""
-        assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
     @contextmanager

@@ -44,7 +44,6 @@ def test_nothing_is_left_of_a_test_run_that_was_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KEPT, str(tmp_path), SLEEPER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as run:
-        assert run.stdout is not None
         folder = Path(run.stdout.readline().strip())
         waited_for((tmp_path / "up").exists, "the job does not begin")
         run.send_signal(signal.SIGKILL)

@@ -154,7 +154,6 @@ async def test_what_made_things_worse_is_undone_and_not_tried_again(stage: Stage
         ActionOutcome.UNDONE,
         "tokens per second -40 %, more than the action should cost",
     )
-    assert stage.progress.control is not None
     assert stage.progress.control.micro == 16
 
 
@@ -205,7 +204,6 @@ async def test_a_hot_gpu_is_paused_within_bounds_and_gets_its_time_back(stage: S
     stage.temperature = 70.0
     await stage.play(600)
     assert stage.outcomes()[4:] == [ActionOutcome.RETURNED] * 4
-    assert stage.progress.control is not None
     assert stage.progress.control.duty == 1.0
 
 
@@ -259,7 +257,6 @@ async def test_a_restart_goes_on_with_an_action_that_is_not_judged(stage: Stage)
     stage.memory = 0.95
     await stage.play(30)
     control = read_control(stage.attempt.control)
-    assert control is not None
     assert control.number == 2
 
 

@@ -39,9 +39,7 @@ def test_what_the_wrapper_writes_is_read(run_dir: Path) -> None:
         '{"at": 6, "code": 137, "signals": ["SIGTERM"], "oom_kills": 2}' + " " * 99
     )
     start, end = read_start(run_dir), read_exit(run_dir)
-    assert start is not None
     assert (start.at, start.pid, start.boot) == (5.5, 7, "b")
-    assert end is not None
     assert (end.code, end.signals, end.oom_kills, end.timeout) == (137, ("SIGTERM",), 2, False)
 
 
@@ -50,7 +48,6 @@ def test_a_requested_stop_is_recorded(run_dir: Path) -> None:
     write_stop_record(run_dir, force=False)
     write_stop_record(run_dir, force=True)
     record = read_stop_record(run_dir)
-    assert record is not None
     assert record.force
 
 

@@ -138,10 +138,8 @@ def test_ipv6_is_known_to_be_out_of_reach_for_fiber() -> None:
 def test_nothing_is_submitted_for_an_address_that_is_there_already_or_never_can_be() -> None:
     subnet = graph(node(0, ip="8.8.4.4", port=7999))
     unchanged = result_without_submitting(subnet, key(0), "8.8.4.4", 7999)
-    assert unchanged is not None
     assert (unchanged.outcome, unchanged.ok) == (PublishOutcome.UNCHANGED, True)
     assert result_without_submitting(subnet, key(0), "8.8.4.4", 8000) is None
     refused = result_without_submitting(subnet, key(1), "8.8.4.4", 7999)
-    assert refused is not None
     assert (refused.outcome, refused.ok) == (PublishOutcome.REFUSED, False)
     assert "btcli subnets register --netuid 56" in refused.message

@@ -101,7 +101,6 @@ async def test_publishes_the_axon_and_the_chain_shows_it(
     assert result.block_hash == subtensor.block_hash(101)
     graph = await source(node).metagraph()
     own = graph.nodes_by_key.get(hotkey.public_key)
-    assert own is not None
     assert own.address == f"{PUBLIC_IP}:7999"
     # What the reference miner's fiber posts, too: validators look at these fields.
     args = subtensor.submitted[0].args

@@ -11,7 +11,14 @@ import yaml
 from core.config.files import config_dir
 from core.domain.hardware import Hardware, parse_gpus
 from miner.api.config_files import EffectiveValue, FileKind
-from miner.config_files.files import ConfigFiles, NoSuchFile, NotWritable, StaleFile, text_digest
+from miner.config_files.files import (
+    ConfigFiles,
+    NoSuchFile,
+    NotWritable,
+    StaleFile,
+    effective_yaml,
+    text_digest,
+)
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.settings import load_settings
 from tests.doubles.each import each
@@ -134,3 +141,23 @@ def test_links_and_shipped_files_are_never_written(tmp_path: Path) -> None:
     with pytest.raises(NotWritable, match="shipped"):
         shipped.save(PROFILES, "h100x4", TEXT, "")
     assert outside.read_text() == TEXT
+
+
+def test_values_are_nested_as_in_a_file_each_with_its_origin() -> None:
+    rows: list[tuple[str, Any, str]] = [
+        ("targets.lora_r", 64, "mine.yaml:3"),
+        ("targets.dtype", "bf16", "base.yaml:9"),
+        ("limits.gpu_memory", "75GB", "default"),
+        ("engine_config.axolotl.a.b", True, "mine.yaml:9"),
+        ("rules.blackout", ["Sun 03:00-05:00"], "mine.yaml:10"),
+        ("rules.size.<7B", "no: text", "set"),
+    ]
+    values = [EffectiveValue(path=path, value=value, origin=origin) for path, value, origin in rows]
+    text = effective_yaml(values)
+    assert yaml.safe_load(text) == {
+        "targets": {"lora_r": 64, "dtype": "bf16"},
+        "limits": {"gpu_memory": "75GB"},
+        "engine_config": {"axolotl": {"a.b": True}},
+        "rules": {"blackout": ["Sun 03:00-05:00"], "size": {"<7B": "no: text"}},
+    }
+    assert text.splitlines()[1].split("  # ") == [f"{'  lora_r: 64':<44}", "mine.yaml:3"]

@@ -87,7 +87,6 @@ async def test_the_fleet_knows_the_gpus_and_the_host() -> None:
     )
     await watched.scan()
     hardware = watched.fleet.inventory.hardware
-    assert hardware is not None
     assert (hardware.gpus.count, hardware.cpu_cores, hardware.disk_free_bytes) == (2, 7, 5)
     assert watched.fleet.inventory.installed == hardware
     assert (watched.inventory.source_name, watched.inventory.scanned_at) == ("a script", 1000.0)
@@ -99,7 +98,6 @@ async def test_the_fleet_knows_the_cores_near_to_each_gpu_of_this_machine_and_no
     watched = WatchedFleet(ScriptedSource(*near), host={"cpu_cores": 8, "cores": cores})
     await watched.scan()
     hardware = watched.fleet.inventory.hardware
-    assert hardware is not None
     assert (hardware.cores, hardware.near_cores) == (cores, ("0-3", "", "4-7"))
 
 

@@ -74,7 +74,6 @@ def has(on: GpuLedger, key: TaskKey) -> tuple[int, ...] | None:
 
 def planned(on: GpuLedger, key: TaskKey) -> tuple[tuple[int, ...], float]:
     claim = on.claim(key)
-    assert claim is not None
     return tuple(int(name[1:]) for name in claim.gpus), claim.starts_at
 
 
@@ -212,7 +211,6 @@ def test_a_start_that_nobody_accepted_begins_before_others_use_the_gpus_if_that_
     assert ask(on, A, 1, hours=9, needs=3.5 * HOUR) == []
     assert ask(on, A, 1, hours=9, needs=2 * HOUR) == [A]
     claim = on.claim(A)
-    assert claim is not None
     assert claim.until == 2 * HOUR
 
 
@@ -447,7 +445,6 @@ def test_a_job_that_waits_is_over_by_its_deadline_all_the_same() -> None:
     ask(on, B, 1, hours=22)
     on.schedule(21 * HOUR)
     claim = on.claim(B)
-    assert claim is not None
     assert claim.until == 22 * HOUR
     on.release(A)
     assert on.schedule(22 * HOUR) == []

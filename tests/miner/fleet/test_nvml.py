@@ -213,9 +213,6 @@ def test_a_worker_whose_daemon_was_killed_ends_without_a_word(nvml_host: Host) -
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", "miner.fleet.nvml_worker"]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        assert worker.stderr is not None
         worker.stdout.close()
         worker.stdin.write(b"scan\n")
         worker.stdin.flush()

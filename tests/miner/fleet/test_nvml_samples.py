@@ -180,7 +180,6 @@ async def test_nothing_is_measured_while_a_process_hangs_that_no_signal_ends(
             await nvml.sample()
         assert len((await nvml.scan()).gpus) == 1
         monkeypatch.undo()
-        assert stuck is not None
         stuck.kill()
 
 

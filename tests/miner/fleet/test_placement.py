@@ -23,7 +23,6 @@ def _place(
 
 
 def _indices(placement: Placement | None) -> list[int]:
-    assert placement is not None
     return [int(name[1:]) for name in placement.gpus]
 
 
@@ -41,7 +40,6 @@ def test_a_later_count_is_used_when_the_first_cannot_begin_in_time() -> None:
 def test_a_task_waits_for_the_first_wish_where_there_is_time() -> None:
     busy = fleet(make_gpus(4), [reservation([0, 1, 2], 0, HOUR)])
     placement = _place(busy, 4, 1, wait=1)
-    assert placement is not None
     assert (placement.starts_at, placement.ends_at) == (HOUR, 3 * HOUR)
     assert placement.why == "4 linked GPUs in 1.0 h"
 
@@ -58,7 +56,6 @@ def test_an_overdue_job_blocks_and_an_overdue_offer_does_not() -> None:
     still = fleet(make_gpus(1), [reservation([0], 0, 50)], now=100)
     assert _place(still, 1) is None
     placement = _place(still, 1, wait=1)
-    assert placement is not None
     assert placement.starts_at == 100 + OVERDUE_SECONDS
 
 
@@ -108,7 +105,6 @@ def test_a_lane_keeps_its_tasks_and_only_overflows_where_it_may() -> None:
         fleet(make_gpus(4), taken), 2, lane=("large", lane.model_copy(update={"overflow": True}))
     )
     assert _indices(placement) == [0, 1]
-    assert placement is not None
     assert placement.why == "beyond lane large: 2 linked GPUs"
 
 

@@ -93,7 +93,6 @@ async def test_each_minute_becomes_a_row_of_each_gpu_also_where_nothing_is_measu
     assert (other.busy, other.samples, other.utilization) == (0.5, 0, None)
     assert measured.rows(HOUR)[0, "g1"].busy == pytest.approx(0.5 / 60)
     latest = measured.history.latest("g0")
-    assert latest is not None
     assert (latest.at, latest.utilization, measured.history.gpus) == (measured.now, 0.5, ["g0"])
     assert measured.history.host is not None
 

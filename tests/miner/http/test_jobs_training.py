@@ -78,7 +78,6 @@ async def test_curves_grow_with_the_training_and_are_the_same_when_it_is_over(
     harness.backend.scripts = [trains]
     job = await harness.start()
     live = harness.jobs.live(job)
-    assert live is not None
     await harness.until(lambda: live.best_score == 1.5)
     monkeypatch.setattr(training_views, "read_figures", None)  # a running attempt is shown from memory
     shown = await series(port, job)
@@ -108,7 +107,6 @@ async def test_the_plan_is_shown_with_its_memory_by_term_beside_what_was_measure
     port.harness.backend.scripts = [trains]
     job = await port.harness.start()
     live = port.harness.jobs.live(job)
-    assert live is not None
     await port.harness.until(lambda: live.step == 10)
     plan = (await port.ask("GET", f"/jobs/{job}/plan")).json()
     assert plan["attempt"] == 1

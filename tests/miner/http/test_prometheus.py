@@ -162,7 +162,6 @@ def test_prometheus_rules_have_the_limits_of_the_shipped_ones(rule: dict[str, An
     over = re.findall(r"(?:\[|offset )(\w+)", rule["expr"])
     (sign, limit) = re.findall(r"([<>]) ([\d.e]+)", rule["expr"])[0]
     threshold = ours.when.above if sign == ">" else ours.when.below
-    assert threshold is not None
     assert float(limit) == threshold.value
     assert rule["labels"]["severity"] == ours.severity
     assert parse_seconds(rule.get("for", "0s")) == (ours.hold or 0)

@@ -251,7 +251,6 @@ def test_the_sample_is_counted_by_the_tokenizer(measured_folder: Path, tmp_path:
     (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     order = MeasureOrder(folder=measured_folder, tokenizer=tmp_path / "tokenizer.json", dataset=DATASET)
     facts = measure_lengths(order)
-    assert facts is not None
     assert (facts.prompt.max, facts.answer.percentile(50), facts.total.max) == (100, 3, 103)
     assert (facts.rows, facts.lengths_confidence) == (100, Confidence.CONFIG)
 

@@ -45,7 +45,6 @@ def failure(url: str, target: Path, tries: int = 4, **more: Any) -> StepFailed:
 
 
 def check(downloaded: Downloaded | None, target: Path) -> None:
-    assert downloaded is not None
     assert target.read_bytes() == DATA
     assert (downloaded.bytes, downloaded.sha256) == (len(DATA), hashlib.sha256(DATA).hexdigest())
     assert [path.name for path in target.parent.iterdir()] == [target.name]
@@ -238,7 +237,6 @@ def test_an_unasked_encoding_is_refused(store: FileStore, target: Path) -> None:
 def test_a_copy_that_still_holds_is_not_fetched_again(store: FileStore, target: Path) -> None:
     url = store.add("a", DATA)
     first = get(url, target)
-    assert first is not None
     assert get(url, target, known=first.etag) is None
     assert store.bytes_sent() == len(DATA)
     store.add("a", DATA[::-1])

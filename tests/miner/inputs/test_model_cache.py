@@ -53,7 +53,6 @@ def test_a_committed_model_is_a_plain_folder_that_anybody_may_read(cache: ModelC
     assert (snapshot.path / "deep").stat().st_mode & 0o777 == 0o755
     assert (snapshot.bytes, snapshot.files, snapshot.about) == (300, {"deep/weights": 300}, {"single": None})
     for found in (cache.find("owner/name"), cache.find("owner/name", COMMIT)):
-        assert found is not None
         assert found.path == snapshot.path
     assert cache.find("owner/name", "d" * 40) is None
     assert cache.find("owner/other") is None
@@ -64,7 +63,6 @@ def test_the_newest_snapshot_is_found_where_no_commit_is_named(cache: ModelCache
     put(cache, "a/b", used=5, commit="1" * 40)
     put(cache, "a/b", used=9, commit="2" * 40)
     found = cache.find("a/b")
-    assert found is not None
     assert found.commit == "2" * 40
 
 
@@ -341,7 +339,6 @@ def test_one_process_holds_a_lock_and_others_wait(tmp_path: Path, monkeypatch: p
         [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         assert not is_unlocked(path)
         waited = 0

@@ -27,7 +27,6 @@ def ask(order: FetchOrder) -> list[FetchEvent]:
     with subprocess.Popen(
         COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=worker_environment()
     ) as worker:
-        assert worker.stdin is not None
         assert worker.stdout is not None
         worker.stdin.write(line_of(order))
         worker.stdin.flush()
@@ -74,7 +73,6 @@ def test_it_ends_when_its_input_closes(tmp_path: Path) -> None:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         order = ModelOrder(model="a/b", endpoint=endpoint, cache=tmp_path, quota=10**9)
         with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, env=worker_environment()) as worker:
-            assert worker.stdin is not None
             worker.stdin.write(line_of(order))
             worker.stdin.flush()
             with silent.accept()[0]:  # it is at work

@@ -49,7 +49,6 @@ def test_the_best_score_wins_then_any_score_then_the_later_attempt(
     tmp_path: Path, scores: tuple[float | None, ...], best: int
 ) -> None:
     winner = best_candidate([candidate(tmp_path, number, score) for number, score in enumerate(scores, 1)])
-    assert winner is not None
     assert winner.attempt == best
 
 
@@ -163,7 +162,6 @@ def test_a_note_without_a_hash_still_has_the_score_and_the_model_is_published_ag
     del content["model_hash"]
     folder.published.write_text(json.dumps(content))
     published = PublishedModel.load(folder)
-    assert published is not None
     assert published.score == best.score
     assert not published.is_of(best, MinerSubmission(repo="me/repo", model_hash="0" * 64), "repo")
 

@@ -113,7 +113,6 @@ async def test_after_memory_ran_out_a_job_that_others_wait_for_keeps_its_time(
     await launched(harness, monkeypatch, 4, 20_000_000)
     await harness.until(lambda: len(harness.backend.submitted) == 2)
     plan = read_plan(AttemptFolder(harness.backend.submitted[1].run_dir))
-    assert plan is not None
     assert plan.oom_steps
     (row,) = [row for row in await harness.attempts(1) if row.number == 2]
     assert row.end_by is not None
@@ -257,7 +256,6 @@ async def test_the_next_attempt_has_the_smaller_passes_that_a_rule_wanted_of_the
     job = await harness.start()
     await harness.until(lambda: bool(harness.backend.runs))
     first = read_plan(AttemptFolder((await harness.attempts(job))[0].folder))
-    assert first is not None
     assert first.batch.micro > 1
     await harness.store.write(
         add_action,
@@ -277,7 +275,6 @@ async def test_the_next_attempt_has_the_smaller_passes_that_a_rule_wanted_of_the
     while len(await harness.attempts(job)) < 2:
         await asyncio.sleep(0.01)
     second = read_plan(AttemptFolder((await harness.attempts(job))[1].folder))
-    assert second is not None
     assert second.batch.micro == 1
 
 
@@ -337,6 +334,5 @@ async def test_after_memory_ran_out_a_job_has_the_cores_of_its_new_gpu(
     assert first.gpus != second.gpus
     assert [spec.cpus for spec in (first, second)] == [NEAR[spec.gpus[0]] for spec in (first, second)]
     plan = read_plan(AttemptFolder(second.run_dir))
-    assert plan is not None
     assert plan.oom_steps
     assert [one.got for one in plan.concessions if one.field == "container.cpus"] == [second.cpus]

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from core.data.facts import assumed_facts
+from core.domain.decisions import Decision, TrainingWorth
 from core.domain.hardware import GpuSet, Hardware, parse_gpus
-from core.domain.job_states import EndReason
+from core.domain.job_states import EndReason, ProgressCallback
 from core.domain.keys import Placement, TaskKey, gpu_on_node
+from core.domain.tasks import ImageModelType, TaskType
+from core.domain.wire import MinerTaskOffer
+from core.models.identify import facts_from_name
 from core.planning.plan import TrainingPlan
+from core.profile.resolve import load_profile
 from core.runs.progress import OomEvent
 from core.runs.run_files import RunEnd
 from miner.backends.base import EndCause
-from miner.fleet.base import FleetNode, Gpu, InventoryState
+from miner.fleet.base import FleetNode, FleetSnapshot, Gpu, InventoryState
+from miner.inputs.fetch import FetchedInputs, JobTask
+from miner.jobs.tasks import OPERATOR
+from miner.jobs.timeline import JobTimings
+from miner.offers.decide import decide, training_worth
+from miner.offers.history import SuccessHistory
+from miner.offers.parsed_offer import parse_offer
+from miner.offers.policies.load import load_policy
+from miner.store.jobs import StartRequest
 from tests.miner.jobs.harness import (
     VALIDATOR,
     CoroutineBackend,
@@ -21,7 +40,11 @@ from tests.miner.jobs.harness import (
     Trainer,
     TrustedBackend,
     obeys,
+    open_harness,
+    request,
+    waits,
 )
+from tests.miner.offers.builders import offer
 
 
 class ClusterBackend(CoroutineBackend):
@@ -183,3 +206,95 @@ async def test_after_a_node_has_failed_the_next_attempt_is_made_on_another(harne
     await harness.done(job)
     assert await harness.ends(job) == [EndReason.NODE_FAILED, EndReason.TRAINED]
     assert [spec.nodes for spec in cluster.submitted] == [("n1",), ("n2",)]
+
+
+LLAMA, HOURS = "meta-llama/Llama-3.1-8B", 4.0
+JOB, OTHER = TaskKey(VALIDATOR, "t1"), TaskKey(VALIDATOR, "t2")
+POLICY, HISTORY = load_policy("h100x4"), SuccessHistory()
+
+
+def worth(
+    asked: MinerTaskOffer, image_type: ImageModelType | None, fleet: FleetSnapshot, now: float
+) -> TrainingWorth:
+    parsed, terms = parse_offer(asked, image_type), POLICY.terms
+    chances = HISTORY.chances(parsed.kinds, parsed.model.family, parsed.params, terms.success, now)
+    return training_worth(parsed, terms, chances, fleet)
+
+
+@pytest.fixture
+async def by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[JobsHarness]:
+    """Four idle H100, and inputs as offers of four hours are assumed to have them."""
+    timings = JobTimings(poll_s=0.01)
+    async with open_harness(tmp_path / "data", timings, "4xH100", "h100x4", worth=worth) as harness:
+        fetch = harness.inputs.fetch
+
+        async def fetched(task: JobTask, on_progress: ProgressCallback) -> FetchedInputs:
+            data = assumed_facts(TaskType.INSTRUCT, None, HOURS)
+            return replace(await fetch(task, on_progress), model=facts_from_name(LLAMA), data=data)
+
+        monkeypatch.setattr(harness.inputs, "fetch", fetched)
+        harness.backend.default = waits
+        yield harness
+
+
+def accept(harness: JobsHarness, key: TaskKey) -> Decision:
+    now = time.time()
+    asked = offer(task_id=key.task_id, hours_to_complete=HOURS)
+    fleet = harness.fleet.snapshot(now)
+    decision = decide(asked, now, fleet, HISTORY, POLICY, load_profile("h100x4"))
+    assert decision.accepted
+    assert decision.placement is not None
+    assert harness.fleet.reserve(key, decision.placement)
+    return decision
+
+
+async def gpus_of(harness: JobsHarness, job_id: int) -> tuple[str, ...]:
+    await harness.until(lambda: bool(harness.backend.runs))
+    return (await harness.attempts(job_id))[-1].gpus
+
+
+async def test_a_job_gets_the_gpus_that_its_offer_reserved(by_value: JobsHarness) -> None:
+    """Even if others came later and raised the price of a GPU, it keeps its own, and they keep theirs."""
+    decision, other = accept(by_value, JOB), accept(by_value, OTHER)
+    assert len(decision.placement.gpus) == 2 > len(other.placement.gpus)
+    by_value.fleet.start(JOB, until=time.time() + HOURS * 3600)
+    job = await by_value.start(seconds=HOURS * 3600, model=LLAMA)
+    assert await gpus_of(by_value, job) == decision.placement.gpus
+    (held,) = [hold for hold in by_value.fleet.ledger.reservations if hold.key == OTHER]
+    assert held.gpus == other.placement.gpus
+
+
+async def test_a_job_keeps_its_reserved_gpus_if_its_inputs_are_smaller_than_assumed(
+    by_value: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One GPU would complete them, but later: the other one costs nothing now."""
+    decision, fetch = accept(by_value, JOB), by_value.inputs.fetch
+
+    async def few_rows(task: JobTask, on_progress: ProgressCallback) -> FetchedInputs:
+        return replace(await fetch(task, on_progress), data=assumed_facts(TaskType.INSTRUCT, 2_000))
+
+    monkeypatch.setattr(by_value.inputs, "fetch", few_rows)
+    by_value.fleet.start(JOB, until=time.time() + HOURS * 3600)
+    job = await by_value.start(seconds=HOURS * 3600, model=LLAMA)
+    assert await gpus_of(by_value, job) == decision.placement.gpus
+    (attempt,) = await by_value.attempts(job)
+    plan = TrainingPlan.from_json((Path(attempt.folder) / "plan.json").read_text(encoding="utf-8"))
+    assert (plan.gpus.count, plan.steps.share) == (2, 1.0)
+
+
+@pytest.mark.parametrize("another_waits", [False, True])
+async def test_an_operators_task_has_the_host_until_another_waits(
+    by_value: JobsHarness, another_waits: bool
+) -> None:
+    if another_waits:
+        waiting = accept(by_value, OTHER).placement
+        assert waiting is not None
+        by_value.fleet.release(OTHER)
+        later = replace(waiting, starts_at=time.time() + 600, ends_at=time.time() + 7200)
+        assert by_value.fleet.reserve(OTHER, later)
+    wanted = request("mine", model=LLAMA, hours_to_complete=HOURS)
+    start = StartRequest(
+        "mine", TaskType.INSTRUCT, LLAMA, HOURS, None, time.time(), json.dumps(wanted).encode()
+    )
+    job = (await by_value.jobs.start_own(start, OPERATOR)).job_id
+    assert len(await gpus_of(by_value, job)) == (1 if another_waits else 4)

@@ -219,7 +219,6 @@ async def test_after_fifty_steps_the_job_says_when_it_will_end(harness: JobsHarn
     harness.backend.scripts = [steps]
     job = await harness.start()
     live = harness.jobs.live(job)
-    assert live is not None
     await harness.until(lambda: live.ends_at is not None)
     assert live.ends_at is not None
     assert time.time() - CAP_S < live.ends_at < time.time() + 3600

@@ -134,7 +134,6 @@ async def test_whatever_happens_in_whatever_order(tmp_path: Path, seed: int) -> 
             row = await harness.row(row.id)
             if saved:
                 assert row.state is JobState.DONE, (row, saved)
-                assert row.submission is not None
                 assert row.submission.repo == f"me/{chaos.names[row.task_id]}"
                 content = harness.hub.repos[row.submission.repo]["adapter_model.safetensors"].decode()
                 assert float(content.split()[1]) == min(saved), (content, saved)

@@ -14,7 +14,7 @@ from core.domain.job_states import EndReason, StepFailed
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerSubmission
 from miner.publish.messages import PublishOrder, PublishTask
-from miner.publish.publisher import publish_environment
+from miner.publish.publisher import UploadSpeed, publish_environment
 from tests.core.submission import folders
 from tests.core.submission.folders import BASE_ID, write
 from tests.miner.publish.conftest import REPO, Bench, workers
@@ -245,3 +245,48 @@ def test_the_process_gets_no_secret_and_keeps_its_files_apart(
     assert environment["HTTPS_PROXY"] == "http://proxy:3128"
     assert (environment["HF_HOME"], environment["HF_HUB_DISABLE_XET"]) == (str(tmp_path), "1")
     assert "hf_x" not in repr(PublishOrder(task=PublishTask.ACCOUNT, token="hf_xxxx"))
+
+
+def paced(
+    finish_by: float | None, *seen: tuple[float, int], total: int = 100_000_000
+) -> tuple[list[str], UploadSpeed]:
+    """What is reported of an upload that was at these bytes at these times."""
+    now, reported = 0.0, list[str]()
+    speed = UploadSpeed(finish_by, lambda: now, reported.append)
+    for at, done in seen:
+        now = at
+        speed.add(done, total)
+    return reported, speed
+
+
+@pytest.mark.parametrize(
+    ("finish_by", "seen"),
+    [
+        (100, [(0, 0), (5, 10_000_000), (10, 20_000_000)]),
+        (10, [(0, 0), (2, 1000)]),
+        (None, [(0, 0), (50, 1000)]),
+    ],
+    ids=["in time", "the first seconds", "no deadline"],
+)
+def test_nothing_is_said_of_an_upload_that_may_be_in_time(
+    finish_by: float | None, seen: list[tuple[float, int]]
+) -> None:
+    assert paced(finish_by, *seen)[0] == []
+
+
+def test_an_upload_that_will_be_late_is_reported_once_with_the_numbers() -> None:
+    (report,), _ = paced(50, (0, 0), (5, 5_000_000), (10, 10_000_000))
+    assert report == "the upload will not be done in time: 95 MB to go at 1.0 MB/s, and 45 s are left"
+    assert len(paced(100, (0, 5), (5, 5), (10, 5))[0]) == 1, "one that stands still is late as well"
+
+
+def test_one_that_catches_up_is_reported_too() -> None:
+    seen = [(float(n), n * 1_000_000) for n in range(20)]
+    seen += [(20.0 + n, 20_000_000 + n * 8_000_000) for n in range(10)]
+    (late, well), _ = paced(60, *seen)
+    assert "not be done" in late
+    assert "in time after all" in well
+
+
+def test_another_try_begins_anew() -> None:
+    assert paced(1000, (0, 0), (10, 90), (11, 0), (15, 40), total=100)[1].speed == 10

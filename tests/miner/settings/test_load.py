@@ -198,7 +198,6 @@ def test_a_tournament_repository_is_complete_or_absent() -> None:
         TRAINING_REPO_TEXT_DATASETS="a/b c",
     )
     repo = settings.training_repo("text")
-    assert repo is not None
     assert (repo.url, repo.commit, repo.datasets) == (URL, COMMIT, ("a/b", "c"))
     assert repo.token is not None
     assert settings.training_repo("image") is None

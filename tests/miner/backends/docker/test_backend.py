@@ -83,7 +83,6 @@ class FakeDocker:
         self.calls.append(f"start {ref}")
         if ref in self.broken:
             raise BROKEN
-        assert self.container_now is not None
         self.container_now["State"]["Status"] = "running"
 
     def _remove(self, ref: str, **_how: bool) -> None:

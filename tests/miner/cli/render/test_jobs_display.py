@@ -27,7 +27,6 @@ def test_a_curve_in_a_line_of_text_goes_from_its_lowest_to_its_highest_value() -
 def test_on_a_terminal_the_picture_is_whole() -> None:
     out = io.StringIO()
     with JobDisplay(console=Terminal(file=out, force_terminal=True, width=100)) as display:
-        assert display.live is not None
         display.take("note", {"text": "attempt 1 runs on [docker] \x1b[2J"})
         display.take("job", picture(stage="model", bytes_done=10**9, bytes_total=2 * 10**9))
         display.live.refresh()
@@ -62,7 +61,6 @@ def test_the_countdowns_go_on_while_the_job_is_silent(monkeypatch: pytest.Monkey
     out, now = io.StringIO(), 1000.0
     monkeypatch.setattr(jobs.time, "time", lambda: now)
     with JobDisplay(console=Terminal(file=out, force_terminal=True, width=80)) as display:
-        assert display.live is not None
         assert display.live.auto_refresh
         assert display.live.refresh_per_second >= 1
         display.take("job", picture(stage="train", ends_at=1060.0, deadline_at=1080.0))
