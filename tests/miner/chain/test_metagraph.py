@@ -60,13 +60,6 @@ def test_the_highest_incentive_ranks_first_and_equals_share_a_place() -> None:
     assert [subnet.rank(key(uid)) for uid in range(5)] == [2, 1, 2, 4, None]
 
 
-def test_the_same_nodes_read_again_only_have_a_new_time() -> None:
-    first = graph(node(0))
-    again = first.with_fetched_at(7.0)
-    assert (again.fetched_at, first.fetched_at) == (7.0, 0.0)
-    assert again.nodes_by_key.get(key(0)) is first.nodes[0]
-
-
 @each(
     ("ip", "port", "shown"),
     [

@@ -135,6 +135,7 @@ def test_a_clone_that_uses_up_the_time_is_an_error(tmp_path: Path, monkeypatch: 
     assert isinstance(result.exception, CheckTooSlow)
 
 
+@pytest.mark.kept("15")
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_a_check_and_leaves_nothing(sign: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()

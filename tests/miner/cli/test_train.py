@@ -218,6 +218,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_started(tmp_pa
     assert ended.exit_code == 2
 
 
+@pytest.mark.thorough
 def test_models_are_scored_in_the_real_training_environment(tmp_path: Path, training_python: str) -> None:
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run(

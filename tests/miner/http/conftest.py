@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from miner.config_files import what_if, worker
+from tests.doubles.own_child import answered_by
 from tests.miner.http.daemon_in_process import DaemonInProcess, open_daemon
 
 
@@ -14,3 +16,9 @@ from tests.miner.http.daemon_in_process import DaemonInProcess, open_daemon
 async def running(tmp_path: Path) -> AsyncIterator[DaemonInProcess]:
     async with open_daemon(tmp_path) as daemon:
         yield daemon
+
+
+@pytest.fixture
+def answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions about a change are answered without a child."""
+    monkeypatch.setattr(what_if, "run_order", answered_by(worker))

@@ -158,10 +158,6 @@ def test_too_many_and_too_large_headers_are_refused(daemon: DaemonProcess, flood
     assert (reply.status, reply.error) == (431, "headers_too_large")
 
 
-def test_a_long_address_counts_as_a_header(daemon: DaemonProcess) -> None:
-    assert last_reply(daemon, request("/" + "x" * 16_400)).error == "headers_too_large"
-
-
 @pytest.mark.parametrize("endless", ["x-more: y\r\n", "y" * 100], ids=["headers", "one header"])
 def test_headers_without_an_end_are_refused_at_the_limit(raw: RawConnection, endless: str) -> None:
     raw.send("GET /healthz HTTP/1.1\r\nx: ")
@@ -311,7 +307,7 @@ def test_json_comes_back_whatever_was_sent(daemon: DaemonProcess) -> None:
     """Mutations of a good request: each gets whole JSON replies, or the connection is closed."""
     random = Random(3)
     good = request("/healthz") + request("/task_offer/", body=b'{"a": 1}')
-    for _ in range(150):
+    for _ in range(60):
         sent = bytearray(good)
         for _ in range(random.randint(1, 4)):
             sent[random.randrange(len(sent))] = random.randrange(256)

@@ -95,7 +95,7 @@ async def test_a_backtest_compares_the_policy_in_force_with_a_changed_one(runnin
     assert found["before"]["held_gpu_hours"] >= found["after"]["held_gpu_hours"]
 
 
-@pytest.mark.process
+@pytest.mark.usefixtures("answered_here")
 async def test_a_backtest_of_a_wrong_key_says_what_is_wrong(running: DaemonInProcess) -> None:
     reply = await backtest(running, overrides={"rules.max_hour": 12})
     assert (reply.status_code, reply.json()["error"]) == (422, "bad_config")
@@ -104,7 +104,7 @@ async def test_a_backtest_of_a_wrong_key_says_what_is_wrong(running: DaemonInPro
     assert (reply.status_code, reply.json()["error"]) == (422, "bad_config")
 
 
-@pytest.mark.process
+@pytest.mark.usefixtures("answered_here")
 async def test_one_backtest_at_a_time_and_validators_are_answered_meanwhile(
     running: DaemonInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +149,7 @@ async def test_an_edit_is_checked_saved_noted_and_in_force(
     assert "targets.lora_r – → 64" in json.loads(event["data"])["text"]
 
 
-@pytest.mark.process
+@pytest.mark.usefixtures("answered_here")
 async def test_a_save_of_something_invalid_stale_or_elsewhere_changes_nothing(
     running: DaemonInProcess,
 ) -> None:
@@ -171,7 +171,6 @@ async def test_a_save_of_something_invalid_stale_or_elsewhere_changes_nothing(
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
-@pytest.mark.process
 async def test_files_are_listed_and_a_missing_one_is_no_page(running: DaemonInProcess) -> None:
     found = (await running.operator.get("/config")).json()
     assert found["in_force"]["profile"] == "base"
@@ -181,7 +180,7 @@ async def test_files_are_listed_and_a_missing_one_is_no_page(running: DaemonInPr
     assert reply.status_code == 401
 
 
-@pytest.mark.process
+@pytest.mark.usefixtures("answered_here")
 async def test_a_check_shows_nothing_of_files_that_are_no_profiles(running: DaemonInProcess) -> None:
     """The dashboard asks for it too, without the operator's token."""
     secret = running.daemon.settings.data_dir / "secret.yaml"

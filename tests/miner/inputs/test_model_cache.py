@@ -244,10 +244,6 @@ def test_a_kill_while_a_model_is_removed_leaves_nothing_that_nobody_counts(
     assert models(cache) == ["a/b"]
 
 
-def test_an_empty_cache_has_nothing(cache: ModelCache) -> None:
-    assert (cache.snapshots(), cache.unfinished(), cache.find("a/b"), cache.prune()) == ([], [], None, [])
-
-
 NAMES = st.sampled_from(["a/1", "a/2", "b", "c-d/e_f.g"])
 STEPS = st.lists(
     st.tuples(st.sampled_from(["put", "hold", "release", "prune", "find"]), NAMES, st.integers(1, 700)),

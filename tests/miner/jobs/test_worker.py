@@ -152,16 +152,6 @@ async def test_what_another_try_cannot_mend_is_not_tried_again(harness: JobsHarn
     assert [kind for kind, _ in harness.alerts] == ["job_failed"]
 
 
-async def test_a_crash_nobody_foresaw_gets_one_more_try(harness: JobsHarness) -> None:
-    async def crash(trainer: Trainer) -> None:
-        raise EndedBy(EndCause.FAILED, 1)
-
-    harness.backend.default = crash
-    job = await harness.start()
-    await harness.failed(job, EndReason.CRASHED)
-    assert await harness.ends(job) == [EndReason.CRASHED, EndReason.CRASHED]
-
-
 async def test_a_killed_training_goes_on_from_its_last_checkpoint(harness: JobsHarness) -> None:
     saved: list[Path] = []
 

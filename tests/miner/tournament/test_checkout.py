@@ -52,24 +52,20 @@ def test_a_commit_that_no_branch_reaches_is_not_there(origin: Path, tmp_path: Pa
         clone_repository(str(origin), lost, tmp_path / "clone")
 
 
-def test_a_source_that_is_no_repository_is_named(tmp_path: Path) -> None:
+def test_what_cannot_be_cloned_is_named_and_a_directory_in_use_is_not_touched(
+    origin: Path, tmp_path: Path
+) -> None:
     with pytest.raises(CloneFailed, match=r"git clone: .*nothing-here"):
         clone_repository(str(tmp_path / "nothing-here"), None, tmp_path / "clone")
-
-
-def test_a_repository_without_a_commit_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "origin").mkdir()
-    git(tmp_path / "origin", "init", "-q")
+    (tmp_path / "empty").mkdir()
+    git(tmp_path / "empty", "init", "-q")
     with pytest.raises(CloneFailed, match="has no commit"):
-        clone_repository(str(tmp_path / "origin"), None, tmp_path / "clone")
-
-
-def test_a_directory_in_use_is_not_touched(origin: Path, tmp_path: Path) -> None:
-    (tmp_path / "clone").mkdir()
-    (tmp_path / "clone/mine.txt").write_text("mine")
+        clone_repository(str(tmp_path / "empty"), None, tmp_path / "clone")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used/mine.txt").write_text("mine")
     with pytest.raises(CloneFailed, match="not an empty directory"):
-        clone_repository(str(origin), None, tmp_path / "clone")
-    assert (tmp_path / "clone/mine.txt").read_text() == "mine"
+        clone_repository(str(origin), None, tmp_path / "used")
+    assert (tmp_path / "used/mine.txt").read_text() == "mine"
 
 
 def test_an_address_never_runs_a_command_or_is_taken_for_an_option(tmp_path: Path) -> None:

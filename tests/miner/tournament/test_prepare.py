@@ -159,14 +159,6 @@ def test_profiles_by_way_of_others_get_names_of_their_own(small: Path, tmp_path:
     assert (place / "mine.yaml").read_text() == "extends: base-own\ntargets: {lora_r: 16}\n"
 
 
-def test_what_is_not_committed_is_not_in_it(small: Path, tmp_path: Path) -> None:
-    (small / "trainer/b.py").write_text("y = 2\n")
-    (small / "trainer/secret.py").write_text("TOKEN = 1\n")
-    made = prepare_entry(small, tmp_path / "entry", kinds=[TournamentType.TEXT])
-    assert (made.directory / "trainer/b.py").read_text() == "y = 1\n"
-    assert not (made.directory / "trainer/secret.py").exists()
-
-
 def test_what_cannot_be_made_leaves_nothing(small: Path, upstream: Path, tmp_path: Path) -> None:
     place = tmp_path / "entry"
     with pytest.raises(CannotPrepare, match="no dockerfiles/standalone-image-trainer"):

@@ -57,15 +57,6 @@ def test_history_grows_as_it_did_and_knows_nothing_of_the_future() -> None:
     assert success(after.decision) < 0.3
 
 
-def test_value_is_counted_by_one_policy_s_terms() -> None:
-    (own,) = played(at(0))
-    assert own.value == own.decision.value
-    rich = policy(value__win_points=30).terms
-    (valued,) = played(at(0), value_policy=rich)
-    assert valued.value.points > 5 * own.value.points
-    assert valued.value.gpu_hours == own.value.gpu_hours
-
-
 def test_days_of_offers_never_hold_a_gpu_twice() -> None:
     for plan_by in ("h100x4-strategy", "steady"):
         entries = played(*synthetic_offers(4, days=2, per_day=80), plan_by=plan_by)

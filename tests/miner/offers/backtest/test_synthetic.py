@@ -5,7 +5,6 @@ from statistics import mean
 
 import pytest
 
-from core.domain.tasks import OFFERED_TASKS
 from miner.offers.backtest.synthetic import DATASET_BINS, STATED_ROWS, TASK_MIX, synthetic_offers
 from miner.offers.past_offers import HistoricalOffer
 
@@ -53,7 +52,3 @@ def test_large_models_are_rare_and_some_counts_are_missing(offers: list[Historic
     large = mean((offer.model_params_count or 0) >= 12 * 10**9 for offer in texts)
     assert large == pytest.approx(0.05, abs=0.02)
     assert mean(offer.model_params_count is None for offer in texts) == pytest.approx(0.05, abs=0.02)
-
-
-def test_every_type_that_is_offered_occurs() -> None:
-    assert {task for task, _ in TASK_MIX} == set(OFFERED_TASKS)

@@ -88,34 +88,23 @@ def test_a_policy_replaces_the_one_it_extends_key_by_key(tmp_path: Path) -> None
     assert written["rules.hours.chat"].origin == "up.yaml:1"
 
 
-def test_lists_and_tables_by_size_are_replaced_and_both_spellings_of_a_task_are_one_key(
+def test_lists_and_tables_by_size_are_replaced_and_null_takes_back_under_either_spelling(
     tmp_path: Path,
 ) -> None:
     policy = load(
         tmp_path,
-        "extends: up\nrules: {tasks: dpo, hours: {InstructTextTask: 12, DpoTask: null}}\n"
-        'score: {size: {"<9B": 0.1}}',
-        up="rules: {tasks: [chat, grpo], hours: {instruct: 8, dpo: 3}}\n"
-        'score: {size: {"<5B": 0.5, ">=5B": 1}}',
-    )
-    assert policy.terms.rules.tasks == [TaskType.DPO]
-    assert {str(band): share for band, share in policy.terms.score.size.items()} == {"<9B": 0.1}
-    assert {kind: limit.hours for kind, limit in policy.terms.rules.hours.items()} == {"instruct": 12}
-
-
-def test_null_takes_back_what_the_extended_policy_has_set(tmp_path: Path) -> None:
-    policy = load(
-        tmp_path,
-        "extends: up\nrules: {hours: {dpo: null}, max_jobs: null}\nscore: {threshold: null, task: null}\n"
-        "fitting: {max_wait: null}",
-        up="rules: {hours: {dpo: 3, chat: 2}, max_jobs: 3}\nscore: {threshold: 0.5, task: {dpo: 1}}\n"
+        "extends: up\nrules: {tasks: dpo, hours: {InstructTextTask: 12, DpoTask: null}, max_jobs: null}\n"
+        'score: {size: {"<9B": 0.1}, threshold: null, task: null}\nfitting: {max_wait: null}',
+        up="rules: {tasks: [chat, grpo], hours: {instruct: 8, dpo: 3}, max_jobs: 3}\n"
+        'score: {size: {"<5B": 0.5, ">=5B": 1}, threshold: 0.5, task: {dpo: 1}}\n'
         "fitting: {max_wait: 5m, spare: 0.5}",
     )
-    terms = policy.terms
-    assert (list(terms.rules.hours), terms.rules.max_jobs, terms.score.threshold) == (["chat"], None, None)
-    assert terms.score.task == {}
-    assert (terms.fitting.max_wait, terms.fitting.spare) == (1800, 0.5)
-    assert set(policy.written()) == {"rules.hours.chat", "fitting.spare"}
+    rules, score, fitting = policy.terms.rules, policy.terms.score, policy.terms.fitting
+    assert (rules.tasks, rules.max_jobs) == ([TaskType.DPO], None)
+    assert {kind: limit.hours for kind, limit in rules.hours.items()} == {"instruct": 12}
+    assert {str(band): share for band, share in score.size.items()} == {"<9B": 0.1}
+    assert (score.threshold, score.task, fitting.max_wait, fitting.spare) == (None, {}, 1800, 0.5)
+    assert set(policy.written()) == {"rules.tasks", "rules.hours.instruct", "score.size.<9B", "fitting.spare"}
 
 
 def test_description_is_not_inherited_but_hardware_and_profile_are(tmp_path: Path) -> None:

@@ -68,25 +68,28 @@ def test_kinds_that_are_not_entered_are_said(here: CheckedEntry) -> None:
     )
 
 
-def test_a_parser_that_refuses_unknown_options_fails(tmp_path: Path) -> None:
-    found = check_arguments(small(tmp_path, "given['--no-such-option']"))
-    assert found.state is FindingState.FAILED
-    assert "instruct: KeyError" in found.text
-
-
-def test_a_run_for_other_paths_and_hours_fails(tmp_path: Path) -> None:
-    body = "{'task_id': given['--task-id'], 'deadline_at': 3600, 'began_at': 0, 'end_by': 3500}"
+@pytest.mark.parametrize(
+    ("body", "problems"),
+    [
+        ("given['--no-such-option']", ("instruct: KeyError",)),
+        ("{}\nimport no_such_module", ("no_such_module",)),
+        (
+            "{'task_id': given['--task-id'], 'deadline_at': 3600, 'began_at': 0, 'end_by': 3500}",
+            (
+                "instruct: model_path is None",
+                "instruct: 0.75 hours are taken for 1.00",
+                "instruct-kl: kl_coefficient is None, not 0.5",
+            ),
+        ),
+    ],
+    ids=["an unknown option is refused", "not importable", "other paths and hours"],
+)
+def test_an_entry_point_that_takes_them_otherwise_fails(
+    tmp_path: Path, body: str, problems: tuple[str, ...]
+) -> None:
     found = check_arguments(small(tmp_path, body))
-    said = "\n".join((found.text, *found.notes))
-    assert "instruct: model_path is None" in said
-    assert "instruct: 0.75 hours are taken for 1.00" in said
-    assert "instruct-kl: kl_coefficient is None, not 0.5" in said
-
-
-def test_an_entry_point_that_cannot_be_imported_fails(tmp_path: Path) -> None:
-    found = check_arguments(small(tmp_path, "{}\nimport no_such_module"))
     assert found.state is FindingState.FAILED
-    assert "no_such_module" in found.text
+    assert all(problem in "\n".join((found.text, *found.notes)) for problem in problems)
 
 
 def test_an_entry_point_that_is_not_ours_is_not_vouched_for(tmp_path: Path) -> None:
