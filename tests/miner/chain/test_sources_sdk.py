@@ -119,6 +119,7 @@ async def test_a_hotkey_that_is_deregistered_meanwhile_is_refused_by_the_chain(
     assert not subtensor.submitted
 
 
+@pytest.mark.thorough
 async def test_the_node_checks_the_signature_for_real(
     subtensor: Subtensor, node: ChainDouble, hotkey: Hotkey
 ) -> None:

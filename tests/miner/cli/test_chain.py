@@ -178,6 +178,7 @@ def on_chain(subtensor: Subtensor, node: ChainDouble, hotkey: str) -> dict[str, 
     return {"CHAIN": "bittensor", "SUBTENSOR_ADDRESS": node.url}
 
 
+@pytest.mark.thorough
 def test_publishing_and_status_go_through_the_real_sdk(cli: Cli, on_chain: dict[str, str]) -> None:
     code, published = cli.json("publish-ip", *PUBLIC, "--yes", **on_chain)
     assert (code, published["outcome"]) == (0, "published")

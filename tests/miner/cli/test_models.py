@@ -13,10 +13,12 @@ from typer.testing import CliRunner, Result
 
 from core.domain.errors import GodMinerError
 from miner.cli.models import app
+from miner.inputs import worker
 from miner.inputs.fetch import JobInputs
 from miner.inputs.messages import RetryLimits
 from miner.inputs.model_cache import ModelCache
 from tests.doubles.hub import Hub
+from tests.doubles.own_child import answered_by
 from tests.miner.inputs.models import model_files
 
 pytestmark = pytest.mark.process
@@ -90,6 +92,7 @@ def test_fetch_brings_a_model_and_says_what_it_is(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = json.loads(run("fetch", "owner/model", "--json").stdout)
+    monkeypatch.setattr("miner.inputs.fetch.run_order", answered_by(worker))
     assert Path(found["path"], "config.json").exists()
     assert found["facts"]["architecture"] == "llama"
     assert "llama, in" in run("fetch", "owner/model").output

@@ -73,6 +73,7 @@ def test_the_same_signature_wins_once_also_on_one_connection(
     assert [raw.reply().status for _ in range(20)] == [200] + [401] * 19
 
 
+@pytest.mark.kept("9")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_what_was_answered_before_a_restart_cannot_be_replayed(
     tmp_path_factory: pytest.TempPathFactory, number: signal.Signals

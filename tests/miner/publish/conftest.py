@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +16,14 @@ from pydantic import SecretStr
 
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerSubmission
-from miner.publish import HubPublisher, PublishTarget
-from miner.publish.publisher import PublishRequest
+from miner.publish import HubPublisher, PublishTarget, publisher, worker
+from miner.publish.publisher import PublishRequest, publish_environment
 from tests.core.submission import folders
 from tests.core.submission.folders import BASE_ID, validators_hash
 from tests.doubles.hub import Hub
 from tests.doubles.hub_repos import Blob
 from tests.doubles.hub_upload import Unseen
+from tests.doubles.own_child import answered_by
 
 REPO = "3f0c6a52-0000-4000-8000-123456789abc"
 
@@ -30,6 +32,18 @@ REPO = "3f0c6a52-0000-4000-8000-123456789abc"
 def hub() -> Iterator[Hub]:
     with Hub() as running:
         yield running
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Publish without children: what they are for is tried by the tests that have them."""
+    for name, value in publish_environment(tmp_path / "client", deduplicate=False).items():
+        if name.startswith("HF_"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    for name in worker._FORWARDED_LOGGERS:  # a child's handlers end with it
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+    monkeypatch.setattr(publisher, "run_order", answered_by(worker))
 
 
 @dataclass

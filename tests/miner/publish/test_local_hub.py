@@ -10,7 +10,11 @@ from tests.core.submission import folders
 from tests.core.submission.folders import validators_hash
 from tests.miner.publish.conftest import REPO, Bench
 
-pytestmark = pytest.mark.process
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.usefixtures("here"),
+    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
+]
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from tests.core.submission import folders
 from tests.core.submission.folders import BASE_ID, write
 from tests.miner.publish.conftest import REPO, Bench, workers
 
-pytestmark = pytest.mark.process
+#: The client's own use of its own client.
+pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")]
 
 
 async def test_an_adapter_is_published_whole_mended_public_and_with_a_validators_hash(bench: Bench) -> None:
@@ -38,6 +39,7 @@ async def test_an_adapter_is_published_whole_mended_public_and_with_a_validators
     assert workers() == [], "no process is left behind"
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.kept("3")
 @pytest.mark.parametrize("parts", [1, 3])
 async def test_a_full_model_is_published_with_the_hash_of_all_its_parts(bench: Bench, parts: int) -> None:
@@ -46,6 +48,7 @@ async def test_a_full_model_is_published_with_the_hash_of_all_its_parts(bench: B
     assert len([name for name in bench.there() if name.endswith(".safetensors")]) == parts
 
 
+@pytest.mark.usefixtures("here")
 async def test_an_image_model_lies_where_evaluators_look(bench: Bench) -> None:
     image = folders.image(bench.folder / "image", "last-000004.safetensors")
     made = await bench.publish(folder=image, task_type=TaskType.IMAGE, model_path=bench.base / "config.json")
@@ -53,6 +56,7 @@ async def test_an_image_model_lies_where_evaluators_look(bench: Bench) -> None:
     assert made.model_hash == bench.hash_of()
 
 
+@pytest.mark.usefixtures("here")
 async def test_a_better_model_replaces_the_earlier_one_in_one_commit(bench: Bench) -> None:
     publisher = bench.publisher()
     earlier = await bench.publish(publisher)
@@ -69,6 +73,7 @@ async def test_a_better_model_replaces_the_earlier_one_in_one_commit(bench: Benc
     assert bench.hub.bytes_taken("PUT /upload") > taken
 
 
+@pytest.mark.usefixtures("here")
 async def test_what_is_there_already_is_not_sent_again_and_makes_no_commit(bench: Bench) -> None:
     publisher = bench.publisher()
     first = await bench.publish(publisher)
@@ -79,12 +84,14 @@ async def test_what_is_there_already_is_not_sent_again_and_makes_no_commit(bench
     assert bench.hub.bytes_taken("PUT /upload") == taken
 
 
+@pytest.mark.usefixtures("here")
 async def test_a_repository_that_was_there_before_is_emptied_of_other_things(bench: Bench) -> None:
     bench.hub.add(f"tester/{REPO}", {"old/model.bin": b"x", ".gitattributes": b"y"})
     await bench.publish()
     assert "old/model.bin" not in bench.there()
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("is_empty", [True, False])
 async def test_only_an_empty_private_repository_is_opened(bench: Bench, is_empty: bool) -> None:
     files = {".gitattributes": b"y"} if is_empty else {"mine.bin": b"x", ".gitattributes": b"y"}
@@ -99,6 +106,7 @@ async def test_only_an_empty_private_repository_is_opened(bench: Bench, is_empty
     assert bench.hub.repo(f"tester/{REPO}").private is not is_empty
 
 
+@pytest.mark.usefixtures("here")
 async def test_without_a_user_the_tokens_own_is_asked_once(bench: Bench) -> None:
     publisher = bench.publisher(user=None)
     for _ in range(2):
@@ -106,6 +114,7 @@ async def test_without_a_user_the_tokens_own_is_asked_once(bench: Bench) -> None
     assert len(bench.hub.lines("whoami")) == 1
 
 
+@pytest.mark.usefixtures("here")
 async def test_an_organisation_may_be_the_owner(bench: Bench) -> None:
     bench.hub.orgs["guild"] = {"roleInOrg": "write"}
     made = await bench.publish(bench.publisher(user="guild"))
@@ -113,6 +122,7 @@ async def test_an_organisation_may_be_the_owner(bench: Bench) -> None:
     assert set(bench.there(owner="guild")) >= {"adapter_model.safetensors"}
 
 
+@pytest.mark.usefixtures("here")
 async def test_a_card_that_the_hub_refuses_does_not_cost_the_submission(bench: Bench) -> None:
     write(bench.base, {"README.md": "---\nlicense: home-made-1.0\n---\n"})
     await bench.publish()
@@ -120,6 +130,7 @@ async def test_a_card_that_the_hub_refuses_does_not_cost_the_submission(bench: B
     assert any("a plain one takes its place" in text for text in bench.noted)
 
 
+@pytest.mark.usefixtures("here")
 async def test_a_bad_submission_is_reported_before_the_hub_is_asked_anything(bench: Bench) -> None:
     (bench.submission / "adapter_model.safetensors").write_bytes(b"half")
     with pytest.raises(StepFailed, match=r"adapter_model\.safetensors: has 4 bytes") as caught:
@@ -128,6 +139,7 @@ async def test_a_bad_submission_is_reported_before_the_hub_is_asked_anything(ben
     assert bench.hub.requests == []
 
 
+@pytest.mark.usefixtures("here")
 async def test_links_out_of_the_folder_are_never_uploaded(bench: Bench) -> None:
     secret = write(bench.folder / "out", {"key": "the secret of this machine"}) / "key"
     (bench.submission / "tokenizer.json").unlink()
@@ -137,6 +149,7 @@ async def test_links_out_of_the_folder_are_never_uploaded(bench: Bench) -> None:
     assert any("tokenizer.json" in text and "no links" in text for text in bench.noted)
 
 
+@pytest.mark.usefixtures("here")
 async def test_a_move_renames_and_sends_nothing(bench: Bench) -> None:
     publisher = bench.publisher()
     earlier = await bench.publish(publisher)
@@ -149,6 +162,7 @@ async def test_a_move_renames_and_sends_nothing(bench: Bench) -> None:
     assert await publisher.move(moved, "second-name") == moved
 
 
+@pytest.mark.usefixtures("here")
 async def test_a_move_over_something_else_is_refused(bench: Bench) -> None:
     publisher = bench.publisher()
     earlier = await bench.publish(publisher)
@@ -158,6 +172,7 @@ async def test_a_move_over_something_else_is_refused(bench: Bench) -> None:
     assert caught.value.reason is EndReason.HUB_REFUSED
 
 
+@pytest.mark.usefixtures("here")
 async def test_publishing_under_another_name_takes_what_is_there_along(bench: Bench) -> None:
     publisher = bench.publisher()
     earlier = await bench.publish(publisher)
@@ -168,6 +183,7 @@ async def test_publishing_under_another_name_takes_what_is_there_along(bench: Be
     assert f"tester/{REPO}" not in bench.hub.repos
 
 
+@pytest.mark.usefixtures("here")
 async def test_a_file_is_read_once_however_often_it_is_published(bench: Bench) -> None:
     publisher = bench.publisher()
     first = await bench.publish(publisher)
@@ -185,6 +201,7 @@ async def test_a_file_is_read_once_however_often_it_is_published(bench: Bench) -
     assert (await bench.publish(publisher, repo_name="other")).model_hash == first.model_hash
 
 
+@pytest.mark.usefixtures("here")
 async def test_a_token_shows_whose_it_is_and_what_it_may(bench: Bench) -> None:
     about = await bench.publisher(user=None).account()
     assert (about.user, about.owner, about.may_write) == ("tester", "tester", True)

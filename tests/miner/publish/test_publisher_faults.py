@@ -25,7 +25,8 @@ from tests.doubles.hub import Hub
 from tests.doubles.hub_repos import Blob, Commit
 from tests.miner.publish.conftest import REPO, Bench, until, workers
 
-pytestmark = pytest.mark.process
+#: The client's own use of its own client.
+pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")]
 
 
 PART = 100_000
@@ -120,6 +121,7 @@ async def test_a_store_that_fails_again_and_again_is_gone_around(bench: Bench, t
     assert bench.hub.lines("PUT /upload")
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.kept("POST /api/repos/create-500")
 @pytest.mark.parametrize(
     ("where", "status"),
@@ -134,6 +136,7 @@ READER = {"tester": {"role": "read"}}
 WRONG = "hf_" + "w" * 34
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("fault", "roles", "more", "reason", "text", "creations"),
     [
@@ -167,6 +170,7 @@ async def test_trouble_that_stays_is_left_for_later_or_refused_at_once(
     assert len(bench.hub.requests) <= 1 or creations
 
 
+@pytest.mark.usefixtures("here")
 async def test_a_commit_whose_reply_got_lost_is_found_and_not_made_twice(bench: Bench) -> None:
     bench.hub.fail("POST .*/commit", no_reply=True)
     made = await bench.publish()
@@ -174,6 +178,7 @@ async def test_a_commit_whose_reply_got_lost_is_found_and_not_made_twice(bench: 
     assert len(bench.hub.repo(made.repo).commits) == 2
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("status", "retry_after", "finish_by", "pause"),
     [(429, "7", 100.0, 7.0), (503, "3600", 100.0, 50.0), (503, "3600", None, module.MAX_REQUESTED_PAUSE)],
@@ -198,6 +203,7 @@ async def test_a_rate_limit_in_the_middle_of_an_upload_is_shown_while_it_is_wait
     assert any("Rate limited. Waiting" in text for text in bench.noted)
 
 
+@pytest.mark.usefixtures("here")
 async def test_somebody_who_writes_at_the_same_time_is_seen_and_overruled(bench: Bench) -> None:
     bench.hub.fail("POST .*/commit", status=412, body=b'{"error": "A commit has happened since."}')
     assert (await bench.publish()).model_hash == bench.hash_of()
@@ -222,6 +228,7 @@ class DamagingHub(Hub):
         return reply
 
 
+@pytest.mark.usefixtures("here")
 async def test_damage_on_the_hubs_side_is_repaired_or_reported_with_the_file(tmp_path: Path) -> None:
     with DamagingHub(times=1) as hub:
         bench = Bench(hub, tmp_path)
@@ -233,6 +240,7 @@ async def test_damage_on_the_hubs_side_is_repaired_or_reported_with_the_file(tmp
         assert "differs from what was sent: adapter_model.safetensors" in str(error)
 
 
+@pytest.mark.usefixtures("here")
 async def test_a_repository_that_strangers_cannot_see_is_no_success(bench: Bench) -> None:
     bench.hub.fail(f"GET /api/models/tester/{REPO}$", skip=2, times=None, status=401)
     error = await failed(bench, bench.publisher(tries=1))

@@ -15,6 +15,9 @@ from miner.settings import Settings, load_settings
 from tests.doubles.each import each
 from tests.doubles.hub import Hub
 from tests.miner.chain.fake_source import FakeSource
+from tests.miner.publish.conftest import here
+
+__all__ = ["here"]
 
 ALICE = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 BOB = "5FHneW46xGXgs5mUiveU4sbTyGBzmstUspZC92UhjJM694ty"
@@ -208,6 +211,7 @@ def online(tmp_path: Path, hub: Hub, **more: object) -> Finding:
     return looked_at(tmp_path, **about | more)
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.process
 def test_a_token_that_may_write_is_named_with_its_user(tmp_path: Path, hub: Hub) -> None:
     found = online(tmp_path, hub)
@@ -215,6 +219,7 @@ def test_a_token_that_may_write_is_named_with_its_user(tmp_path: Path, hub: Hub)
     assert "tester, token of role write, publishing as tester" in found.detail
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.process
 def test_a_token_that_may_only_read_or_not_there_is_a_failure(tmp_path: Path, hub: Hub) -> None:
     hub.roles["tester"] = {"role": "read"}
@@ -224,6 +229,7 @@ def test_a_token_that_may_only_read_or_not_there_is_a_failure(tmp_path: Path, hu
     assert "may only read in guild" in online(tmp_path, hub, hf_user="guild").detail
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.process
 def test_a_wrong_token_none_or_no_hub_are_failures_with_a_way_out(tmp_path: Path, hub: Hub) -> None:
     wrong = online(tmp_path, hub, hf_token="hf_" + "w" * 34)
