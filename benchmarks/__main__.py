@@ -35,6 +35,7 @@ NAMES = (
     "dashboard",
     "environments",
     "environments_tiny",
+    "pictures",
 )
 
 

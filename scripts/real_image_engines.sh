@@ -1,27 +1,32 @@
 #!/usr/bin/env bash
-# Try what we write for sd-scripts and ai-toolkit in their real code, on small random models and a CPU.
+# Try our picture trainer in ComfyUI, and what we write for sd-scripts and ai-toolkit, in their real code, on small
+# random models and a CPU.
 #
 #   scripts/real_image_engines.sh SD_SCRIPTS AI_TOOLKIT [--python-kohya P] [--python-toolkit P]
 #                                 [--python P] [--out DIRECTORY] [--steps N] [--no-container]
-#                                 [--only configurations|trainings|rehearsals]
+#                                 [--comfyui CHECKOUT] [--python-comfyui P]
+#                                 [--only configurations|trainings|rehearsals|comfyui]
 #
-# SD_SCRIPTS and AI_TOOLKIT are checkouts; each P is a Python that can run the engine (its requirements.txt with any
+# SD_SCRIPTS and AI_TOOLKIT are checkouts, not needed with --only comfyui; each P is a Python that can run the engine (its requirements.txt with any
 # torch; for ai-toolkit a CPU needs a torch without Triton). --python is the one with god-miner's own packages.
 # Every configuration is read by the engine and, with --steps, trains a small model for so many steps as well.
-# Rehearsals are each image kind of tournaments from clone to score; they take minutes each, so only if asked for.
+# In ComfyUI each of its families trains 100 steps, and both the file and the measure are compared with a separate
+# evaluation (comfyui_trainings.py). Rehearsals are each image kind of tournaments from clone to score; they take minutes each, so only if asked for.
 # Prints a table and ends with 1 if anything failed. Containers are used where Docker answers.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 here=$root/scripts/real_image_engines
-usage() { sed -n '2,12p' "$0" | cut -c3- >&2; exit 2; }
+usage() { sed -n '2,16p' "$0" | cut -c3- >&2; exit 2; }
 
 places=() python=$root/.venv/bin/python kohya_python=python3 toolkit_python=python3
-out=$(pwd)/real-image-engines how=container only=all steps=0
+out=$(pwd)/real-image-engines how=container only=all steps=0 comfyui='' comfyui_python=python3
 while [ $# -gt 0 ]; do
     case $1 in
         --python-kohya) kohya_python=${2:?}; shift 2 ;;
         --python-toolkit) toolkit_python=${2:?}; shift 2 ;;
+        --comfyui) comfyui=$(cd "${2:?}" && pwd); shift 2 ;;
+        --python-comfyui) comfyui_python=${2:?}; shift 2 ;;
         --python) python=${2:?}; shift 2 ;;
         --out) out=${2:?}; shift 2 ;;
         --steps) steps=${2:?}; shift 2 ;;
@@ -31,6 +36,12 @@ while [ $# -gt 0 ]; do
         *) places+=("$1"); shift ;;
     esac
 done
+if [ $only = comfyui ] && [ -n "$comfyui" ]; then
+    mkdir -p "$out"
+    : >"$out/records.jsonl"
+    OMP_NUM_THREADS=1 "$comfyui_python" "$here/comfyui_trainings.py" "$out/comfyui" "$comfyui" "$out/records.jsonl" || true
+    PYTHONPATH=$root exec "$python" "$here/table.py" "$out/records.jsonl"
+fi
 [ ${#places[@]} -eq 2 ] || usage
 sd_scripts=$(cd "${places[0]}" && pwd) ai_toolkit=$(cd "${places[1]}" && pwd)
 for file in "$sd_scripts/sdxl_train_network.py" "$ai_toolkit/run.py"; do
@@ -86,6 +97,10 @@ fi
 # Whole trainings through our own entry point.
 if [ $only = all ] || [ $only = trainings ]; then
     PYTHONPATH=$root "$python" "$here/train.py" "$out" "$sd_scripts" "$ai_toolkit" $how "$records" || true
+fi
+
+if [ $only = all ] && [ -n "$comfyui" ]; then
+    "$comfyui_python" "$here/comfyui_trainings.py" "$out/comfyui" "$comfyui" "$records" || true
 fi
 
 # What validators do with this working tree, in an engine of its own that shows it the environments.

@@ -90,7 +90,7 @@ class Losses:
 class Evaluator:
     """A base with its encoders, loaded by ComfyUI's nodes, and a folder of pictures as cases."""
 
-    def __init__(self, record: dict[str, Any], pictures: Path, noises: int, side: int) -> None:
+    def __init__(self, record: dict[str, Any], pictures: Path | None, noises: int, side: int) -> None:
         import folder_paths
         import nodes
 
@@ -104,10 +104,16 @@ class Evaluator:
         loader = nodes.DualCLIPLoader() if len(encoders) == 2 else nodes.CLIPLoader()
         self.clip = loader.load_clip(*(path.name for path in encoders), LOADERS[self.family])[0]
         self.pictures: list[tuple[str, torch.Tensor, list[Case]]] = []
-        encode = self._encoder(record["vae_path"])
+        self.encode = self._encoder(record["vae_path"])
+        if pictures is not None:
+            self.read(pictures, noises, side)
+
+    def read(self, pictures: Path, noises: int, side: int) -> None:
+        """Make cases of a folder's pictures, instead of those before."""
+        self.pictures = []
         for path in sorted(path for path in pictures.iterdir() if path.suffix in (".png", ".jpg", ".webp")):
             picture, digest = prepared(path, side)
-            latent = encode(np.array(picture, dtype=np.float32))
+            latent = self.encode(np.array(picture, dtype=np.float32))
             scaled = self.model.model.process_latent_in(latent.clone()).float()
             cases = [Case(scaled, digest, band, noises) for band in range(BANDS)]
             self.pictures.append((path.with_suffix(".txt").read_text("utf-8"), latent, cases))
@@ -202,6 +208,11 @@ class _Complaints(logging.Handler):
             self.messages.append(record.getMessage())
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(path.read_bytes())
+    return record
+
+
 def load_comfyui(checkout: str) -> None:
     """Import ComfyUI for a CPU."""
     sys.path.insert(0, checkout)
@@ -218,8 +229,8 @@ def main() -> None:
     parser.add_argument("--noises", type=int, default=16)
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("adapters", nargs="*", default=[BASE])
-    asked = parser.parse_args()
-    record = json.loads(asked.model.read_bytes())
+    asked = parser.parse_intermixed_args()
+    record = read_record(asked.model)
     load_comfyui(record["comfy_dir"])
     evaluator = Evaluator(record, asked.pictures, asked.noises, asked.side)
     scores = []

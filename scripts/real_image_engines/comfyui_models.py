@@ -100,7 +100,8 @@ def flux(width: int = _WIDTH, layers: int = 2) -> Any:
     return Flux(
         in_channels=16, out_channels=16, vec_in_dim=small.TEXT_WIDTH, context_in_dim=small.TEXT_WIDTH,
         hidden_size=width, mlp_ratio=4.0, num_heads=2, depth=layers, depth_single_blocks=layers,
-        axes_dim=small.axes(width // 2), theta=10000, patch_size=2, qkv_bias=True, guidance_embed=True, txt_ids_dims=[], **_operations(),
+        axes_dim=small.axes(width // 2), theta=10000, patch_size=2,
+        qkv_bias=True, guidance_embed=True, txt_ids_dims=[], **_operations(),
     )  # fmt: skip
 
 

@@ -1,0 +1,62 @@
+"""A cell is one style with some pictures to train on, and unseen ones of the same style to be scored by."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+#: Pixels of a picture.
+SIDE = 128
+#: Unseen pictures of a cell, and noises for each of the 16 bands: the evaluator has one to five and 16.
+UNSEEN, NOISES = 5, 2
+FAMILIES = ("z-image", "flux", "krea2")
+#: Pictures to train on, by the number of the cell.
+PICTURES = (10, 20, 40)
+
+
+@dataclass(frozen=True)
+class Cell:
+    family: str
+    seed: int
+    pictures: int
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.pictures}-{self.seed}"
+
+    def write(self, folder: Path) -> None:
+        """Write its pictures. Needs an imaging library."""
+        from benchmarks.pictures.drawings import Style, write
+
+        style = Style.of(self.seed)
+        write(folder / "pictures", f"{self} seen", style, self.pictures, SIDE)
+        write(folder / "unseen", f"{self} unseen", style, UNSEEN, SIDE)
+
+
+@dataclass(frozen=True)
+class WorkOrder:
+    """Work on one family: its cells and how long each training is. Seconds are those of the CPU."""
+
+    family: str
+    cells: tuple[Cell, ...]
+    checkout: str
+    folder: str
+    bases: str
+    #: Of a base's training, of each side's, and of a training that goes on past its optimum; 0: none.
+    base_s: float
+    seconds: float
+    long_s: float
+    #: On our rates, as so small models learn at higher ones; found for the peer.
+    scale: float
+    peer_rates: tuple[float, ...]
+    ours: bool = True
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        given = json.loads(text)
+        cells = tuple(Cell(**cell) for cell in given.pop("cells"))
+        return cls(**{**given, "cells": cells, "peer_rates": tuple(given["peer_rates"])})
+
+    def write(self) -> str:
+        return json.dumps(asdict(self))

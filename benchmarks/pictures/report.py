@@ -1,0 +1,135 @@
+"""Our picture trainer beside ai-toolkit's recipe, and beside the best state of a training that goes on.
+
+Needs a Python with ComfyUI's packages in GOD_MINER_COMFYUI_PYTHON and a checkout in GOD_MINER_COMFYUI. Small
+models of ComfyUI are trained on plain drawings; a cell is a style to adapt one to. Both sides have equal CPU
+time, loading included; adapters are scored on unseen pictures by an evaluation that shares no code with the
+trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pictures.cells import FAMILIES, PICTURES, Cell, WorkOrder
+from benchmarks.report import Report
+
+PYTHON, CHECKOUT = "GOD_MINER_COMFYUI_PYTHON", "GOD_MINER_COMFYUI"
+ROOT = Path(__file__).parents[2]
+ENGINES = ROOT / "scripts" / "real_image_engines"
+#: Bases are kept here, since they take longer than anything else.
+BASES = ROOT / "benchmarks" / "results" / "picture_bases"
+BASE_S, SECONDS, LONG_S = 60.0, 40.0, 80.0
+#: ai-toolkit's usual rate is 1e-4. Models as small as these learn at higher ones: both sides' rates are
+#: multiplied by the factor with which the peer did best on other seeds.
+SCALES = {"z-image": 10.0, "flux": 10.0, "krea2": 10.0}
+PEER_RATE = 1e-4
+#: Scores nearer than this are a draw.
+DRAW = 0.001
+#: Of the best state of a long run.
+NEAR = 1.01
+
+
+def run(quick: bool) -> Report:
+    python, checkout = (os.environ.get(name) for name in (PYTHON, CHECKOUT))
+    if not python or not checkout:
+        raise SystemExit(
+            f"{PYTHON} and {CHECKOUT} are not set: name a Python with ComfyUI's packages and its checkout"
+        )
+    report = Report(
+        title=f"score on unseen pictures after {SECONDS:.0f} CPU seconds; lower is better",
+        columns=(
+            "cell",
+            "base",
+            "ai-toolkit's recipe",
+            "ours",
+            "gap",
+            "verdict",
+            "best of a long run",
+            "ours to it",
+        ),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        workers = {
+            family: _start(python, _order(family, Path(checkout), folder, quick), Path(folder))
+            for family in FAMILIES
+        }
+        rows = [row for family in FAMILIES for row in _finished(workers[family], Path(folder), family)]
+    report.data["figures"] = rows
+    _judge(report, rows)
+    return report
+
+
+def _order(family: str, checkout: Path, folder: str, quick: bool) -> WorkOrder:
+    cells = tuple(Cell(family, seed, pictures) for seed, pictures in enumerate(PICTURES, 1))
+    return WorkOrder(
+        family=family,
+        cells=cells[:1] if quick else cells,
+        checkout=str(checkout),
+        folder=folder,
+        bases=str(BASES),
+        base_s=BASE_S,
+        seconds=SECONDS,
+        long_s=0 if quick else LONG_S,
+        scale=SCALES[family],
+        peer_rates=(PEER_RATE * SCALES[family],),
+    )
+
+
+def _start(python: str, order: WorkOrder, folder: Path) -> subprocess.Popen[bytes]:
+    places = os.pathsep.join((str(ENGINES / "smaller"), str(ENGINES), str(ROOT)))
+    offline = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "OMP_NUM_THREADS"), "1")
+    BASES.mkdir(parents=True, exist_ok=True)
+    with (
+        (folder / f"{order.family}.out").open("wb") as out,
+        (folder / f"{order.family}.log").open("wb") as log,
+    ):
+        return subprocess.Popen(
+            [python, "-m", "benchmarks.pictures.worker", order.write()],
+            env={**os.environ, **offline, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": places},
+            cwd=ROOT,
+            stdout=out,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _finished(worker: subprocess.Popen[bytes], folder: Path, family: str) -> Iterator[dict[str, Any]]:
+    if code := worker.wait():
+        raise SystemExit(f"{family} ended with {code}:\n{(folder / f'{family}.log').read_text()[-3000:]}")
+    for line in (folder / f"{family}.out").read_text().splitlines():
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def _judge(report: Report, rows: list[dict[str, Any]]) -> None:
+    scores: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row["kind"] == "score":
+            sides = scores.setdefault(row["cell"], {})
+            sides[row["side"]] = min(row["score"], sides.get(row["side"], row["score"]))
+    verdicts, near = [], []
+    for cell, sides in scores.items():
+        gap = sides["peer"] / sides["ours"] - 1
+        verdicts.append("better" if gap > DRAW else "worse" if gap < -DRAW else "-")
+        long = ("-", "-")
+        if "long" in sides:
+            near.append(sides["ours"] <= NEAR * sides["long"])
+            long = (f"{sides['long']:.4f}", f"{sides['ours'] / sides['long'] - 1:+.2%}")
+        figures = (f"{sides[side]:.4f}" for side in ("base", "peer", "ours"))
+        report.rows.append((cell, *figures, f"{gap:+.1%}", verdicts[-1], *long))
+    report.notes.append(
+        f"better in {verdicts.count('better')} of {len(verdicts)} cells, worse in {verdicts.count('worse')};"
+        f" nearer than {DRAW:.1%} is a draw"
+    )
+    if near:
+        report.notes.append(
+            f"within {NEAR - 1:.0%} of the best state of a long run in {sum(near)} of {len(near)} cells"
+        )
+    scales = ", ".join(f"{family} {scale:g}" for family, scale in SCALES.items())
+    report.notes.append(f"rates of both sides times {scales}: with these the peer did best on other seeds")
