@@ -22,6 +22,23 @@ RUN UV_PYTHON_INSTALL_DIR=/opt/god-miner/python uv venv --python "${PYTHON_VERSI
     && printf '#!/bin/sh\nPATH=%s exec %s "$@"\n' "$PATH" "$(command -v python)" > /opt/god-miner/engine-python \
     && chmod 755 /opt/god-miner/engine-python
 
+# What scores pictures, and therefore trains them: ComfyUI at the evaluator's commit, in a Python of its own with the
+# evaluator's versions of torch, transformers and diffusers. An empty commit builds without: another engine trains.
+ARG COMFYUI_COMMIT=694815f498295080a0e15a1502edc9dba841b110
+RUN [ -z "${COMFYUI_COMMIT}" ] || { UV_PYTHON_INSTALL_DIR=/opt/god-miner/python \
+        uv venv --python 3.12 /opt/god-miner/pictures \
+    && uv pip install --python /opt/god-miner/pictures/bin/python --require-hashes --no-deps --only-binary :all: \
+        -r /app/god-miner/requirements/pictures.txt \
+    && rm -rf /root/.cache/uv \
+    && git init -q /app/ComfyUI && cd /app/ComfyUI \
+    && git fetch -q --depth 1 https://github.com/comfyanonymous/ComfyUI.git "${COMFYUI_COMMIT}" \
+    && git checkout -q FETCH_HEAD && rm -rf .git; }
+
+# For a reviewer: requirements/evaluator_files.py says what is fetched, from where, and why. "no" builds without.
+ARG EVALUATOR_FILES=yes
+RUN [ "${EVALUATOR_FILES}" = no ] || /opt/god-miner/venv/bin/python /app/god-miner/requirements/evaluator_files.py \
+        /app/weights clip_l.safetensors ae.safetensors t5xxl_fp16.safetensors
+
 COPY configs /app/god-miner/configs
 COPY core /app/god-miner/core
 COPY trainer /app/god-miner/trainer
@@ -33,13 +50,19 @@ ENV PATH=/opt/god-miner/venv/bin:$PATH \
     TRANSFORMERS_OFFLINE=1 \
     GOD_MINER_KOHYA=/app/sd-scripts \
     GOD_MINER_FLUX=/app/flux \
-    GOD_MINER_ENGINE_PYTHON=/opt/god-miner/engine-python
+    GOD_MINER_ENGINE_PYTHON=/opt/god-miner/engine-python \
+    GOD_MINER_PICTURES_PYTHON=/opt/god-miner/pictures/bin/python \
+    GOD_MINER_COMFYUI=/app/ComfyUI \
+    GOD_MINER_WEIGHTS=/app/weights
 
 # What is missing shows here, in the build.
 # The engine's Python may lie below /root, and the training runs as a user who may not enter there.
 RUN chmod a+rx /root \
     && python -m compileall -q /app/god-miner \
     && python -c "import trainer.image, trainer.runner.check_engines" \
+    && { [ -z "${COMFYUI_COMMIT}" ] || /opt/god-miner/pictures/bin/python -c "from pathlib import Path; \
+        from trainer.pictures.stack import import_comfyui; import_comfyui(Path('/app/ComfyUI')); \
+        import comfy.sd, comfy_extras.nodes_model_advanced"; } \
     && test -f /app/sd-scripts/sdxl_train_network.py && test -f /app/sd-scripts/flux_train_network.py \
     && PYTHONPATH= /opt/god-miner/engine-python -c "import accelerate, torch"
 

@@ -36,7 +36,7 @@ class PictureModel(Record):
     family: ImageModelType
     #: The one weight file of the diffusion model.
     base_path: str
-    #: In the order of the family's record; two for flux (T5, CLIP-L).
+    #: In the order of the family's record; two for flux (T5, CLIP-L). Each a file, or a folder of shards.
     text_encoder_paths: tuple[str, ...] = Field(min_length=1)
     #: A weight file that ComfyUI's VAE loads, or a folder that diffusers' `AutoencoderKL` does.
     vae_path: str

@@ -14,7 +14,13 @@ from core.domain.errors import ConfigError
 from core.domain.wire import TournamentType
 from core.system.files import temporary_tree
 from miner.cli import tournament_rehearse
-from miner.cli.options import AsJson, end_on_signals, load_settings, profile_directories
+from miner.cli.options import (
+    AsJson,
+    end_on_signals,
+    load_settings,
+    profile_directories,
+    read_json_object,
+)
 from miner.cli.output import echo, echo_json, terminal
 
 if TYPE_CHECKING:
@@ -109,6 +115,57 @@ def check(
         _print_findings(entry, findings)
     if not admitted:
         raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    task: Annotated[
+        str, typer.Argument(help="A picture task's id, or a file with the public API's answer on it.")
+    ],
+    scores: Annotated[
+        Path,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Output of `god-miner eval --json` on all the task's pictures: of entries' adapters, in"
+            " paths that hold their hotkeys, and of ours, last.",
+        ),
+    ],
+    ours: Annotated[
+        str | None, typer.Option(help="Our adapter's path in the scores. Default: the last.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank an adapter among the entries of a picture task that is over.
+
+    Finds the hidden test pictures by the entries' published losses. Exit code 1 if no set of pictures fits
+    clearly.
+    """
+    from dataclasses import asdict
+
+    from core.runs.picture_run import PictureScores
+    from miner.tournament.public_api import open_public_api, task_result
+    from miner.tournament.replay import replay as replayed
+
+    if Path(task).is_file():
+        result = task_result(read_json_object(Path(task)), Path(task).stem)
+    else:
+        with open_public_api(load_settings()) as public:
+            result = public.task(task)
+    found = replayed(result, PictureScores.model_validate_json(scores.read_bytes()), ours)
+    hidden = found.hidden
+    if as_json:
+        echo_json({**asdict(found), "place": found.place, "found": hidden.found})
+    else:
+        sure = "clearly" if hidden.found else "NOT clearly: score the adapters of more entries"
+        echo(f"hidden pictures, {sure}: {', '.join(hidden.names)}")
+        known = len(hidden.entries)
+        echo(f"off by {hidden.off:.1e} for {known} entries; the next best by {hidden.next_off:.1e}")
+        echo(f"ours: {found.ours:.6f}, place {found.place} of {len(found.ranked) + 1}")
+        for entry in found.ranked[:10]:
+            loss = entry.loss or 0.0
+            echo(f"  {entry.hotkey[:8]}  {loss:.6f}  ours {found.ours / loss - 1:+.2%}")
+    raise typer.Exit(0 if hidden.found else 1)
 
 
 @app.command()

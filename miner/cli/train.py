@@ -4,15 +4,18 @@ models by the validator's metric. Both run in the training environment."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from core.domain.errors import ConfigError, Problem
-from miner.cli.options import AsJson, complete_profiles, load_settings
+from miner.cli.options import AsJson, complete_profiles, load_settings, read_json_object
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -233,10 +236,13 @@ def evaluate(
     task: Annotated[
         Path, typer.Option(exists=True, dir_okay=False, help="Task file to score on: see docs/evaluation.md.")
     ],
-    base: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Directory of the base model.")],
+    base: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Directory of a text task's base model."),
+    ] = None,
     model: Annotated[
         list[Path] | None,
-        typer.Option(exists=True, file_okay=False, help="Directory of a model or an adapter (repeatable)."),
+        typer.Option(exists=True, help="Directory of a model or an adapter, or a file of one (repeatable)."),
     ] = None,
     rows: Annotated[
         int | None, typer.Option(min=1, help="Number of rows to score on, from the first. Default: all.")
@@ -247,9 +253,13 @@ def evaluate(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Score the base, ours and other models on a task's rows as validators do, and say which would win."""
+    """Score the base, ours and other models on a task's rows or pictures as validators do; say which wins."""
     from miner.jobs import native_runs
 
+    if "pictures_dir" in read_json_object(task):
+        raise typer.Exit(_evaluate_pictures(task, model or [], as_json))
+    if base is None:
+        raise ConfigError("eval", [Problem("--base", "none", "is needed for a text task")])
     arguments = ["--task", str(task.resolve()), "--base", str(base.resolve())]
     for one in model or []:
         arguments += ["--model", str(one.resolve())]
@@ -260,3 +270,38 @@ def evaluate(
     environment = native_runs.child_environment()
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
     raise typer.Exit(done.returncode)
+
+
+def _evaluate_pictures(task: Path, models: Sequence[Path], as_json: bool) -> int:
+    """Run the evaluator's measure where its stack is; the task file is a `PictureEvaluation`."""
+    from core.runs.picture_run import PictureEvaluation, PictureScores
+    from miner.cli.render.terminal import Terminal, plain_table
+    from miner.jobs import native_runs
+
+    job = PictureEvaluation.read(task)
+    files = [str(one / "last.safetensors" if one.is_dir() else one) for one in models]
+    python = os.environ.get("GOD_MINER_PICTURES_PYTHON", "python")
+    with tempfile.TemporaryDirectory() as name:
+        report, asked = Path(name) / "report.json", Path(name) / "job.json"
+        update = {"report_path": str(report), "adapters": ("", *files) if files else job.adapters}
+        asked.write_text(job.model_copy(update=update).model_dump_json(), encoding="utf-8")
+        command = [python, "-m", "trainer.pictures.evaluate", str(asked)]
+        code = subprocess.run(
+            command, env=native_runs.child_environment(), stdin=subprocess.DEVNULL, check=False
+        ).returncode
+        if not report.exists():
+            return code or 1
+        found = PictureScores.model_validate_json(report.read_bytes())
+    if as_json:
+        echo(found.model_dump_json(indent=1))
+        return code
+    base = next((row.score for row in found.adapters if not row.path), None)
+    rows = []
+    for row in found.adapters:
+        score = f"{row.score:.6f}" if row.score is not None else row.error
+        means = [f"{fmean(one):.6f}" if one else "" for one in (row.text_losses, row.no_text_losses)]
+        gain = f"{row.score / base - 1:+.2%}" if row.score is not None and base else ""
+        rows.append((row.path or "the base", score, *means, gain))
+    columns = ("adapter", "score", "with caption", "without", "to the base")
+    Terminal().print(plain_table(*columns, rows=rows, right=columns[1:], header_style="dim"))
+    return code

@@ -76,8 +76,13 @@ def next_start(kind: TournamentType, now: datetime) -> datetime:
 
 
 def training_pictures(pictures: int) -> int:
-    """Pictures that the container gets: validators keep a tenth for the test, rounded up."""
-    return pictures - math.ceil(pictures / 10)
+    """Pictures that the container gets."""
+    return pictures - hidden_pictures(pictures)
+
+
+def hidden_pictures(pictures: int) -> int:
+    """Pictures that validators keep for the test: a tenth, rounded up."""
+    return math.ceil(pictures / 10)
 
 
 # — build

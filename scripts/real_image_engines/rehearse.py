@@ -105,6 +105,7 @@ def rehearse(docker: Dockerd, out: Path, entry: Path, engine: str, chosen: list[
     command += ["--output", str(output), "--build-network", "none", "--hours", HOURS]
     command += ["--hub-cache", str(hub), "--trigger-word", "lora", "--data", str(pictures)]
     command += ["--build-arg", f"BASE_IMAGE={engine}-{BASE}", "--build-arg", f"UV_IMAGE={UV_TAG}"]
+    command += ["--build-arg", "COMFYUI_COMMIT=", "--build-arg", "EVALUATOR_FILES=no"]
     for kind in chosen:
         (model,) = (model_of(out, kind) / "models").iterdir()
         command += ["--task", kind, "--model", f"{kind}={model}"]

@@ -67,6 +67,10 @@ esac
 UV_BASE = f"FROM {base_image.NAME}\nCOPY uv /uv\nRUN chmod 755 /uv\n"
 
 
+#: Without what only the network has: the evaluator's stack and files.
+OFFLINE = {"COMFYUI_COMMIT": "", "EVALUATOR_FILES": "no"}
+
+
 @pytest.fixture(scope="module")
 def dockerd() -> Iterator[Dockerd]:
     """With the tests' environment and its interpreter in every container."""
@@ -104,7 +108,7 @@ def test_the_daemons_image_is_built_and_starts(dockerd: Dockerd) -> None:
 def test_an_image_trainers_image_is_built_and_starts(dockerd: Dockerd, name: str) -> None:
     build_base(dockerd, "uv:1", UV_BASE, {"uv": UV})
     build_base(dockerd, "engine-base:1", ENGINE_BASE, ENGINE_FILES)
-    arguments = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1"}
+    arguments = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1", **OFFLINE}
     dockerd.build(
         f"{name}:1", path=str(ROOT), dockerfile=f"dockerfiles/{name}.dockerfile", buildargs=arguments
     )
@@ -120,7 +124,7 @@ def test_a_prepared_entrys_image_is_built_and_starts(dockerd: Dockerd, tmp_path:
     build_base(dockerd, "engine-base:1", ENGINE_BASE, ENGINE_FILES)
     entry = prepare_entry(ROOT, tmp_path / "entry", kinds=[TournamentType.IMAGE], profile="h100-fast")
     name = "dockerfiles/standalone-image-toolkit-trainer.dockerfile"
-    arguments = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1"}
+    arguments = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1", **OFFLINE}
     dockerd.build("entry:1", path=str(entry.directory), dockerfile=name, buildargs=arguments)
     with dockerd.client() as client:
         assert "GOD_MINER_PROFILE=h100-fast" in client.images.get("entry:1").attrs["Config"]["Env"]

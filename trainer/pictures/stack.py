@@ -136,8 +136,8 @@ class Stack:
         import node_helpers
 
         kind = getattr(comfy.sd.CLIPType, self._rules.clip_type.upper())
-        clip = comfy.sd.load_clip(
-            ckpt_paths=list(self.model.text_encoder_paths),
+        clip = comfy.sd.load_text_encoder_state_dicts(
+            [_encoder_weights(Path(path)) for path in self.model.text_encoder_paths],
             embedding_directory=folder_paths.get_folder_paths("embeddings"),
             clip_type=kind,
             model_options={},
@@ -296,6 +296,17 @@ def _pixels(picture: Image.Image, scale: float) -> Tensor:
 def _encode_with_comfyui(vae: Any, picture: Image.Image) -> Tensor:
     latent: Tensor = vae.encode(_pixels(picture, 255.0).unsqueeze(0))
     return latent
+
+
+def _encoder_weights(path: Path) -> dict[str, Tensor]:
+    """Read an encoder as ComfyUI's own loader does: one file, or a folder of the hub's shards."""
+    import comfy.utils
+
+    weights: dict[str, Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else (path,):
+        part, metadata = comfy.utils.load_torch_file(str(file), safe_load=True, return_metadata=True)
+        weights |= comfy.utils.convert_old_quants(part, model_prefix="", metadata=metadata)[0]
+    return weights
 
 
 def _encode_with_diffusers(vae: Any, picture: Image.Image) -> Tensor:

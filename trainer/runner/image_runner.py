@@ -133,7 +133,8 @@ class ImageRunner:
             plan = remedy.plan
 
     def _evaluated_model(self, model: Path) -> EvaluatedModel | None:
-        """What the picture trainer loads; None where another engine trains, as the daemon's plans want it."""
+        """Find what the picture trainer loads; None where another engine trains, as the daemon's plans want
+        it."""
         if self.run.plan_path is not None:
             return None
         try:

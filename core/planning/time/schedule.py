@@ -169,8 +169,8 @@ def fit_schedule(
 def picture_schedule(
     s: RunCandidate, seq: Sequences, rate: RepeatTimes, seconds: float, recipe: PictureRecipe
 ) -> StepSchedule:
-    """As many steps as `seconds` hold beside the scores of held-out pictures: the trainer ends them by its
-    curve, mostly before."""
+    """Fill `seconds` with steps beside the scores of held-out pictures: the trainer ends them by its curve,
+    mostly before."""
     seconds = max(seconds - rate.save_s, 0.0)
     training = seconds * (1 - recipe.evaluation_share)
     total = min(int(training / rate.step_s), recipe.max_steps or sys.maxsize)

@@ -88,7 +88,7 @@ MECHANISMS = (
     ("trainer/scoring/held_out.py", "scores with the validator's own measure on held-out rows"),
     ("trainer/rewards/sandbox.py", "runs reward functions in a sandbox"),
     ("trainer/native/train.py", "a trainer of its own for texts"),
-    ("trainer/scoring/pictures.py", "chooses pictures' checkpoints by the evaluator's loss"),
+    ("trainer/pictures/train.py", "trains pictures on the evaluator's measure, in its own stack"),
     ("core/planning/planner.py", "plans batch, memory and steps from the GPU and the data"),
     ("core/planning/oom.py", "plans again after a training ran out of memory"),
     ("core/runs/remedies.py", "knows what to change after each kind of failure"),

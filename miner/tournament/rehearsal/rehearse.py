@@ -56,7 +56,7 @@ from miner.tournament.rehearsal.scoring import (
     FolderScore,
     ImageScorer,
     NoScorer,
-    keep_configuration,
+    keep_order,
     load_problems,
     pictures_in,
     score_games,
@@ -114,7 +114,7 @@ class TaskRun:
         #: Validators give none to image tasks.
         self.datasets = options.datasets if task.image_type is None else {}
         #: What an image engine was started with.
-        self.configuration: Path | None = None
+        self.order: Path | None = None
         #: Image tasks are given the validator's own; nothing may read or print it.
         self.hub_token = f"hf_{secrets.token_hex(17)}"
         task_id = str(uuid.UUID(int=random.Random(task.name).getrandbits(128)))  # noqa: S311
@@ -260,13 +260,13 @@ class TaskRun:
         self.say(f"  | {line}")
 
     def _keep_console(self, container: TrainerContainer, number: int) -> Path | None:
-        """Copy what our trainer keeps from the public log, and the configuration of an image engine."""
+        """Copy what our trainer keeps from the public log, and the picture trainer's order."""
         target = self.folder / f"console-{number}.log"
         for place in _WORK_PLACES:
             work = place.format(task=self.rehearsed.task_id)
             if container.copy_out(f"{work}/console.log", target):
                 if self.task.image_type is not None:
-                    self.configuration = keep_configuration(container, work, self.folder)
+                    self.order = keep_order(container, work, self.folder)
                 return target
         return None
 
@@ -350,13 +350,9 @@ class TaskRun:
                 return None
 
     def _scored_pictures(self, scorer: ImageScorer, layout: CacheLayout, test: Path) -> FolderScore:
-        if self.configuration is None:
+        if self.order is None:
             raise NoScorer
-        found = score_pictures(
-            scorer, cache=layout.root, configuration=self.configuration, pictures=pictures_in(test)
-        )
-        self._note_deviation("the score is the engine's; validators render with ComfyUI, and more often")
-        return found
+        return score_pictures(scorer, cache=layout.root, order=self.order, pictures=pictures_in(test))
 
     def _note_deviation(self, text: str) -> None:
         if text not in self.report.deviations:

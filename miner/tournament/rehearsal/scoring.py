@@ -3,8 +3,8 @@
 Texts by `trainer.scoring.eval`: the validator's loss row by row, against the base and against another folder,
 such as the champion's, with the bounds of the boss round and the chance to win. In an environment task the
 submission plays the model that it began with, and another submission if one is named; each plays the same
-shell tasks. The base of pictures is loaded by the engine with the configuration that our trainer rendered,
-kept from the training's container: an image of somebody else's trainer has none, and no scorer of ours.
+shell tasks. Pictures are scored by `trainer.pictures.evaluate` on the model that our trainer was ordered to
+train, kept from its container: an image of somebody else's trainer has none, and no scorer of ours.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from core.data.pictures import PICTURE_SUFFIXES
 from core.domain.errors import GodMinerError
 from core.domain.evaluation import Era
 from core.domain.tasks import INTERCODE, PVP_GAMES, TaskType
+from core.models.image_families import NOISES
+from core.recipes.launch import PICTURE_RUN_FILE
+from core.runs.picture_run import PictureEvaluation, PictureRun, PictureScores
 from core.submission.check import BaseModelRef
 from core.submission.faults import BadSubmission, FaultKind
 from core.submission.prepare import check_submission
@@ -324,96 +327,72 @@ def _notes(matches: Sequence[Mapping[str, Any]], shells: Sequence[Mapping[str, A
     return lines
 
 
-# — pictures, by `trainer.scoring.pictures`
+# — pictures, by `trainer.pictures.evaluate`
 
-#: Validators take all pictures and up to ten seeds; a difference of a percent shows with fewer.
-SEEDS, MOST_PICTURES = 2, 4
-#: For loading and rendering.
+#: Noise draws for each band without a GPU, or to see whether there is a score at all; validators take 16.
+FEW_NOISES = 1
+#: For loading and scoring.
 LIMIT_S = 3000.0
-#: The engine of a configuration, and where our Dockerfiles have it.
-_ENGINES = {
-    "config.toml": ("kohya", "/app/sd-scripts"),
-    "config.yaml": ("ai-toolkit", "/app/ai-toolkit"),
-}
-_JOB = "job.json"
+_PICTURES, _JOB = "pictures", "job.json"
 
 
-def keep_configuration(container: TrainerContainer, work: str, folder: Path) -> Path | None:
-    """Copy what the engine was last started with out of the trainer's work directory, running or not."""
-    kept, launch = None, 1
-    while found := _copied(container, f"{work}/launch-{launch}", folder):
-        kept, launch = found, launch + 1
-    return kept
+def keep_order(container: TrainerContainer, work: str, folder: Path) -> Path | None:
+    """Copy the picture trainer's order out of its work directory, running or not; None if another engine
+    trained."""
+    kept = folder / PICTURE_RUN_FILE
+    return kept if container.copy_out(f"{work}/launch-1/{PICTURE_RUN_FILE}", kept) else None
 
 
-def _copied(container: TrainerContainer, launch: str, folder: Path) -> Path | None:
-    for name in _ENGINES:
-        if container.copy_out(f"{launch}/{name}", folder / name):
-            return folder / name
-    return None
+def pictures_in(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.suffix in PICTURE_SUFFIXES]
 
 
-def pictures_in(folder: Path) -> list[tuple[Path, str]]:
-    """Pictures with their captions."""
-    found = []
-    for path in sorted(folder.iterdir()):
-        if path.suffix in PICTURE_SUFFIXES:
-            caption = path.with_suffix(".txt")
-            found.append((path, caption.read_text("utf-8") if caption.exists() else ""))
-    return found
-
-
-def score_pictures(
-    scorer: ImageScorer, *, cache: Path, configuration: Path, pictures: Sequence[tuple[Path, str]]
-) -> FolderScore:
-    """Score by the validator's reconstruction loss, as far as the engine computes it. `pictures` were not
-    trained on, and come with their captions."""
+def score_pictures(scorer: ImageScorer, *, cache: Path, order: Path, pictures: Sequence[Path]) -> FolderScore:
+    """Score by the validator's measure, on the model that was trained. `pictures` were not trained on, and
+    have captions beside them."""
     began = time.monotonic()
     folder, against = scorer.folder, scorer.against
-    seeds = 1 if scorer.brief else SEEDS
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(configuration, folder / configuration.name)
+    (folder / _PICTURES).mkdir(parents=True, exist_ok=True)
+    for picture in pictures[:1] if scorer.brief else pictures:
+        for path in (picture, picture.with_suffix(".txt")):
+            if path.exists():
+                shutil.copyfile(path, folder / _PICTURES / path.name)
     files = ["", _image_file(scorer.repository, OURS)]
     files += [_image_file(against, AGAINST)] if against else []
-    copies = []
-    for number, (picture, caption) in enumerate(pictures[: 1 if scorer.brief else MOST_PICTURES]):
-        name = f"picture-{number}{picture.suffix}"
-        shutil.copyfile(picture, folder / name)
-        copies.append({"image": str(INSIDE / name), "caption": caption})
-    engine, directory = _ENGINES[configuration.name]
-    job = {
-        "engine": engine,
-        "engine_dir": directory,
-        "config": str(INSIDE / configuration.name),
-        "family": str(scorer.task.image_type),
-        "files": files,
-        "pictures": copies,
-        "seeds": seeds,
-        "deadline": time.time() + LIMIT_S,
-        "report": str(INSIDE / REPORT),
-        "device": "cuda" if scorer.gpus else "cpu",
-    }
-    write_json(folder / _JOB, job)
+    noises = NOISES if scorer.gpus and not scorer.brief else FEW_NOISES
+    try:
+        model = PictureRun.read(order).model
+    except ValueError as error:
+        raise CannotScore(f"the trainer's order cannot be read by this version: {error}") from None
+    job = PictureEvaluation(
+        model=model,
+        adapters=tuple(files),
+        pictures_dir=str(INSIDE / _PICTURES),
+        report_path=str(INSIDE / REPORT),
+        noises=noises,
+        end_by=time.time() + LIMIT_S,
+    )
+    (folder / _JOB).write_text(job.model_dump_json(), encoding="utf-8")
     # Tokenizers are found there by their names, as in the training.
     variables = f"HF_HUB_CACHE={CACHE}/hf_cache"
-    python = '"${GOD_MINER_ENGINE_PYTHON:-python}"'
-    command = f"{variables} {python} -m trainer.scoring.pictures {INSIDE / _JOB}"
+    python = '"${GOD_MINER_PICTURES_PYTHON:-python}"'
+    command = f"{variables} {python} -m trainer.pictures.evaluate {INSIDE / _JOB}"
     report = scorer.run(command, {cache: CACHE})
     with readable_report():
-        losses = {one["path"]: float(one["loss"]) for one in report["files"]}
-        missing = [path or "the base" for path in files if path not in losses]
-        reason = str(report["reason"])
-    if missing:
-        raise CannotScore(f"{', '.join(missing)} cannot be scored: {reason}")
-    other = losses[files[2]] if against else None
+        found = PictureScores.model_validate(report)
+    scores = {row.path: row.score for row in found.adapters if row.score is not None}
+    if missing := [path or "the base" for path in files if path not in scores]:
+        reasons = "; ".join(filter(None, (found.reason, *(row.error for row in found.adapters))))
+        raise CannotScore(f"{', '.join(missing)} cannot be scored: {reasons}")
+    other = scores[files[2]] if against else None
     return FolderScore(
-        metric="reconstruction loss",
-        base=losses[""],
-        ours=losses[files[1]],
+        metric="flow error",
+        base=scores[""],
+        ours=scores[files[1]],
         against=other,
-        wins=None if other is None else gains(other - losses[files[1]], other),
+        wins=None if other is None else gains(other - scores[files[1]], other),
         seconds=round(time.monotonic() - began, 1),
-        notes=(f"on {len(copies)} pictures, with at most {seeds} seeds for each",),
+        notes=(f"on {len(found.pictures)} pictures, with {noises} of {NOISES} noises", *found.notes),
     )
 
 

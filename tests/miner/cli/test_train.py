@@ -213,6 +213,38 @@ def test_the_training_environment_is_started_with_what_was_asked_and_without_sec
     assert "hf_secret" not in reported
 
 
+PICTURES = """#!{python}
+import json, sys
+assert sys.argv[1:3] == ["-m", "trainer.pictures.evaluate"]
+job = json.load(open(sys.argv[3]))
+rows = [
+    dict(path=path, score=0.5 - 0.1 * at, text_losses=[0.4], no_text_losses=[0.6])
+    for at, path in enumerate(job["adapters"])
+]
+json.dump(dict(pictures=["a.png"], adapters=rows, complete=True), open(job["report_path"], "w"))
+"""
+
+
+def test_pictures_are_scored_where_the_evaluators_stack_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "python"
+    fake.write_text(PICTURES.format(python=sys.executable))
+    fake.chmod(0o755)
+    monkeypatch.setenv("GOD_MINER_PICTURES_PYTHON", str(fake))
+    monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
+    model = {"family": "krea2", "base_path": "/b", "text_encoder_paths": ["/t"], "vae_path": "/v"}
+    task = {"model": model, "pictures_dir": str(tmp_path), "adapters": [""], "report_path": "/none"}
+    (tmp_path / "task.json").write_text(json.dumps(task))
+    (tmp_path / "ours").mkdir()
+    asked = ["eval", "--task", str(tmp_path / "task.json"), "--model", str(tmp_path / "ours")]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert "-20.00%" in done.output
+    scores = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
+    assert [row["path"] for row in scores["adapters"]] == ["", f"{tmp_path}/ours/last.safetensors"]
+
+
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     ended = CliRunner().invoke(app, [*files(tmp_path), "--model", str(tmp_path / "none")])
     assert ended.exit_code == 2

@@ -13,6 +13,14 @@ from typing import Any
 import pytest
 
 from core.domain.evaluation import Era
+from core.domain.tasks import ImageModelType
+from core.runs.picture_run import (
+    AdapterScore,
+    PictureEvaluation,
+    PictureModel,
+    PictureRun,
+    PictureScores,
+)
 from core.runs.run_files import EvalTask
 from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal import scoring
@@ -168,18 +176,23 @@ def test_somebody_elses_image_has_no_scorer(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def pictures_scored(tmp_path: Path) -> FolderScore:
-    for name in ("ours/checkpoints/last.safetensors", "boss/last.safetensors", "config.yaml", "one.png"):
+    for name in ("ours/checkpoints/last.safetensors", "boss/last.safetensors", "one.png", "one.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
+    model = PictureModel(
+        family=ImageModelType.KREA2,
+        base_path="/cache/b",
+        text_encoder_paths=("/cache/t",),
+        vae_path="/cache/v",
+    )
+    paths = dict.fromkeys(("submission_dir", "work_dir", "progress_path", "outcome_path", "stop_path"), "/x")
+    order = PictureRun(model=model, pictures_dir="/p", model_id="o/m", end_by=0.0, **paths)
+    (tmp_path / "run.json").write_text(order.model_dump_json(), encoding="utf-8")
     scorer = ImageScorer(
         CLIENT, "image", TASKS["krea2"], tmp_path / "scratch", tmp_path / "ours", tmp_path / "boss"
     )
-    return score_pictures(
-        scorer,
-        cache=tmp_path / "cache",
-        configuration=tmp_path / "config.yaml",
-        pictures=[(tmp_path / "one.png", "a dog")],
-    )
+    pictures = [tmp_path / "one.png"]
+    return score_pictures(scorer, cache=tmp_path / "cache", order=tmp_path / "run.json", pictures=pictures)
 
 
 @pytest.mark.parametrize(("ours", "wins"), [(0.0989, True), (0.0991, False)])
@@ -187,24 +200,27 @@ def test_pictures_win_with_a_loss_one_percent_lower(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ours: float, wins: bool
 ) -> None:
     def answer(folder: Path) -> str:
-        job = json.loads((folder / "job.json").read_text("utf-8"))
-        assert (folder / Path(job["config"]).name).is_file()
-        assert (folder / Path(job["pictures"][0]["image"]).name).is_file()
-        losses = zip(job["files"], (0.2, ours, 0.1), strict=True)
-        return json.dumps({"files": [{"path": path, "loss": loss} for path, loss in losses], "reason": ""})
+        job = PictureEvaluation.read(folder / "job.json")
+        assert {path.name for path in (folder / "pictures").iterdir()} == {"one.png", "one.txt"}
+        assert job.model.base_path == "/cache/b"
+        rows = zip(job.adapters, (0.2, ours, 0.1), strict=True)
+        adapters = tuple(AdapterScore(path=path, score=score) for path, score in rows)
+        return PictureScores(pictures=("one.png",), adapters=adapters, complete=True).model_dump_json()
 
     image = Image(monkeypatch, answer)
     found = pictures_scored(tmp_path)
     assert (found.base, found.ours, found.against, found.wins) == (0.2, ours, 0.1, wins)
-    assert "trainer.scoring.pictures /rehearsal/job.json" in image.commands[0]
+    assert "trainer.pictures.evaluate /rehearsal/job.json" in image.commands[0]
 
 
-def test_pictures_that_were_not_scored_in_time_say_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    partial = json.dumps({"files": [{"path": "", "loss": 0.2}], "reason": "the deadline passed"})
-    Image(monkeypatch, lambda folder: partial)
-    with pytest.raises(CannotScore, match=r"/ours/checkpoints/last.safetensors.*the deadline passed"):
+def test_pictures_that_were_not_scored_say_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def answer(folder: Path) -> str:
+        ours = AdapterScore(path="/ours/checkpoints/last.safetensors", error="1 key is not loaded")
+        rows = (AdapterScore(path="", score=0.2), ours)
+        return PictureScores(adapters=rows, reason="the time is over").model_dump_json()
+
+    Image(monkeypatch, answer)
+    with pytest.raises(CannotScore, match=r"/ours/checkpoints/last.safetensors.*time is over; 1 key"):
         pictures_scored(tmp_path)
 
 
