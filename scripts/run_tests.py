@@ -87,8 +87,8 @@ def training_command(which: str, training: str, report: Path, seed: int) -> list
     """At the lowest priority, because the daemon's tests depend on clocks and these only compute."""
     folder = Path(sys.prefix) / "training-tests"
     command = ["nice", "-n", "19", training, "scripts/training_tests.py", str(folder), "-q", SLOWEST]
-    # Whichever part is left alone at the end has use for a second core; each worker imports the stack.
-    command += ["-n", str(TRAINING_WORKERS), "--dist", "loadfile"]
+    # Whichever part is left alone at the end has use for a second core.
+    command += ["--workers", str(TRAINING_WORKERS)]
     # The fast tests run with the daemon's packages already.
     selected = SELECTED[which] if which == "all" else f"training and ({SELECTED[which]})"
     if has_axolotl(training):

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Imported names of the packages in requirements/test.txt.
 NEEDED = ("pytest", "pytest_asyncio", "xdist", "hypothesis")
 #: Warnings of the training stack are ignored; the project's own setting makes each an error.
-OPTIONS = ["-W", "ignore", "-p", "no:cacheprovider"]
+OPTIONS = ["-W", "ignore", "-p", "no:cacheprovider", "-p", "tests.trainer.workers"]
 
 #: A test launches trainings, several of them one after the other, at a low priority.
 LIMIT_S = "3000"

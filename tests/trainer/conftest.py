@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import TORCH, needs_stack
+from tests.trainer import workers
 from tests.trainer.forks import ForkServer
 from trainer.inputs.model_loading import block_imports
 
@@ -57,7 +57,6 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[ForkServer]:
+def forks() -> ForkServer:
     """One for all: importing the training stack takes longer than most of the trainings here."""
-    with ForkServer() as server:
-        yield server
+    return workers.servers[-1]

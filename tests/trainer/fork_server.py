@@ -30,6 +30,7 @@ PROGRAMS = {
     "trainer.runner.prepare": "main",
     "tests.trainer.native.rank": "main",
     "tests.trainer.sharding": "main",
+    "tests.trainer.installed.engine": "main",
     "benchmarks.text_rules.peer": "main",
 }
 #: What every fork would import. The small environment for the native engine has no Axolotl.
@@ -90,11 +91,16 @@ def _say(**words: Any) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
+def import_stack() -> None:
     there = importlib.util.find_spec("axolotl") is not None
     block_imports("trackio", "sklearn")
     for name in (*(AXOLOTL if there else ()), *IMPORTED):
         importlib.import_module(name)
+
+
+def main() -> None:
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    import_stack()
     gc.freeze()  # every fork would go through all of it whenever it collects garbage
     _say(ready=True)
     children: set[int] = set()

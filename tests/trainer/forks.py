@@ -6,15 +6,16 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Queue
+from typing import NoReturn
 
 from core.system.wrapper import descendant_pids
+from tests.trainer import fork_server
 
 ROOT = Path(__file__).parents[2]
 #: For importing the training stack, half a minute on an idle machine.
@@ -24,46 +25,38 @@ RUN_LIMIT_S = 800.0
 
 
 class ForkServer:
-    """One for many trainings. Use as a context."""
+    """One for many trainings. Use as a context: `anew` in a process of its own making, else as a fork of this
+    one, which has computed nothing yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, anew: bool = True) -> None:
+        self._anew = anew
         self._codes: dict[int, int] = {}
         self._pids: Queue[int] = Queue()
-        self._ready = threading.Event()
+        self._ready, self._ended = threading.Event(), False
 
     def __enter__(self) -> ForkServer:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.fork_server"],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        (asked, asks), (answers, answered) = os.pipe(), os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _serve((asked, answered), self._anew)
+        os.close(asked)
+        os.close(answered)
+        self._asks, self._answers = os.fdopen(asks, "w"), os.fdopen(answers)
         threading.Thread(target=self._listen, daemon=True).start()
-        until = time.monotonic() + START_LIMIT_S
-        while not self._ready.wait(1):
-            if self._process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"the training stack was not imported; exit {self._process.poll()}")
+        if not self._ready.wait(START_LIMIT_S) or self._ended:
+            raise RuntimeError("the training stack was not imported")
         return self
 
     def __exit__(self, *error: object) -> None:
-        for pid in descendant_pids(self._process.pid):
+        for pid in descendant_pids(self._pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._asks.close()
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._answers:
             try:
                 said = json.loads(line)
             except ValueError:
@@ -75,14 +68,15 @@ class ForkServer:
                 self._pids.put(said["pid"])
             elif "ended" in said:
                 self._codes[said["ended"]] = said["code"]
+        self._ended = True
+        self._ready.set()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], cwd: Path, patch: str = "") -> Fork:
         """In the place of `Child`; `patch` names one of `tests.trainer.faults`."""
         log = cwd / "log"
         ask = {"command": list(command), "env": dict(env), "cwd": str(cwd), "log": str(log), "patch": patch}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(ask) + "\n")
-        self._process.stdin.flush()
+        self._asks.write(json.dumps(ask) + "\n")
+        self._asks.flush()
         return Fork(self._pids.get(timeout=RUN_LIMIT_S), self._codes, log)
 
     def run(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> tuple[int, str]:
@@ -93,6 +87,26 @@ class ForkServer:
         code = fork.close() if fork.ended() is None else fork.ended()
         assert code is not None
         return code, (cwd / "log").read_text("utf-8", "replace")
+
+
+def _serve(ends: tuple[int, int], anew: bool) -> NoReturn:
+    code = 1
+    try:
+        for end, descriptor in zip((*ends, os.open(os.devnull, os.O_WRONLY)), range(3), strict=True):
+            os.dup2(end, descriptor)
+        if anew:
+            os.chdir(ROOT)
+            environment = {
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "HF_HUB_OFFLINE": "1",
+                "OMP_NUM_THREADS": "1",
+            }
+            os.execve(sys.executable, [sys.executable, "-m", "tests.trainer.fork_server"], environment)
+        fork_server.main()
+        code = 0
+    finally:
+        os._exit(code)
 
 
 class Fork:
