@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from core.data.facts import assumed_facts
-from core.domain.choices import Engine
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
 from core.planning.plan import TaskSpec, TrainingPlan
@@ -19,7 +18,6 @@ from core.profile.resolve import load_profile, resolve_profile
 from core.recipes.dry_run import example_inputs
 from core.recipes.render import render
 from tests.core.planning.candidates import host
-from tests.core.recipes.axolotl.engine import complaints
 
 MODELS = (
     "facebook/opt-125m",
@@ -107,27 +105,3 @@ def test_every_difference_from_the_profile_is_a_concession(feasible: list[Entry]
 def test_every_feasible_plan_renders(feasible: list[Entry]) -> None:
     for entry in feasible:
         assert render(entry.plan, example_inputs(entry.task)).command, str(entry)
-
-
-def _gpus(plan: TrainingPlan) -> dict[str, Any]:
-    """The engine is told of the GPUs of the plan."""
-    major, minor = plan.gpus.kind.compute_capability
-    return {
-        "n_gpu": plan.gpus.count,
-        "compute_capability": f"sm_{major}{minor}",
-        "bf16": plan.gpus.kind.has_bf16,
-        "tf32": (major, minor) >= (8, 0),
-        "fp8": plan.gpus.kind.has_fp8,
-    }
-
-
-@pytest.mark.training
-def test_axolotl_itself_accepts_every_rendered_configuration(
-    feasible: list[Entry], training_python: str
-) -> None:
-    chosen = [entry for entry in feasible if entry.plan.engine is Engine.AXOLOTL]
-    asked = [(render(entry.plan, example_inputs(entry.task)).config, _gpus(entry.plan)) for entry in chosen]
-    answers = complaints(training_python, asked)
-    refused = [(str(entry), answer) for entry, answer in zip(chosen, answers, strict=True) if answer]
-    assert len(chosen) * EVERY >= 150
-    assert not refused, refused[:3]

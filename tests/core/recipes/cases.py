@@ -37,6 +37,8 @@ DATASETS: dict[TaskType, DatasetType] = {
     ),
 }
 TEXT_TASKS = tuple(DATASETS)
+#: The version that Axolotl's checks are told.
+TORCH = "2.13.0"
 
 
 def inputs(task: TaskType | None = TaskType.INSTRUCT, **changes: Any) -> RunInputs:

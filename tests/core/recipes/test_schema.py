@@ -12,7 +12,7 @@ import pytest
 from core.domain.choices import Engine
 from core.recipes.schema import EngineTable, check_keys, engine_table, nearest_key, shown_value
 from scripts import install, pins
-from tests.core.recipes.axolotl.engine import TORCH
+from tests.core.recipes.cases import TORCH
 from tests.doubles.each import each
 
 ROOT = Path(__file__).parents[3]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from core.domain.choices import Attention, CompileMode, Engine, LrSchedule, Method, Optimizer, Parallelism
 from core.domain.hardware import parse_gpus
@@ -28,17 +25,15 @@ from core.planning.plan import (
     TrainingPlan,
 )
 from core.profile.targets import Targets
-from core.recipes.base import RecipeError
-from core.recipes.render import render, validate
-from tests.core.recipes.axolotl.engine import complaints
+from core.recipes.dry_run import example_inputs
+from core.recipes.render import render
+from tests.core.planning.test_planner_grid import EVERY, Entry, feasible, grid
+from tests.core.recipes.axolotl.test_rules import BROKEN, with_change
 from tests.core.recipes.cases import TEXT_TASKS, inputs, text_plan
-from tests.doubles.each import each
+from tests.trainer.forks import ROOT, ForkServer
+from tests.trainer.installed.engine import answered, complaints
 
-pytestmark = pytest.mark.process
-
-
-ROOT = Path(__file__).parents[4]
-
+__all__ = ["feasible", "grid"]
 
 SFT = TaskType.INSTRUCT
 DDP, FSDP = Parallelism.DDP, Parallelism.FSDP
@@ -111,85 +106,46 @@ def plans() -> Iterator[TrainingPlan]:
     yield cpu.model_copy(update={"gpus": parse_gpus("cpu"), "available": parse_gpus("cpu")})
 
 
-def test_a_quantized_base_is_not_sharded_in_preference_training() -> None:
-    plan = text_plan(TaskType.DPO, Method.QLORA, Parallelism.FSDP)
-    with pytest.raises(RecipeError, match="quantized"):
-        render(plan, inputs(TaskType.DPO))
-
-
-def test_axolotl_itself_accepts_every_rendered_configuration(training_python: str) -> None:
+def test_axolotl_itself_accepts_every_rendered_configuration(forks: ForkServer, tmp_path: Path) -> None:
     requests = [
         (render(plan, inputs(plan.task.task_type, eval_path=path)).config, {"n_gpu": plan.launch.processes})
         for plan in plans()
         for path in ("/run/data/eval.json", None)
     ]
-    answers = complaints(training_python, requests)
+    answers = complaints(forks, tmp_path, requests)
     refused = [(answer, config) for answer, (config, _) in zip(answers, requests, strict=True) if answer]
     assert refused == []
     assert len(requests) > 200
 
 
-#: Changes to a good configuration that the engine refuses or drops.
-BROKEN: dict[str, dict[str, Any]] = {
-    "unknown key": {"lora_rank": 8},
-    "unknown nested key": {"trl": {"max_prompt_length": 512}},
-    "unknown dataset key": {"datasets": [{"path": "x", "type": "chat_template", "messages": "m"}]},
-    "text for a number": {"micro_batch_size": "many"},
-    "fraction for a whole number": {"lora_r": 8.5},
-    "text for a switch": {"sample_packing": "perhaps"},
-    "unknown choice": {"rl": "ppo"},
-    "list expected": {"datasets": "rows.json"},
-    "mapping expected": {"trl": "grpo"},
-    "required": {"learning_rate": None},
-    "packing preferences": {"rl": "dpo", "sample_packing": True},
-    "two warmups": {"warmup_steps": 10, "warmup_ratio": 0.1},
-    "evaluation without rows": {"test_datasets": None, "val_set_size": 0},
-    "two batch sizes": {"batch_size": 64},
-    "stop between saves": {"early_stopping_patience": 3, "eval_steps": 30},
-    "sharded 8-bit states": {
-        "fsdp_version": 2,
-        "fsdp_config": {"offload_params": False},
-        "optimizer": "adamw_bnb_8bit",
-    },
-    "group does not divide": {
-        "rl": "grpo",
-        "sample_packing": False,
-        "trl": {
-            "num_generations": 3,
-            "max_completion_length": 9,
-            "reward_funcs": ["a.b"],
-            "reward_weights": [1.0],
-        },
-    },
-    "two losses": {
-        "plugins": ["axolotl.integrations.liger.LigerPlugin"],
-        "liger_fused_linear_cross_entropy": True,
-    },
-    "keys of a plugin not listed": {"liger_rope": True},
-    "8-bit base and kernels": {"load_in_8bit": True},
-    "an old flag beside its successor": {"flash_attention": True},
-}
-
-
-def with_change(change: dict[str, Any]) -> dict[str, Any]:
-    config = {**render(text_plan(SFT), inputs()).config, **change}
-    return {key: value for key, value in config.items() if value is not None}
-
-
-@each("name", BROKEN)
-def test_what_the_engine_refuses_our_table_and_rules_refuse_too(name: str) -> None:
-    assert validate(Engine.AXOLOTL, with_change(BROKEN[name]), gpus=4) != []
-
-
-def test_the_engine_does_refuse_or_drop_each_of_these(training_python: str) -> None:
-    answers = complaints(training_python, [(with_change(change), {}) for change in BROKEN.values()])
+def test_the_engine_does_refuse_or_drop_each_of_these(forks: ForkServer, tmp_path: Path) -> None:
+    answers = complaints(forks, tmp_path, [(with_change(change), {}) for change in BROKEN.values()])
     assert [name for name, answer in zip(BROKEN, answers, strict=True) if not answer] == []
 
 
-def test_the_checked_in_table_is_the_installed_engines(training_python: str) -> None:
-    script = ROOT / "scripts" / "engine_tables" / "axolotl_table.py"
-    done = subprocess.run(
-        [training_python, str(script)], capture_output=True, text=True, timeout=600, check=True
-    )
-    checked_in = (ROOT / "core" / "recipes" / "axolotl" / "table.json").read_text("utf-8")
-    assert json.loads(done.stdout) == json.loads(checked_in), f"run {script.name} and look at the difference"
+def test_the_checked_in_table_is_the_installed_engines(forks: ForkServer, tmp_path: Path) -> None:
+    checked_in = json.loads((ROOT / "core" / "recipes" / "axolotl" / "table.json").read_text("utf-8"))
+    assert answered(forks, tmp_path, "table") == checked_in, "run make engine-tables"
+
+
+def gpus_of(plan: TrainingPlan) -> dict[str, Any]:
+    """The engine is told of the GPUs of the plan."""
+    major, minor = plan.gpus.kind.compute_capability
+    return {
+        "n_gpu": plan.gpus.count,
+        "compute_capability": f"sm_{major}{minor}",
+        "bf16": plan.gpus.kind.has_bf16,
+        "tf32": (major, minor) >= (8, 0),
+        "fp8": plan.gpus.kind.has_fp8,
+    }
+
+
+def test_it_accepts_the_configurations_of_shipped_profiles(
+    feasible: list[Entry], forks: ForkServer, tmp_path: Path
+) -> None:
+    chosen = [entry for entry in feasible if entry.plan.engine is Engine.AXOLOTL]
+    asked = [(render(entry.plan, example_inputs(entry.task)).config, gpus_of(entry.plan)) for entry in chosen]
+    answers = complaints(forks, tmp_path, asked)
+    refused = [(str(entry), answer) for entry, answer in zip(chosen, answers, strict=True) if answer]
+    assert len(chosen) * EVERY >= 150
+    assert not refused, refused[:3]

@@ -1,53 +1,41 @@
-"""Ask the installed Axolotl about configurations.
+"""Questions to the installed Axolotl, in a fork of the process that has imported it.
 
-The tests import `complaints`, which has the training environment's python run this same file by its path.
 Nothing is downloaded, no model is opened and no GPU is needed: Axolotl's own check takes an assumed machine.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import logging
 import os
-import subprocess
+import runpy
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from tests.core.recipes.cases import TORCH
+from tests.trainer.forks import ROOT, ForkServer
 
 Values = Mapping[str, Any]
 
 #: The machine to assume, as far as a test says nothing else: Axolotl's checks depend on GPUs and kernels.
 MACHINE = {"n_gpu": 4, "n_node": 1, "compute_capability": "sm_90", "bf16": True, "tf32": True, "fp8": True}
-TORCH = "2.13.0"
-QUIET = {
-    "AXOLOTL_DO_NOT_TRACK": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "DO_NOT_TRACK": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-}
+TABLE_SCRIPT = ROOT / "scripts" / "engine_tables" / "axolotl_table.py"
 
 
-def complaints(python: str, requests: Sequence[tuple[Values, Values]]) -> list[list[str]]:
-    """What Axolotl refuses in each configuration, for each machine, and the keys that it silently drops.
+def answered(forks: ForkServer, folder: Path, question: str, requests: object = None) -> Any:
+    (folder / "requests.json").write_text(json.dumps(requests))
+    command = ("-m", __name__, question, str(folder))
+    code, said = forks.run(command, {**os.environ, "PYTHONPATH": str(ROOT)}, folder)
+    assert code == 0, said[-3000:]
+    return json.loads((folder / "answers.json").read_text())
 
-    All in one process, because importing Axolotl takes seconds and a check a few milliseconds.
-    """
-    done = subprocess.run(
-        # -P: modules beside this file must not be what its imports find.
-        [python, "-P", __file__],
-        input=json.dumps(requests),
-        capture_output=True,
-        text=True,
-        timeout=800,
-        env={**os.environ, **QUIET},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers: list[list[str]] = json.loads(done.stdout)
+
+def complaints(forks: ForkServer, folder: Path, requests: Sequence[tuple[Values, Values]]) -> list[list[str]]:
+    """What Axolotl refuses in each configuration, for each machine, and the keys that it silently drops."""
+    answers: list[list[str]] = answered(forks, folder, "complaints", requests)
     return answers
 
 
@@ -83,8 +71,13 @@ def dropped(given: object, checked: object, path: str = "") -> list[str]:
     return lost
 
 
-if __name__ == "__main__":
+def main(question: str, folder: str) -> None:
     logging.disable(logging.CRITICAL)
-    with contextlib.redirect_stdout(sys.stderr):  # the engine greets on standard output
-        results = [check(*request) for request in json.load(sys.stdin)]
-    json.dump(results, sys.stdout)
+    place = Path(folder)
+    answers: Any
+    if question == "table":
+        sys.path.insert(0, str(TABLE_SCRIPT.parent))
+        answers = runpy.run_path(str(TABLE_SCRIPT))["table"]()
+    else:
+        answers = [check(*request) for request in json.loads((place / "requests.json").read_text())]
+    (place / "answers.json").write_text(json.dumps(answers))
