@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from miner.tournament.rehearsal.inputs import stand_in_pictures
 from miner.tournament.rules import TASKS
 from tests.doubles import ai_toolkit, base_image
 from tests.doubles.dockerd import Dockerd
+from tests.doubles.backend_fixtures import own_dockerd, places_of
 from tests.integration.test_images import build_base
-from tests.integration.test_trainer_image import BASE, ROOT, dockerd, training
 from tests.miner.tournament.rehearsed_entries import commit_all
-
-__all__ = ["dockerd", "training"]
 
 pytestmark = pytest.mark.training
 
+ROOT = Path(__file__).parents[2]
+BASE = "training-base:1"
 #: What the image is built from.
 INGREDIENTS = ("configs", "core", "dockerfiles", "requirements", "trainer")
 TEXT_BASE = {"BASE_IMAGE": BASE, "REWARD_PACKAGES": ""}
@@ -37,51 +37,10 @@ IMAGE_BASE = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1"}
 SHELL_BASE = "shell-base:1"
 #: What shell tasks are done with, beside what the base has.
 COMMANDS = (
-    "bash",
-    "find",
-    "grep",
-    "sed",
-    "sort",
-    "wc",
-    "mawk",
-    "awk",
-    "cut",
-    "head",
-    "tail",
-    "uniq",
-    "tr",
-    "cp",
-    "mv",
-)
-COMMANDS += (
-    "touch",
-    "md5sum",
-    "sha1sum",
-    "cksum",
-    "du",
-    "tar",
-    "gzip",
-    "xargs",
-    "basename",
-    "dirname",
-    "ln",
-    "od",
-    "date",
-)
-COMMANDS += (
-    "diff",
-    "tee",
-    "mktemp",
-    "readlink",
-    "rmdir",
-    "echo",
-    "printf",
-    "test",
-    "expr",
-    "seq",
-    "nl",
-    "paste",
-    "rev",
+    *("bash", "find", "grep", "sed", "sort", "wc", "mawk", "awk", "cut", "head", "tail", "uniq"),
+    *("tr", "cp", "mv", "touch", "md5sum", "sha1sum", "cksum", "du", "tar", "gzip", "xargs"),
+    *("basename", "dirname", "ln", "od", "date", "diff", "tee", "mktemp", "readlink", "rmdir"),
+    *("echo", "printf", "test", "expr", "seq", "nl", "paste", "rev"),
 )
 #: What validators put into the cache for this family.
 ADAPTER = "zimage_turbo_training_adapter_v2.safetensors"
@@ -93,6 +52,22 @@ mkdir -p "$4/bin"
 printf '#!/bin/sh\\nexec {python} "$@"\\n' > "$4/bin/python"
 chmod 755 "$4/bin/python"
 """
+
+
+@pytest.fixture(scope="module")
+def training(training_python: str) -> Path:
+    return Path(training_python)
+
+
+@pytest.fixture(scope="module")
+def dockerd(training: Path) -> Iterator[Dockerd]:
+    """With the training environment, and the interpreter that it was made with, in every container."""
+    with own_dockerd(mounted=places_of(training)) as dockerd:
+        path = f"ENV PATH={training.parent}:/usr/local/bin:/usr/bin:/bin"
+        name, _, tag = BASE.partition(":")
+        with dockerd.client() as client:
+            client.api.import_image_from_data(base_image.tar(), repository=name, tag=tag, changes=[path])
+        yield dockerd
 
 
 @pytest.fixture(scope="module")
