@@ -12,7 +12,7 @@ import pytest
 from core.domain.choices import Attention
 from core.domain.tasks import TaskType
 from core.planning.plan import TrainingPlan
-from core.runs.run_files import RunEnd
+from core.runs.run_files import RunEnd, RunResult
 from tests.core.recipes.cases import text_plan
 from tests.trainer.run_specs import run_spec
 from tests.trainer.session.simulated import write_adapter
@@ -42,9 +42,9 @@ class Launches(TextRunner):
         return LaunchResult(self.ends[self.launches - 1], "as told", moment="train")
 
 
-def launched(folder: Path, *ends: RunEnd) -> Launches:
+def launched(folder: Path, *ends: RunEnd, retries: bool = True) -> Launches:
     run = run_spec(folder, 3000, 200)
-    runner = Launches(run, StopRequest(Path(run.stop_path)), retries=True)
+    runner = Launches(run, StopRequest(Path(run.stop_path)), retries=retries)
     runner.ends, runner.resumed = list(ends), []
     runner.execute()
     return runner
@@ -66,6 +66,13 @@ def test_a_retry_resumes_from_the_newest_checkpoint_of_a_training_that_it_contin
     runner = launched(tmp_path, *ends)
     paths = [step and str(runner.output / f"checkpoint-{step}") for step in resumed]
     assert runner.resumed == paths
+
+
+def test_with_a_daemon_a_failure_is_reported_and_left_to_it(tmp_path: Path) -> None:
+    runner = launched(tmp_path, RunEnd.OOM, retries=False)
+    result = RunResult.model_validate_json(Path(runner.run.result_path).read_bytes())
+    assert (result.end, result.moment, int(result.exit_code)) == (RunEnd.OOM, "train", 30)
+    assert len(runner.resumed) == 1
 
 
 def test_a_kernel_of_liger_is_known_by_the_stack(tmp_path: Path) -> None:
