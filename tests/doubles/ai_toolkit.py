@@ -4,7 +4,7 @@ can be scored. The base leaves noise as it is; a LoRA takes it away.
 
 from __future__ import annotations
 
-from tests.trainer.runner.backends import COMMON, TOOLKIT
+from tests.trainer.runner.engines import COMMON, TOOLKIT
 
 CONFIG = """
 import yaml

@@ -21,8 +21,8 @@ import pytest
 from miner.tournament.rehearsal.inputs import stand_in_pictures
 from miner.tournament.rules import TASKS
 from tests.doubles import ai_toolkit, base_image
-from tests.doubles.dockerd import Dockerd
 from tests.doubles.backend_fixtures import own_dockerd, places_of
+from tests.doubles.dockerd import Dockerd
 from tests.integration.test_images import build_base
 from tests.miner.tournament.rehearsed_entries import commit_all
 

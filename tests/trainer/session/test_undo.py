@@ -13,7 +13,7 @@ import torch
 from core.system import resources as memory
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
-from tests.trainer.session.test_ema_sharded import average_of, logits, trained
+from tests.trainer.session.test_ema import average_of, logits, trained
 from tests.trainer.sharding import split, together
 from trainer.session import undo
 from trainer.session.ranks import Communicator, communicator
