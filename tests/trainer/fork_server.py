@@ -28,6 +28,7 @@ from trainer.inputs.model_loading import block_imports
 PROGRAMS = {
     "axolotl.cli.train": "do_cli",
     "trainer.runner.prepare": "main",
+    "trainer.pictures.train": "main",
     "tests.trainer.native.rank": "main",
     "tests.trainer.sharding": "main",
     "tests.trainer.installed.engine": "main",
@@ -39,6 +40,7 @@ IMPORTED = (
     "torch.distributed.fsdp",
     "transformers.models.llama.modeling_llama",
     "trainer.native.train",
+    "trainer.pictures.train",
     "trainer.runner.prepare",
 )
 AXOLOTL = (

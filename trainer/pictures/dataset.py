@@ -57,7 +57,7 @@ def read_pictures(folder: Path, note: Callable[[str, str], None]) -> list[Prepar
 
 def _caption(picture: Path) -> str:
     try:
-        text = picture.with_suffix(".txt").read_text("utf-8", errors="replace")
+        text = picture.with_suffix(".txt").read_bytes().decode("utf-8", "replace")
     except OSError:
         return ""
     return text if text.strip() else ""

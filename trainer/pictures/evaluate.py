@@ -18,8 +18,8 @@ from trainer.pictures.measure import score
 from trainer.pictures.stack import BadAdapter, FlowModel, Stack, TrainedPicture
 
 
-def main() -> None:
-    job = PictureEvaluation.read(Path(sys.argv[1]))
+def main(job_path: str) -> None:
+    job = PictureEvaluation.read(Path(job_path))
     scores = evaluate(job)
     if scores.reason:
         print(scores.reason, file=sys.stderr)  # noqa: T201 - the last line of a program that failed
@@ -78,4 +78,4 @@ def _with(scores: PictureScores, report: Path, **update: object) -> PictureScore
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -24,7 +24,7 @@ from trainer.pictures.stack import BadAdapter, FlowModel, Predict, Stack, recomp
 from trainer.session.control import ControlFile
 from trainer.session.failures import is_oom
 from trainer.session.progress_log import ProgressLog
-from trainer.session.submission import Submission
+from trainer.session.submission import Submission, TrainedSteps
 from trainer.session.watchdog import StopFile
 
 #: Candidates that are compared exactly at the end.
@@ -318,7 +318,7 @@ class PictureSession:
 
         base = self._score(self.base) if self.base is not None else None
         try:
-            self._submission.put(write, score, base=base)
+            self._submission.put(write, score, TrainedSteps(self.steps, self.steps), base)
         except (OSError, BadSubmission, BadAdapter) as error:
             self.progress.note("submission", f"cannot be put in place: {error}")
             return False

@@ -47,8 +47,8 @@ BLIND_STEPS = 160
 MAX_NAN = 5
 
 
-def main() -> None:
-    run = PictureRun.read(Path(sys.argv[1]))
+def main(run_path: str) -> None:
+    run = PictureRun.read(Path(run_path))
     dump_stacks_on_request()
     stop_on_term(Path(run.stop_path))
     place, base = Path(run.submission_dir), Path(run.model.base_path)
@@ -241,4 +241,4 @@ def rate_share(progress: float, step: int, warm_up: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

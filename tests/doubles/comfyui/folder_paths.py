@@ -1,0 +1,5 @@
+"""Folders of models."""
+
+
+def get_folder_paths(kind: str) -> list[str]:
+    return []

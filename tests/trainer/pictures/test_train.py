@@ -1,0 +1,234 @@
+"""Whole trainings of a little model, and what they leave whatever happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from core.runs.control import RunControl, write_control
+from core.runs.picture_run import PictureRun
+from core.runs.run_files import HeldOutScore, RunEnd
+from tests.trainer.pictures.little import (
+    events,
+    notes,
+    picture_run,
+    problem_of,
+    submission_of,
+    submitted,
+    trained,
+)
+from trainer.pictures import train as training
+from trainer.pictures.adapter import read_adapter
+from trainer.pictures.session import PictureSession
+from trainer.pictures.stack import Stack
+
+pytestmark = pytest.mark.small
+
+
+def test_a_training_ends_with_the_best_that_it_scored(tmp_path: Path) -> None:
+    run = picture_run(tmp_path)
+    outcome = trained(run)
+    assert (outcome.end, outcome.steps) == (RunEnd.FINISHED, 60)
+    assert outcome.best is not None
+    assert outcome.base is not None
+    assert outcome.best.value < 0.8 * outcome.base.value
+    assert problem_of(run) is None
+    assert submission_of(run).score == outcome.best
+    kinds = [event.event for event in events(run)]
+    assert kinds.index("submission") < kinds.index("step")  # the one that changes nothing came first
+    assert {"stage", "step", "eval", "submission"} <= set(kinds)
+    scores = [event.score.value for event in events(run) if event.event == "eval"]
+    assert scores[0] == outcome.base.value
+    assert not list(Path(run.work_dir).glob("*.safetensors"))
+
+
+def test_past_the_optimum_it_trains_again_and_on_all_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "is_past_optimum", lambda curve: len(curve) > 3)
+    run = picture_run(tmp_path, max_steps=None, seconds=3000.0)
+    made: list[training.Training] = []
+    real = training.run_training
+
+    def noted(session: PictureSession, member: training.Training) -> training.TrainingEnd:
+        made.append(member)
+        return real(session, member)
+
+    monkeypatch.setattr(training, "run_training", noted)
+    outcome = trained(run)
+    assert outcome.end is RunEnd.FINISHED
+    first, *again = made[:4]
+    on_all = made[4:]
+    assert first.horizon is None
+    assert [member.rate for member in again] == [first.rate, first.rate / 2, first.rate * 2]
+    assert len({member.horizon for member in again}) == 1
+    assert len(on_all) == training.MEMBERS
+    assert {len(member.pictures) for member in made[:4]} == {6}
+    assert {len(member.pictures) for member in on_all} == {9}
+    assert not any(member.scored for member in on_all)
+    assert len({member.seed for member in made}) >= 4
+    assert "with 3 trainings on all pictures is submitted" in notes(run)
+    assert next(iter(read_adapter(submitted(run)).values())).down.shape[0] == 3 * run.recipe.rank
+    assert problem_of(run) is None
+
+
+def test_the_evaluators_copy_of_the_base_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = picture_run(tmp_path)
+    run = run.model_copy(update={"twin_path": run.model.base_path})
+    loaded: list[object] = []
+    real = Stack.load_base
+    monkeypatch.setattr(Stack, "load_base", lambda self, path: loaded.append(real(self, path)) or loaded[-1])
+    trained(run)
+    assert len(loaded) == 2
+    assert "is submitted, at" in notes(run)
+
+
+def test_without_room_for_that_copy_the_trained_model_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = picture_run(tmp_path).model_copy(update={"twin_path": str(tmp_path / "nowhere.safetensors")})
+    assert trained(run).best is not None
+    assert "no second copy" in notes(run)
+    assert "is submitted, at" in notes(run)
+
+
+@pytest.mark.parametrize("pictures", [1, 2, 3])
+def test_few_pictures_are_trained_on(tmp_path: Path, pictures: int) -> None:
+    run = picture_run(tmp_path, pictures=pictures, max_steps=20)
+    outcome = trained(run)
+    assert outcome.steps == 20
+    assert problem_of(run) is None
+    assert any(factors.up.abs().max() > 1e-3 for factors in read_adapter(submitted(run)).values())
+    assert (outcome.best is None) is (pictures == 1)
+
+
+def no_time(run: PictureRun) -> PictureRun:
+    return run.model_copy(update={"end_by": time.time()})
+
+
+def stopped(run: PictureRun) -> PictureRun:
+    Path(run.stop_path).touch()
+    return run
+
+
+def without_captions(run: PictureRun) -> PictureRun:
+    for path in Path(run.pictures_dir).glob("*.txt"):
+        path.unlink()
+    return run
+
+
+def with_odd_pictures(run: PictureRun) -> PictureRun:
+    folder = Path(run.pictures_dir)
+    Image.new("RGB", (1, 1)).save(folder / "one.png")
+    Image.new("L", (400, 25)).save(folder / "grey.jpg")
+    (folder / "broken.webp").write_bytes(b"RIFF")
+    return run
+
+
+def without_encoders(run: PictureRun) -> PictureRun:
+    model = run.model.model_copy(update={"text_encoder_paths": (run.model.base_path + ".missing",)})
+    return run.model_copy(update={"model": model})
+
+
+def without_base(run: PictureRun) -> PictureRun:
+    model = run.model.model_copy(update={"base_path": run.pictures_dir})
+    return run.model_copy(update={"model": model})
+
+
+def without_pictures(run: PictureRun) -> PictureRun:
+    return run.model_copy(update={"pictures_dir": run.work_dir})
+
+
+@pytest.mark.parametrize(
+    ("broken", "end", "code"),
+    [
+        (no_time, RunEnd.CLOCK, 0),
+        (stopped, RunEnd.STOPPED, 0),
+        (without_captions, RunEnd.FINISHED, 0),
+        (with_odd_pictures, RunEnd.FINISHED, 0),
+        (without_encoders, RunEnd.CRASHED, 0),  # the one that changes nothing is there
+        (without_base, RunEnd.BAD_MODEL, 21),
+        (without_pictures, RunEnd.BAD_DATA, 20),
+    ],
+)
+def test_bad_input_ends_in_an_adapter_that_loads_or_in_one_line(
+    tmp_path: Path, broken: Callable[[PictureRun], PictureRun], end: RunEnd, code: int
+) -> None:
+    run = broken(picture_run(tmp_path, max_steps=10))
+    (tmp_path / "run.json").write_text(run.model_dump_json())
+    with pytest.raises(SystemExit) as ended:
+        training.main(str(tmp_path / "run.json"))
+    outcome = training.TrainingOutcome.model_validate_json(Path(run.outcome_path).read_bytes())
+    assert (outcome.end, ended.value.code) == (end, code)
+    if code == 0:
+        assert problem_of(run) is None
+    else:
+        assert outcome.detail
+        assert "\n" not in outcome.detail
+
+
+def test_memory_that_runs_out_is_answered_by_recomputing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = picture_run(tmp_path, checkpointing=False, max_steps=10)
+    failures = [torch.OutOfMemoryError("CUDA out of memory"), None]
+    real = PictureSession._case_gradients
+
+    def failing(self: PictureSession, *given: object) -> float:
+        if failures and (failure := failures.pop(0)):
+            raise failure
+        return real(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PictureSession, "_case_gradients", failing)
+    assert trained(run).steps == 10
+    assert "memory ran out" in notes(run)
+
+
+def test_memory_that_still_runs_out_ends_the_training_with_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = picture_run(tmp_path)
+    (tmp_path / "run.json").write_text(run.model_dump_json())
+
+    def failing(self: PictureSession, *given: object) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(PictureSession, "_case_gradients", failing)
+    with pytest.raises(SystemExit, match="0"):
+        training.main(str(tmp_path / "run.json"))
+    assert training.TrainingOutcome.model_validate_json(Path(run.outcome_path).read_bytes()).end is RunEnd.OOM
+    assert problem_of(run) is None
+
+
+def test_a_better_submission_of_an_earlier_attempt_stays(tmp_path: Path) -> None:
+    run = picture_run(tmp_path, max_steps=30)
+    first = trained(run)
+    assert first.best is not None
+    kept = submitted(run).read_bytes()
+    score = HeldOutScore(value=0.0001, metric="flow_mse", step=1)
+    submission_of(run).put(lambda folder: (folder / run.submission_file).write_bytes(kept) and None, score)
+    again = trained(run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": 9})}))
+    assert again.best == score
+    assert submitted(run).read_bytes() == kept
+
+
+def test_the_control_file_sets_the_duty(tmp_path: Path) -> None:
+    run = picture_run(tmp_path, max_steps=20)
+    run = run.model_copy(update={"control_path": str(tmp_path / "control.json")})
+    write_control(tmp_path / "control.json", RunControl(number=1, micro=4, duty=0.9))
+    trained(run)
+    (answer,) = (event for event in events(run) if event.event == "control")
+    assert (answer.number, answer.applied, answer.micro, answer.duty) == (1, False, 1, 0.9)
+
+
+def test_the_rate_rises_and_comes_down() -> None:
+    shares = [training.rate_share(step / 100, step, 10) for step in range(100)]
+    assert shares[0] < shares[4] < shares[9] > 0.97
+    assert shares[9:] == sorted(shares[9:], reverse=True)
+    assert shares[-1] < 0.001
+    assert training.rate_share(0.0, 0, 0) == 1.0
