@@ -60,7 +60,8 @@ class PictureSession:
         self._submission, self._stack, self._model = submission, stack, base
         self._twin: FlowModel | None = None
         self._recomputes = False
-        self._best = submission.score if submission.exists else None
+        #: Of the submission that another attempt has left.
+        self._earlier = self._best = submission.score if submission.exists else None
         self._began = self._logged_at = time.time()
         self._step_s: list[float] = []
         self._screen_s = self._screening_s = self._submit_s = 0.0
@@ -290,6 +291,9 @@ class PictureSession:
         if not finalists:
             return None
         winner = best_of(finalists)
+        if self._earlier is not None and not self._score(winner).beats(self._earlier):
+            self.progress.note("choice", f"an earlier attempt's stays, at {self._earlier.value:.6f}")
+            return None
         if self.submit(winner.weights, self._score(winner)):
             self.progress.note("choice", f"{winner} is submitted, at {winner.score:.6f}")
         self._finalists = 1

@@ -214,7 +214,10 @@ class Stack:
         import comfy.sd
         import comfy.utils
 
-        weights, metadata = comfy.utils.load_torch_file(str(file), safe_load=True, return_metadata=True)
+        try:
+            weights, metadata = comfy.utils.load_torch_file(str(file), safe_load=True, return_metadata=True)
+        except Exception as error:
+            raise BadAdapter(f"{file.name} cannot be read: {error}") from error
         with _unused_entries() as unused:
             patched, _ = comfy.sd.load_lora_for_models(base, None, weights, 1.0, 1.0, lora_metadata=metadata)
         if unused:

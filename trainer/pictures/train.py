@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -99,7 +99,7 @@ def train_blindly(session: PictureSession) -> None:
     session.progress.note("choice", "no picture can be held out: a short training, unscored")
     end = run_training(session, Training(0, run.seed, run.recipe.rate, session.parts.trained, BLIND_STEPS))
     if end.step:
-        session.submit(end.weights, None)
+        session.submit(end.average, None)
 
 
 def train_and_choose(session: PictureSession) -> None:
@@ -129,26 +129,24 @@ def train_and_choose(session: PictureSession) -> None:
     # The best of those with an end in sight, on all pictures
     ended = [candidate for candidate in session.candidates if candidate.member > 0]
     if winner is not None and ended:
-        on_all_pictures(session, winner, trainings[ended[0].member], ended[0].step)
+        on_all_pictures(session, winner, ended[0], trainings[ended[0].member])
 
 
-def on_all_pictures(session: PictureSession, winner: Candidate, model: Training, steps: int) -> None:
-    """Train as `model` was trained for its best score, now on the held-out pictures too. These cannot score
-    the result any more: the recipe is what was scored. The mean of the results is submitted if it does better
+def on_all_pictures(
+    session: PictureSession, winner: Candidate, scored: Candidate, training: Training
+) -> None:
+    """Make `scored` again as its training did, now on the held-out pictures too. These cannot score the
+    result any more: the recipe is what was scored. The mean of the results is submitted if it does better
     than the winner on the pictures that it has seen, as it must."""
     pictures = [*session.parts.trained, *session.parts.held_out]
     ends: list[AdapterWeights] = []
-    while len(ends) < MEMBERS and session.has_room_for(1, steps):
-        number = model.number + len(ends)
-        end = run_training(
-            session,
-            Training(
-                number, session.run.seed + number, model.rate, pictures, model.horizon, steps, scored=False
-            ),
-        )
-        if end.step < steps:
+    while len(ends) < MEMBERS and session.has_room_for(1, scored.step):
+        seed = training.seed + len(ends)
+        again = replace(training, seed=seed, pictures=pictures, steps=scored.step, scored=False)
+        end = run_training(session, again)
+        if end.step < scored.step:
             break
-        ends.append(end.weights)
+        ends.append(end.weights if scored.kind is Kind.RAW else end.average)
     if not ends:
         return
     weights = mean_of(ends if len(ends) > 1 else [*ends, winner.weights])
@@ -180,7 +178,8 @@ class Training:
 class TrainingEnd:
     step: int
     weights: AdapterWeights
-    past_optimum: bool = False
+    average: AdapterWeights
+    past_optimum: bool
 
 
 def run_training(session: PictureSession, training: Training) -> TrainingEnd:
@@ -223,15 +222,15 @@ def run_training(session: PictureSession, training: Training) -> TrainingEnd:
             if (candidate := session.screen(Kind.AVERAGE, step, training.number, weights)) is not None:
                 curve.append(candidate)
                 past = horizon is None and is_past_optimum(curve)
-    raw = adapter.weights()
+    weights = adapter.weights()
     with average.applied():
-        weights = adapter.weights()
+        averaged = adapter.weights()
     if training.scored and step and not past:
-        session.screen(Kind.AVERAGE, step, training.number, weights)
-        session.screen(Kind.RAW, step, training.number, raw)
+        session.screen(Kind.AVERAGE, step, training.number, averaged)
+        session.screen(Kind.RAW, step, training.number, weights)
     if past:
         session.progress.note("choice", f"the optimum is past at step {step:,}")
-    return TrainingEnd(step, weights, past)
+    return TrainingEnd(step, weights, averaged, past)
 
 
 def rate_share(progress: float, step: int, warm_up: int) -> float:
