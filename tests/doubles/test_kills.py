@@ -16,7 +16,7 @@ from tests.doubles.each import each
 from tests.doubles.kills import MOST_REPEATS, KillReport, kill_moments, run_kills
 from trainer.session.submission import Submission, submission_kind
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.thorough]
 
 
 ROOT = Path(__file__).parents[2]

@@ -287,12 +287,6 @@ def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_nothing(daemon:
             rude.send(whole[:cut]).reset()
 
 
-def test_clients_that_hang_up_before_their_reply_harm_nobody(daemon: DaemonProcess) -> None:
-    for _ in range(50):
-        with daemon.connect() as gone:
-            gone.send(request("/healthz") * 20).reset()
-
-
 def test_garbage_in_pieces_of_any_size_gets_one_whole_refusal_or_none(daemon: DaemonProcess) -> None:
     random = Random(2)
     for _ in range(40):

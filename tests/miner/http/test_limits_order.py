@@ -97,12 +97,6 @@ def test_a_refused_second_request_waits_for_the_reply_to_the_first(
     assert not {"/body/never", "/now/after"} & set(server.started)
 
 
-def test_nothing_is_done_for_what_follows_a_refusal(server: ProtocolServer, raw: RawConnection) -> None:
-    raw.send("POST /body/huge" + CHUNKED, chunk(b"x" * 10_001), "0\r\n\r\n", request("/now/smuggled"))
-    assert raw.last_reply().error == "body_too_large"
-    assert "/now/smuggled" not in server.started
-
-
 def test_a_body_that_goes_on_after_the_reply_is_not_answered_again(raw: RawConnection) -> None:
     raw.send("POST /now/early" + CHUNKED)
     assert raw.reply().json == {"path": "/now/early"}

@@ -193,15 +193,23 @@ def test_pictures_are_counted_and_what_is_left_out_is_reported(store: FileStore,
         assert failed.reason is EndReason.BAD_DATA
 
 
-def test_an_operators_own_file_is_copied_and_checked(folder: Path, tmp_path: Path) -> None:
+def test_an_operators_own_file_is_copied_and_checked_and_our_copy_outlives_it(
+    folder: Path, tmp_path: Path
+) -> None:
     own = tmp_path / "mine.json"
     own.write_bytes(DATA)
-    done = get(folder, None, file=own)
+    assert "larger than" in str(failure(folder, None, file=own, max_bytes=1024))
+    first = get(folder, None, file=own)
     own.write_bytes(b"changed later")
-    assert done.path.read_bytes() == DATA
+    assert first.path.read_bytes() == DATA
     assert "fetched" not in str(failure(folder, None, file=own))
     own.write_bytes(DATA)
-    assert "larger than" in str(failure(folder, None, file=own, max_bytes=1024))
+    assert get(folder, None, file=own) == first
+    own.unlink()
+    assert get(folder, None, file=own) == first
+    first.path.unlink()
+    failed = failure(folder, None, file=own)
+    assert (failed.reason, "No such file" in str(failed)) == (EndReason.BAD_DATA, True)
 
 
 def test_without_room_nothing_is_begun(store: FileStore, folder: Path) -> None:
@@ -211,17 +219,6 @@ def test_without_room_nothing_is_begun(store: FileStore, folder: Path) -> None:
 def test_loopback_is_refused_unless_it_was_opened(store: FileStore, folder: Path) -> None:
     assert failure(folder, store.add("a", DATA), allowed_networks=()).reason is EndReason.URL_REFUSED
     assert store.requests == []
-
-
-def test_our_copy_of_an_operators_file_outlives_it(folder: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own.json"
-    own.write_bytes(DATA)
-    first = get(folder, None, file=own)
-    own.unlink()
-    assert get(folder, None, file=own) == first
-    first.path.unlink()
-    failed = failure(folder, None, file=own)
-    assert (failed.reason, "No such file" in str(failed)) == (EndReason.BAD_DATA, True)
 
 
 def test_a_disk_that_fills_up_while_it_is_looked_at_does_not_fetch_it_twice(

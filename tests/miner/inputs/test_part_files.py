@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from core.domain.job_states import EndReason, StepFailed
 from miner.inputs.part_files import (
-    PROGRESS_BYTES,
     DiskReserve,
     FetchRetries,
     PartFile,
@@ -152,13 +151,6 @@ def test_jitter_takes_up_to_half_of_a_pause_away() -> None:
     assert 0.5 <= pause <= 1.0
 
 
-def test_what_the_other_side_asks_for_is_waited_unless_it_is_too_long() -> None:
-    assert pauses([StepFailed(EndReason.RATE_LIMITED, "x", 7.0)] * 2)[0] == [7.0, 7.0]
-    waited, raised = pauses([StepFailed(EndReason.RATE_LIMITED, "x", 300.0)])
-    assert waited == []
-    assert raised.retry_after == 300.0
-
-
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [
@@ -172,13 +164,3 @@ def test_what_the_other_side_asks_for_is_waited_unless_it_is_too_long() -> None:
 )
 def test_what_trying_again_cannot_help_is_raised_at_once(reason: EndReason, expected: list[float]) -> None:
     assert pauses([StepFailed(reason, "x")] * 5)[0] == expected
-
-
-def test_progress_worth_the_name_begins_the_count_anew() -> None:
-    waited: list[float] = []
-    retries = FetchRetries(tries=2, pause=waited.append, jitter=lambda: 1.0)
-    for _ in range(5):
-        retries.wait(network(), PROGRESS_BYTES)
-    with pytest.raises(StepFailed):
-        retries.wait(network(), PROGRESS_BYTES - 1)
-    assert waited == [1] * 5

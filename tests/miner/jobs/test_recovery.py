@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +14,7 @@ from miner.backends.base import AttemptSpec
 from miner.jobs.build import UnavailableBackend
 from miner.jobs.folder import JobFolder
 from miner.jobs.recovery import sweep_orphans
-from miner.store import database
 from tests.miner.jobs.harness import CAP_S, Gate, JobsHarness, Trainer, deaf, waits
-
-COPIED = (
-    "validator, task_type, model, hours, state, end_reason, started_at, deadline_at, starts, request, "
-    "lock_token, updated_at"
-)
 
 
 async def known_to_the_backend(harness: JobsHarness) -> int:
@@ -216,27 +209,6 @@ async def test_a_name_that_changed_while_the_daemon_was_away_is_made_good(harnes
             await asyncio.sleep(0.01)
     assert set(harness.hub.repos) == {"me/repo-2"}
     assert len(harness.backend.submitted) == 1
-
-
-async def test_a_thousand_jobs_in_the_store_and_four_running_are_taken_up_at_once(
-    harness: JobsHarness,
-) -> None:
-    first = await harness.start(task_id="over")
-    await harness.done(first)
-    with closing(database.connect(harness.store.path)) as db:
-        db.executemany(
-            f"INSERT INTO jobs (task_id, {COPIED}) SELECT ?, {COPIED} FROM jobs WHERE id = ?",
-            [(f"old{number}", first) for number in range(1000)],
-        )
-    gate = harness.backend.default = Gate()
-    jobs = [await harness.start(task_id=f"live{number}", name=f"live{number}") for number in range(4)]
-    await gate.reached.wait()
-    await harness.restart()
-    assert harness.jobs.running_workers == 4
-    gate.opened.set()
-    for job in jobs:
-        await harness.done(job)
-    assert len(harness.backend.submitted) == 1 + 4
 
 
 # What finished jobs have left

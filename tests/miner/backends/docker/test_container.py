@@ -148,34 +148,44 @@ def test_what_goes_on_runs(name: str, detail: str, tmp_path: Path) -> None:
     assert bool(status.detail) is (name != "running")
 
 
-@pytest.mark.parametrize("name", ["exited", "dead", "removing"])
-def test_what_is_over_has_ended(name: str, tmp_path: Path) -> None:
-    status = container_status(inspected(name, ExitCode=7, FinishedAt=AT), tmp_path)
-    assert (status.phase, status.why, status.code) == (RunPhase.ENDED, EndCause.FAILED, 7)
-    assert status.ended_at == pytest.approx(1767323045.123456)
+ENDED, FAILED = RunPhase.ENDED, EndCause.FAILED
 
 
-def test_memory_as_the_reason(tmp_path: Path) -> None:
-    assert (
-        container_status(inspected("exited", ExitCode=137, OOMKilled=True), tmp_path).why
-        is EndCause.OOM_KILLED
-    )
-    # A part of it was killed, and it came to a good end all the same.
-    assert container_status(inspected("exited", ExitCode=0, OOMKilled=True), tmp_path).why is EndCause.OK
-
-
-def test_what_was_made_and_not_started_waits(tmp_path: Path) -> None:
-    created = inspected("created", StartedAt=NEVER)
-    assert never_started(created)
-    assert container_status(created, tmp_path).phase is RunPhase.QUEUED
-
-
-def test_what_could_not_be_started_says_why(tmp_path: Path) -> None:
-    status = container_status(
-        inspected("created", StartedAt=NEVER, ExitCode=128, Error="no such device"), tmp_path
-    )
-    assert (status.phase, status.why, status.code) == (RunPhase.ENDED, EndCause.FAILED, 128)
-    assert "no such device" in status.detail
+@each(
+    ("state", "phase", "why", "code", "detail"),
+    [
+        *(
+            (inspected(name, ExitCode=7, FinishedAt=AT), ENDED, FAILED, 7, "exit code 7")
+            for name in ("exited", "dead", "removing")
+        ),
+        (
+            inspected("exited", ExitCode=137, OOMKilled=True),
+            ENDED,
+            EndCause.OOM_KILLED,
+            137,
+            "memory ran out",
+        ),
+        # A part of it was killed, and it came to a good end all the same.
+        (inspected("exited", ExitCode=0, OOMKilled=True), ENDED, EndCause.OK, 0, ""),
+        (inspected("created", StartedAt=NEVER), RunPhase.QUEUED, None, None, "not started yet"),
+        (inspected("created", StartedAt=NEVER, ExitCode=128, Error="no GPU"), ENDED, FAILED, 128, "no GPU"),
+        ({}, ENDED, EndCause.OK, 0, ""),
+    ],
+)
+def test_a_container_that_does_not_run_has_a_reason(
+    state: dict[str, Any],
+    phase: RunPhase,
+    why: EndCause | None,
+    code: int | None,
+    detail: str,
+    tmp_path: Path,
+) -> None:
+    status = container_status(state, tmp_path)
+    assert (status.phase, status.why, status.code) == (phase, why, code)
+    assert detail in status.detail
+    finished = state.get("State", {}).get("FinishedAt") == AT
+    assert status.ended_at == (pytest.approx(1767323045.123456) if finished else None)
+    assert phase is not RunPhase.QUEUED or never_started(state)
 
 
 def test_what_started_without_docker_s_knowledge_is_not_waited_for(tmp_path: Path) -> None:
@@ -185,10 +195,6 @@ def test_what_started_without_docker_s_knowledge_is_not_waited_for(tmp_path: Pat
     status = container_status(created, tmp_path)
     assert status.phase is RunPhase.LOST
     assert "Docker died" in status.detail
-
-
-def test_an_empty_answer_is_an_ended_container(tmp_path: Path) -> None:
-    assert container_status({}, tmp_path).phase is RunPhase.ENDED
 
 
 @each(
