@@ -88,6 +88,7 @@ def test_what_hangs_fails_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert first < done.stdout.index("= FAILURES =")
 
 
+@pytest.mark.thorough
 def test_signals_that_a_shell_had_ignored_are_heard(tmp_path: Path) -> None:
     done = pytest_on(tmp_path, HEARS, ignoring=True)
     assert done.returncode == pytest.ExitCode.OK, done.stdout

@@ -282,6 +282,7 @@ async def test_a_model_is_published_though_its_plan_is_of_an_older_version(harne
     harness.hub.troubles = [60.0]
     job = await harness.start()
     await harness.in_state(job, JobState.PUBLISHING)
+    await harness.until(lambda: not harness.hub.troubles)
     await harness.jobs.stop()
     age_plans(harness)
     await harness.restart()
