@@ -28,20 +28,11 @@ class ExtraWeights(NamedTuple):
     purpose: str
 
 
-class AdapterNames(NamedTuple):
-    """The evaluation's way to an adapter's modules in its model."""
-
-    #: Matches the names of the backbone's modules that it loads, in every spelling that it knows.
-    modules: re.Pattern[str]
-    #: Whether it applies the text encoders' part too, or the backbone's alone.
-    encoders: bool
-
-
-def _names(blocks: str, also: str | None = None, encoders: bool = False) -> AdapterNames:
+def _names(blocks: str, also: str | None = None) -> re.Pattern[str]:
     """`diffusion_model.` and `lora_unet_` before the model's own names stand for all families; `also` is a
     pattern of other names."""
     own = rf"(?:diffusion_model\.|lora_unet_)(?:{blocks})(?:[._].+)?"
-    return AdapterNames(re.compile(f"{own}|{also}" if also else own), encoders)
+    return re.compile(f"{own}|{also}" if also else own)
 
 
 #: Noise levels at which the evaluation predicts, and its noise draws for each.
@@ -122,8 +113,9 @@ class ImageFamily:
     #: Layers, width, MLP, heads of the backbone.
     shape: tuple[int, int, int, int]
     facts: ImageFacts
-    #: Checked with real adapters of both engines, and read in the loader of the evaluation.
-    adapter: AdapterNames
+    #: Matches an adapter's names of the backbone's modules, in every spelling that the evaluation's loader knows.
+    #: Checked with real adapters of all engines.
+    adapter: re.Pattern[str]
     #: What a model's name says, where offers name no image type.
     name_pattern: str | None = None
     #: How often a picture comes per epoch, as validators prepare datasets: `10_lora` or `1_lora` directories.
@@ -181,7 +173,6 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         _names(
             "input_blocks|middle_block|output_blocks|down_blocks|mid_block|up_blocks|time_embed|label_emb|out",
             r"unet\.(?:down_blocks|mid_block|up_blocks)\..+",
-            encoders=True,
         ),
         repeats=10,
     ),
@@ -247,7 +238,7 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         (Engine.AI_TOOLKIT,),
         (34, 4608, 12288, 18),
         _facts(ImageModelType.IDEOGRAM4, (9_300_000_000, 8_770_000_000, 84_000_000), (3_307_520, 0)),
-        _names("layers|input_proj|llm_cond_proj|t_embedding|adaln_proj|final_layer", encoders=True),
+        _names("layers|input_proj|llm_cond_proj|t_embedding|adaln_proj|final_layer"),
         name_pattern=r"ideogram",
         text_encoder="Qwen/Qwen3-VL-8B-Instruct",
         extra=ExtraWeights(
@@ -300,7 +291,7 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         (Engine.AI_TOOLKIT,),
         (28, 6144, 16384, 48),
         _facts(ImageModelType.KREA2, (12_900_000_000, 4_440_000_000, 127_000_000), (3_354_624, 0)),
-        _names("blocks|txtfusion|txtmlp|tmlp|tproj|first|last", encoders=True),
+        _names("blocks|txtfusion|txtmlp|tmlp|tproj|first|last"),
         name_pattern=r"krea",
         text_encoder="Qwen/Qwen3-VL-4B-Instruct",
         vae="Qwen/Qwen-Image",

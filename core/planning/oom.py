@@ -3,7 +3,7 @@
 The steps, in order. In an evaluation: fewer rows at once. In a generation: half as many completions at once,
 or half as many layers gathered for all of it, whichever costs less time for what it saves; then fewer
 completions in a step. Otherwise: half the micro batch and twice the accumulation,
-checkpointing. Then for all: shorter sequences (images: fewer pixels), the GPUs to itself, more GPUs, a 4-bit
+checkpointing. Then for all: shorter sequences (images: smaller sides), the GPUs to itself, more GPUs, a 4-bit
 base. Where a rule had made the passes of a running training larger, those of the plan come first again.
 The effective batch stays, except for completions. Sequences stay where the memory model says that cutting
 them saves next to nothing: weights and optimizer states do not get smaller by it.

@@ -421,7 +421,7 @@ class Targets(LearningTargets):
         default=0.0,
         ge=0,
         le=1,
-        description="Images: share of captions left out; scoring weighs no caption 3:1.",
+        description="Images: share of captions left out; half of a score is the empty text's.",
     )
     guidance_scale: Annotated[float | None, Called(kohya="guidance_scale")] = Field(
         default=None, ge=0, description="Flux: guidance during training."

@@ -76,8 +76,10 @@ def examine_image_adapter(
     encoders = {module for module in modules if module not in backbone and _ENCODER.fullmatch(module)}
     unknown = [module for module in modules if module not in backbone | encoders] + others
     family = image_type or "any family"
-    if not backbone | encoders or not (backbone or _encoders_count(image_type)):
+    if not backbone:
         return AdapterFindings((_no_module(name, header, encoders, family),))
+    if unknown and image_type is not None and IMAGE_FAMILIES[image_type].flow is not None:
+        return AdapterFindings((_unknown(name, unknown, "the evaluation refuses a file with one of them"),))
     if halves := _halves(modules):
         value = (
             f"half a pair in {len(halves)} of {len(modules)} modules, the first {printable(halves[0], 80)}"
@@ -86,10 +88,11 @@ def examine_image_adapter(
         return AdapterFindings((Fault(FaultKind.LAYOUT, name, value, rule),))
     with open(open_plain(path), "rb", buffering=0) as file:
         idle = _idle_modules(file, modules)
-    counted = backbone | encoders if _encoders_count(image_type) else backbone
-    if counted <= idle:
-        return AdapterFindings((_zero_delta(name, counted, encoders - counted - idle, family),))
-    return AdapterFindings((), tuple(_remarks(name, family, idle, counted, encoders - counted, unknown)))
+    if (counted := backbone | encoders) <= idle:
+        value = f"{len(counted)} modules that all add zero"
+        rule = "must change the model: this file was written before anything was trained, or nothing ever was"
+        return AdapterFindings((Fault(FaultKind.ZERO_DELTA, name, value, rule),))
+    return AdapterFindings((), tuple(_remarks(name, idle, counted, unknown)))
 
 
 def _modules(header: SafetensorsHeader) -> tuple[dict[str, dict[str, StoredTensor]], list[str]]:
@@ -107,17 +110,13 @@ def _modules(header: SafetensorsHeader) -> tuple[dict[str, dict[str, StoredTenso
 
 def _is_backbone(module: str, image_type: ImageModelType | None) -> bool:
     records = IMAGE_FAMILIES.values() if image_type is None else [IMAGE_FAMILIES[image_type]]
-    return any(record.adapter.modules.fullmatch(module) for record in records)
-
-
-def _encoders_count(image_type: ImageModelType | None) -> bool:
-    return image_type is None or IMAGE_FAMILIES[image_type].adapter.encoders
+    return any(record.adapter.fullmatch(module) for record in records)
 
 
 def _no_module(name: str, header: SafetensorsHeader, encoders: Set[str], family: str) -> Fault:
     if encoders:
         value = f"modules of text encoders only ({len(encoders)})"
-        rule = f"must change the model itself: the evaluation of {family} loads no text encoder's part"
+        rule = "must change the model itself: the evaluation refuses a change of text encoders alone"
         return Fault(FaultKind.LAYOUT, name, value, rule)
     first = next(iter(header.tensors), "none")
     value = f"{len(header.tensors)} tensors of unknown names, the first {printable(first, 80)}"
@@ -125,27 +124,17 @@ def _no_module(name: str, header: SafetensorsHeader, encoders: Set[str], family:
     return Fault(FaultKind.LAYOUT, name, value, rule)
 
 
-def _zero_delta(name: str, counted: Set[str], unused: Set[str], family: str) -> Fault:
-    value = f"{len(counted)} modules that all add zero"
-    if unused:
-        value += f", and {len(unused)} of text encoders, which the evaluation of {family} does not load"
-    rule = "must change the model: this file was written before anything was trained, or nothing ever was"
-    return Fault(FaultKind.ZERO_DELTA, name, value, rule)
-
-
-def _remarks(
-    name: str, family: str, idle: Set[str], counted: Set[str], unused: Set[str], unknown: Sequence[str]
-) -> Iterator[Fault]:
+def _remarks(name: str, idle: Set[str], counted: Set[str], unknown: Sequence[str]) -> Iterator[Fault]:
     if dead := sorted(counted & idle):
         value = f"{len(dead)} of {len(counted)} modules that add zero, the first {printable(dead[0], 80)}"
         yield Fault(FaultKind.DEAD_WEIGHTS, name, value, "these were not trained")
-    if unused:
-        value = f"{len(unused)} modules of text encoders"
-        rule = f"the evaluation of {family} loads the model's part alone: leave the text encoders as they are"
-        yield Fault(FaultKind.DEAD_WEIGHTS, name, value, rule)
     if unknown:
-        value = f"{len(unknown)} names that are unknown, the first {printable(unknown[0], 80)}"
-        yield Fault(FaultKind.LAYOUT, name, value, "the evaluation may skip these, or refuse the file")
+        yield _unknown(name, unknown, "the evaluation may skip these, or refuse the file")
+
+
+def _unknown(name: str, unknown: Sequence[str], rule: str) -> Fault:
+    value = f"{len(unknown)} names that are unknown, the first {printable(unknown[0], 80)}"
+    return Fault(FaultKind.LAYOUT, name, value, rule)
 
 
 def _halves(modules: Mapping[str, Mapping[str, StoredTensor]]) -> list[str]:

@@ -41,8 +41,7 @@ def test_what_engines_write_is_a_submission_of_its_family_and_of_no_other_layout
 ) -> None:
     report = checked(tmp_path / "own", image_adapter(made), family_of(made))
     assert report.faults == ()
-    dead_encoders = made == "flux kohya"
-    assert [fault.kind for fault in report.remarks] == [FaultKind.DEAD_WEIGHTS] * dead_encoders
+    assert report.remarks == ()
     assert checked(tmp_path / "any", image_adapter(made)).faults == ()
     assert checked(tmp_path / "any", image_adapter(made)).remarks == ()
     other = SDXL if family_of(made) in (Z_IMAGE, ImageModelType.IDEOGRAM4) else Z_IMAGE
@@ -66,16 +65,15 @@ def test_one_module_that_was_trained_is_enough_and_the_others_are_a_remark(tmp_p
     assert "23 of 24 modules that add zero" in str(report.remarks[0])
 
 
-def test_text_encoders_alone_are_no_submission_where_the_evaluation_leaves_them_out(tmp_path: Path) -> None:
-    weights = image_adapter("flux kohya", lambda name: is_up(name) and not name.startswith(ENCODERS))
-    report = checked(tmp_path / "flux", weights, FLUX)
-    assert kinds(report) == [FaultKind.ZERO_DELTA]
-    assert "of text encoders, which the evaluation of flux does not load" in str(report.faults[0])
-    sdxl = image_adapter("sdxl kohya", lambda name: is_up(name) and not name.startswith(ENCODERS))
-    assert checked(tmp_path / "sdxl", sdxl, SDXL).faults == ()
+def test_text_encoders_may_be_changed_too_but_not_alone(tmp_path: Path) -> None:
+    for made, family in (("flux kohya", FLUX), ("sdxl kohya", SDXL)):
+        weights = image_adapter(made, lambda name: is_up(name) and not name.startswith(ENCODERS))
+        assert checked(tmp_path / made, weights, family).faults == ()
     only = {"lora_te1_x.lora_up.weight": bf16(4), "lora_te1_x.lora_down.weight": bf16(4)}
-    assert kinds(checked(tmp_path / "only", safetensors(only), Z_IMAGE)) == [FaultKind.LAYOUT]
-    assert checked(tmp_path / "both", safetensors(only), SDXL).faults == ()
+    for family in (Z_IMAGE, SDXL):
+        report = checked(tmp_path / family.value, safetensors(only), family)
+        assert kinds(report) == [FaultKind.LAYOUT]
+        assert "text encoders alone" in str(report.faults[0])
 
 
 @pytest.mark.parametrize(
@@ -106,15 +104,18 @@ def test_a_module_has_all_the_factors_of_its_kind(
         assert kinds(checked(tmp_path / "z", safetensors(weights), KREA2)) == [FaultKind.ZERO_DELTA]
 
 
-def test_names_that_nothing_loads_are_a_fault_alone_and_a_remark_beside_others(tmp_path: Path) -> None:
+def test_one_name_that_is_not_loaded_fails_a_scored_family_and_is_a_remark_elsewhere(tmp_path: Path) -> None:
     strange = {"model.layers.0.q_proj.lora_A.weight": bf16(4), "model.layers.0.q_proj.lora_B.weight": bf16(4)}
     report = checked(tmp_path / "alone", safetensors(strange))
     assert kinds(report) == [FaultKind.LAYOUT]
     assert "model.layers.0.q_proj.lora_A.weight" in str(report.faults[0])
     known = {f"diffusion_model.blocks.0.attn.wq.lora_{one}.weight": bf16(4) for one in "AB"}
-    report = checked(tmp_path / "beside", safetensors({**known, **strange, "emb": bf16(2)}), KREA2)
-    assert report.faults == ()
-    assert "2 names that are unknown, the first model.layers.0.q_proj" in str(report.remarks[0])
+    weights = safetensors({**known, **strange, "emb": bf16(2)})
+    report = checked(tmp_path / "beside", weights, KREA2)
+    assert kinds(report) == [FaultKind.LAYOUT]
+    assert "2 names that are unknown, the first model.layers.0.q_proj" in str(report.faults[0])
+    report = checked(tmp_path / "elsewhere", weights)
+    assert (report.faults, [fault.kind for fault in report.remarks]) == ((), [FaultKind.LAYOUT])
 
 
 @pytest.mark.parametrize("at", [0, 4095, 4096, 4097, 3 << 20])
