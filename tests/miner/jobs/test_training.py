@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +20,12 @@ from tests.miner.jobs.harness import CAP_S, FAST, JobsHarness, Trainer, good, op
 
 #: What a job that is running gets to its deadline: enough for a slow disk between its end and the submission.
 SECONDS = 12.0
+TIMINGS = replace(FAST, margin_s=0.5, grace_s=0.75)
 
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[JobsHarness]:
-    async with open_harness(tmp_path / "data", replace(FAST, margin_s=0.5, grace_s=0.75)) as harness:
+    async with open_harness(tmp_path / "data", TIMINGS) as harness:
         yield harness
 
 
@@ -41,7 +42,7 @@ async def ends_in_time(harness: JobsHarness, job: int) -> None:
     assert at <= row.deadline_at
 
 
-async def test_a_training_that_is_asked_to_end_saves_and_is_published(harness: JobsHarness) -> None:
+async def a_training_that_is_asked_to_end_saves_and_is_published(harness: JobsHarness) -> None:
     """Also one whose second start has less time: an hour was left."""
 
     async def saves_when_asked(trainer: Trainer) -> None:
@@ -56,7 +57,7 @@ async def test_a_training_that_is_asked_to_end_saves_and_is_published(harness: J
     assert [force for _, force in harness.backend.stops] == [False]
 
 
-async def test_a_training_that_ignores_its_time_is_killed_and_its_best_is_published(
+async def a_training_that_ignores_its_time_is_killed_and_its_best_is_published(
     harness: JobsHarness,
 ) -> None:
     async def ignores(trainer: Trainer) -> None:
@@ -71,7 +72,7 @@ async def test_a_training_that_ignores_its_time_is_killed_and_its_best_is_publis
     assert [force for _, force in harness.backend.stops] == [False, True]
 
 
-async def test_what_a_backend_that_is_gone_runs_is_published_all_the_same(harness: JobsHarness) -> None:
+async def what_a_backend_that_is_gone_runs_is_published_all_the_same(harness: JobsHarness) -> None:
     async def saves_and_is_deaf(trainer: Trainer) -> None:
         trainer.save(0.5)
         harness.backend.gone = True
@@ -151,9 +152,7 @@ async def test_a_launch_whose_answer_never_came_is_ended_when_the_backend_is_bac
     assert len(harness.backend.submitted) == 1
 
 
-async def test_a_deadline_while_the_training_is_between_two_attempts_publishes_the_first_ones_model(
-    harness: JobsHarness,
-) -> None:
+async def a_training_between_two_attempts_has_the_first_ones_model_published(harness: JobsHarness) -> None:
     near = asyncio.Event()
 
     async def saves_and_hangs_the_fleet(trainer: Trainer) -> None:
@@ -237,8 +236,8 @@ async def test_a_training_may_say_anything(harness: JobsHarness) -> None:
     assert len(harness.backend.submitted) == 1
 
 
-async def test_a_launch_that_outlives_its_deadline_is_waited_for_once_the_deadline_moves(
-    harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+async def a_launch_that_outlives_its_deadline_is_waited_for_once_the_deadline_moves(
+    harness: JobsHarness,
 ) -> None:
     """And not made a second time beside the first, which the backend goes on with."""
     submit, let_go, calls = harness.backend.submit, asyncio.Event(), 0
@@ -249,7 +248,7 @@ async def test_a_launch_that_outlives_its_deadline_is_waited_for_once_the_deadli
         await let_go.wait()
         return await submit(spec)
 
-    monkeypatch.setattr(harness.backend, "submit", slow)
+    harness.backend.submit = slow  # type: ignore[method-assign]
     job = await harness.start(seconds=SECONDS)
     await harness.until(lambda: calls == 1)
     live = harness.jobs._contexts[job]
@@ -261,3 +260,21 @@ async def test_a_launch_that_outlives_its_deadline_is_waited_for_once_the_deadli
     await harness.done(job)
     assert calls == 1
     assert len(harness.backend.submitted) == 1
+
+
+async def test_at_the_deadline(tmp_path: Path) -> None:
+    """Each in a harness of its own, all at once: most of it is waiting."""
+
+    async def tried(case: Callable[[JobsHarness], Awaitable[None]]) -> None:
+        async with open_harness(tmp_path / case.__name__, TIMINGS) as harness:
+            await case(harness)
+
+    async with asyncio.TaskGroup() as group:
+        for case in (
+            a_training_that_is_asked_to_end_saves_and_is_published,
+            a_training_that_ignores_its_time_is_killed_and_its_best_is_published,
+            what_a_backend_that_is_gone_runs_is_published_all_the_same,
+            a_training_between_two_attempts_has_the_first_ones_model_published,
+            a_launch_that_outlives_its_deadline_is_waited_for_once_the_deadline_moves,
+        ):
+            group.create_task(tried(case), name=case.__name__)
