@@ -72,7 +72,8 @@ def make_base(family: str, folder: Path, checkout: Path, seconds: float, side: i
     comfyui_models.save(family, folder, checkout, network)
     record = comfyui_evaluation.read_record(folder / "model.json")
     loader = comfyui_evaluation.Evaluator(record, None, 1, side)
-    patcher = comfy.sd.load_diffusion_model(record["base_path"], {"dtype": torch.float32})
+    weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    patcher = comfy.sd.load_diffusion_model_state_dict(weights, {"dtype": torch.float32})
     model = patcher.model
     encode, drawn = loader.encode, random.Random("base")
     latents: list[torch.Tensor] = []

@@ -11,7 +11,8 @@ from typing import Self
 SIDE = 128
 #: Unseen pictures of a cell, and noises for each of the 16 bands: the evaluator has one to five and 16.
 UNSEEN, NOISES = 5, 2
-FAMILIES = ("z-image", "flux", "krea2")
+#: Those whose small models are quick: z-image's layers cannot be narrow, flux's texts are long.
+FAMILIES = ("krea2", "qwen-image", "ideogram4")
 #: Pictures to train on, by the number of the cell.
 PICTURES = (10, 20, 40)
 

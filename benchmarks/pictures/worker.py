@@ -174,7 +174,7 @@ class Rig:
         average = MovingAverage(adapter.parameters, self.recipe.ema_decay)
         trained = split(pictures, self.recipe.held_out_share, self.recipe.held_out_least).trained
         cases, noise_of = training_cases(trained, cell.seed), torch.Generator().manual_seed(cell.seed)
-        step, due = 0, 16.0
+        step, due = 0, 48.0
         while time.time() < end_by:
             case = next(cases)
             sigma = (case.band + 0.5) / 16
