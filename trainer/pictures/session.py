@@ -11,6 +11,7 @@ from statistics import median
 import numpy
 import torch
 
+from core.models.image_families import BANDS
 from core.runs.picture_run import PICTURE_METRIC, PictureRun
 from core.runs.progress import ControlEvent, EvalEvent, StepEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd
@@ -29,6 +30,8 @@ from trainer.session.watchdog import StopFile
 
 #: Candidates that are compared exactly at the end.
 FINALISTS = 3
+#: A score may take this share of the time: where it takes more, a half or a quarter of the bands are scored.
+SCORE_SHARE = 0.02
 #: They may take this share of the time, and all scores after the last step that one: where a score is slow,
 #: not all of them are made.
 CONFIRM_SHARE, FINISH_SHARE = 0.1, 0.25
@@ -66,6 +69,7 @@ class PictureSession:
         self._step_s: list[float] = []
         self._screen_s = self._screening_s = self._submit_s = 0.0
         self._finalists = FINALISTS
+        self._bands = range(BANDS)
         self._stop = StopFile(Path(run.stop_path))
         self._control = ControlFile(Path(run.control_path) if run.control_path else None, progress.note)
         self._duty = 1.0
@@ -206,7 +210,13 @@ class PictureSession:
     # — scores
 
     def score_base(self) -> None:
-        weights = self.adapter.nothing()
+        """Score the untouched model; the first picture tells how many bands there is time for."""
+        weights, first = self.adapter.nothing(), self.parts.held_out[0]
+        began = time.monotonic()
+        self._stack.losses(self._model, first, "", 1)
+        share = (time.monotonic() - began) * 2 * len(self.parts.held_out) / self._total_s
+        step = next((step for step in (1, 2) if share <= step * SCORE_SHARE), 4)
+        self._bands = range(step // 2, BANDS, step)
         losses = self._timed_losses(weights)
         if losses is not None:
             self.base = Candidate(Kind.RAW, 0, 0, weights, losses)
@@ -243,7 +253,7 @@ class PictureSession:
             for text in (picture.caption, ""):
                 if self.stopped or time.time() > self.run.end_by - SLACK_S:
                     return None
-                cases = self._stack.losses(model, picture, text, draws)
+                cases = self._stack.losses(model, picture, text, draws, self._bands)
                 texts.append([float(numpy.mean(band)) for band in cases])
             rows.append(texts)
         return numpy.array(rows)
@@ -262,6 +272,11 @@ class PictureSession:
         except BadAdapter as error:
             self.progress.note("choice", f"a candidate is passed over: {error}")
             return None
+        except Exception as error:
+            if not is_oom(error) or model is self._model:
+                raise
+            self._without_twin(error)
+            return self.exact_losses(weights)
         finally:
             file.unlink(missing_ok=True)
         return losses
@@ -272,9 +287,13 @@ class PictureSession:
             try:
                 self._twin = self._stack.load_base(self.run.twin_path)
             except Exception as error:  # noqa: BLE001 - whatever it was, there is the model that was trained
-                self.progress.note("choice", f"no second copy of the base is scored on: {error}")
-                self._twin = self._model
+                self._without_twin(error)
         return self._twin or self._model
+
+    def _without_twin(self, error: Exception) -> None:
+        self.progress.note("choice", f"no second copy of the base is scored on: {error}")
+        self._twin = self._model
+        self._stack.release()
 
     def choose(self) -> Candidate | None:
         """Score the best few exactly, and submit the one that the standard errors leave. Return None if there

@@ -99,10 +99,13 @@ class CLIP:
         return [[context.view(1, 1, 1, WIDTH), {"pooled_output": None}]]
 
 
-def load_clip(
-    ckpt_paths: list[str], embedding_directory: object, clip_type: CLIPType, model_options: dict[str, Any]
+def load_text_encoder_state_dicts(
+    state_dicts: list[dict[str, Tensor]],
+    embedding_directory: object,
+    clip_type: CLIPType,
+    model_options: dict[str, Any],
 ) -> CLIP:
-    return CLIP(load_torch_file(ckpt_paths[0])["table"])
+    return CLIP(state_dicts[0]["table"])
 
 
 class VAE:
