@@ -113,7 +113,7 @@ class ImageFamily:
     #: Layers, width, MLP, heads of the backbone.
     shape: tuple[int, int, int, int]
     facts: ImageFacts
-    #: Matches an adapter's names of the backbone's modules, in every spelling that the evaluation's loader knows.
+    #: Matches an adapter's names of modules of the backbone, in every spelling that evaluations load.
     #: Checked with real adapters of all engines.
     adapter: re.Pattern[str]
     #: What a model's name says, where offers name no image type.

@@ -122,7 +122,7 @@ def forced_feasible(plan: TrainingPlan, at_least: int = 1) -> TrainingPlan:
     total = max(plan.steps.total, at_least)
     note = f"tried although it does not look feasible: {plan.verdict.reason}"
     if plan.image is not None:
-        # Text runs grow with the clock while they run; an image engine is restarted when it proves too slow.
+        # Text runs grow with the clock while they run; an image engine reads its steps once.
         total = max(plan.steps.wanted or 0, total)
         # What was planned for fewer steps, or none, would save far too often.
         longer = plan if total == plan.steps.total else with_image_steps(plan, total)
@@ -133,9 +133,8 @@ def forced_feasible(plan: TrainingPlan, at_least: int = 1) -> TrainingPlan:
     return _noted(plan, note, steps=steps, verdict=PlanVerdict(feasible=True))
 
 
-def with_image_steps(plan: TrainingPlan, total: int, step_s: float | None = None) -> TrainingPlan:
-    """The same training of pictures with another number of steps, and files evenly spread on the way;
-    `step_s`: the measured seconds of one."""
+def with_image_steps(plan: TrainingPlan, total: int) -> TrainingPlan:
+    """The same training of pictures with another number of steps, and files evenly spread on the way."""
     steps = plan.steps
     epochs = total / max(steps.per_epoch, 1)
     every = max(math.ceil(total / LEAST_SAVES), 1)
@@ -151,13 +150,11 @@ def with_image_steps(plan: TrainingPlan, total: int, step_s: float | None = None
         "save_every": every,
         "keep_checkpoints": keep,
     }
-    time_of = {"step_s": step_s, "measured": True} if step_s is not None else {}
     return plan.model_copy(
         update={
             "steps": steps.model_copy(update=update),
             "image": image,
             "optimizer": plan.optimizer.model_copy(update={"warmup_steps": warmup}),
-            "time": plan.time.model_copy(update=time_of),
         }
     )
 

@@ -3,8 +3,7 @@
 sd-scripts:   steps:   3%|▎  | 48/1600 [01:02<33:20,  1.29s/it, avr_loss=0.123]
 ai-toolkit:   last:   1%|  | 12/2000 [00:30<1:22:00,  2.48s/it, lr: 1.0e-04 loss: 3.456e-01]
 
-Bars that count something else (files, latents, epochs) differ only in names and totals. Where its steps take
-other than the plan's time, it may be started again with another number of them.
+Bars that count something else (files, latents, epochs) differ only in names and totals.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from typing import NamedTuple
 from core.domain.choices import Engine, LrSchedule
 from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
-from core.domain.units import show_seconds
 from core.planning.plan import TrainingPlan
 from core.planning.time.calibration import flops_utilisation
 from core.runs.progress import StepEvent, SubmissionEvent
@@ -118,8 +116,8 @@ def is_broken(step: EngineStep) -> bool:
 LOG_EVERY_S, CHECK_EVERY_S = 1.0, 2.0
 #: Losses in a row that are no numbers: the running mean that engines show never recovers from one.
 MAX_NAN = 5
-#: Steps that the shown speed is the mean of, at least.
-SHOWN_STEPS = 20
+#: Steps that the shown speed is the mean of, at least and at most; the very first load and compile.
+SHOWN_STEPS, KEPT_STEPS, UNUSUAL_STEPS = 20, 200, 2
 _OOM = re.compile(r"out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _NO_DATA = re.compile(r"No data found|画像がありません|no images? (were )?found", re.IGNORECASE)
 
@@ -129,14 +127,8 @@ class ImageMonitor:
     run: RunSpec
     plan: TrainingPlan
     output: Path
-    #: When the engine is ended, whatever it is doing.
-    hard_end: float
     progress: ProgressLog
     now: Callable[[], float] = time.time
-    #: The steps to start again with.
-    refit: int | None = None
-    measured_step_s: float | None = None
-    may_refit: bool = True
     step: EngineStep | None = None
     out_of_memory: bool = False
     no_data: bool = False
@@ -156,7 +148,6 @@ class ImageMonitor:
     _checked_at: float = -math.inf
 
     def __post_init__(self) -> None:
-        self._started = self.now()
         place = Path(self.run.submission_dir)
         base = Path(self.run.model_path)
         self.submission = Submission(
@@ -176,7 +167,7 @@ class ImageMonitor:
         self.step = step
         self._nan = self._nan + 1 if is_broken(step) else 0
         if not self._timed or step.step > self._timed[-1][0]:
-            self._timed = [*self._timed[-4 * TIMED_STEPS :], (step.step, self.now())]
+            self._timed = [*self._timed[-KEPT_STEPS:], (step.step, self.now())]
         if self.now() - self._logged_at >= LOG_EVERY_S:
             self._logged_at = self.now()
             self._log_step(step)
@@ -220,7 +211,7 @@ class ImageMonitor:
             self.place()
         if self._nan >= MAX_NAN:
             return Termination(RunEnd.NAN, f"the loss has been NaN since step {self.step and self.step.step}")
-        return self._replan()
+        return None
 
     def place(self) -> None:
         """Submit the newest complete file. A failure is noted and retried at the next check: a full disk, or
@@ -276,107 +267,12 @@ class ImageMonitor:
                 self._remarked.add(str(remark))
                 self.progress.note("submission", str(remark))
 
-    def _replan(self) -> Termination | None:
-        """Once, when enough steps are timed."""
-        timed = [stamp for stamp in self._timed if stamp[0] > UNUSUAL_STEPS]
-        if not self.may_refit or self.step is None or len(timed) < 2:
-            return None
-        (first, first_at), (last, last_at) = timed[0], timed[-1]
-        taken = (last_at - first_at) / max(self.hard_end - self._started, 1.0)
-        # A clock that was set back, or steps that were printed at once, measure nothing.
-        if taken <= 0 or last - first < timed_steps(self.plan.steps.total, taken):
-            return None
-        self.may_refit = False
-        self.measured_step_s = (last_at - first_at) / (last - first)
-        start_s = max(first_at - first * self.measured_step_s - self._started, 0.0)
-        left_s = self.hard_end - self.now()
-        made = replan(self.plan, Measured(self.step.step, self.measured_step_s, start_s, left_s))
-        self.progress.note("replan", made.text)
-        self.refit = made.restart
-        return Termination(RunEnd.CLOCK, made.text) if made.restart is not None else None
 
-
-#: Measured steps before the decision: as many, or a tenth of a short training, but at least a few.
-TIMED_STEPS, TIMED_SHARE, LEAST_TIMED = 50, 0.1, 5
-#: Where steps are so slow that they have taken this share of the launch's time, the least number is enough:
-#: else the time would be over, with nothing saved, before it is decided.
-TIMED_TIME_SHARE = 0.05
-#: The very first steps load and compile.
-UNUSUAL_STEPS = 2
-#: A forecast may be off by this part of what is left.
-SLACK = 0.05
 #: A decay may be cut off where its rate has come down to this share of the peak.
 LOW_RATE = 0.1
 #: A step of a training that is cut off at a high rate is worth this part of one whose decay ends.
 CUT_OFF_WORTH = 0.5
-#: Another start must bring this many times the steps of going on: it can fail, and the first one works.
-LEAST_GAIN = 1.2
 _CONSTANT = (LrSchedule.CONSTANT, LrSchedule.CONSTANT_WITH_WARMUP)
-
-
-class Measured(NamedTuple):
-    #: Steps that are done.
-    step: int
-    step_s: float
-    #: From the launch to the first step: loading, encoding, compiling.
-    start_s: float
-    #: From now until the engine is ended.
-    left_s: float
-
-
-@dataclass(frozen=True)
-class Replan:
-    #: The steps of another start, or None if the engine goes on.
-    restart: int | None
-    #: What was decided, by which figures.
-    text: str
-
-
-def timed_steps(total: int, taken: float = 0.0) -> int:
-    """Return the number of steps to measure before deciding; `taken`: the share of the launch's time that the
-    measured steps have taken."""
-    usual = min(TIMED_STEPS, max(round(TIMED_SHARE * total), LEAST_TIMED))
-    return LEAST_TIMED if taken >= TIMED_TIME_SHARE else usual
-
-
-def replan(plan: TrainingPlan, measured: Measured) -> Replan:
-    """Decide whether to start the engine again with another number of steps.
-
-    An engine reads its number of steps once, when it starts. The only alternative to going on is another
-    start, which costs what the first one took, and the steps that are done. The two are compared by the steps
-    in the file that is submitted in the end: those before the last save, if the clock ends the engine."""
-    step, step_s, start_s, left_s = measured
-    total = plan.steps.total
-    with_saves = step_s + save_seconds(plan)
-    reach = step + max(int(left_s / with_saves), 0)
-    again = max(int((left_s - start_s) / with_saves * (1 - SLACK)), 0)
-    figures = (
-        f"{step_s:.3g} s a step after {step:,} (the plan counted on {plan.time.step_s:.3g} s),"
-        f" {show_seconds(left_s)} left, another start takes {show_seconds(start_s)}"
-    )
-    if (total - step) * with_saves <= left_s * (1 + SLACK):
-        return _longer(plan, again, figures)
-    kept = saved_steps(plan, reach)
-    ending = f"{reach:,} of {total:,} steps can be done, {kept:,} of them saved"
-    ending += f", at {rate_at(plan, kept / total):.0%} of the peak rate" if is_cut_off(plan, kept) else ""
-    if again >= max(LEAST_GAIN * worth(plan, kept), 1):
-        return Replan(again, f"started again with {again:,} steps: {figures}; {ending}")
-    return Replan(None, f"goes on and ends early: {figures}; {ending}; started again {again:,}")
-
-
-def _longer(plan: TrainingPlan, again: int, figures: str) -> Replan:
-    """All planned steps fit. Where the clock had cut them down, more may fit than the plan believed."""
-    total, wanted = plan.steps.total, plan.steps.wanted or plan.steps.total
-    more = min(again, wanted)
-    if wanted <= total:
-        return Replan(None, f"goes on, all {total:,} steps fit: {figures}")
-    if more >= LEAST_GAIN * total:
-        return Replan(
-            more, f"started again with {more:,} of {wanted:,} wanted steps instead of {total:,}: {figures}"
-        )
-    return Replan(
-        None, f"goes on, all {total:,} steps fit: {figures}; {more:,} of {wanted:,} wanted ones would as well"
-    )
 
 
 def worth(plan: TrainingPlan, step: int) -> float:
@@ -388,24 +284,6 @@ def is_cut_off(plan: TrainingPlan, step: int) -> bool:
     """Return True if a file of this step comes from the part of a decay where the rate is still high."""
     total = plan.steps.total
     return step < total and not is_constant(plan) and rate_at(plan, step / total) > LOW_RATE
-
-
-def save_seconds(plan: TrainingPlan) -> float:
-    """Return the planned seconds that saving adds to a step."""
-    return plan.time["save"] / max(plan.steps.total, 1)
-
-
-def saved_steps(plan: TrainingPlan, reach: int) -> int:
-    """Those before the last save, where the engine is ended after `reach` steps."""
-    every = save_interval(plan)
-    return reach if reach >= plan.steps.total else reach // every * every
-
-
-def save_interval(plan: TrainingPlan) -> int:
-    """Steps between two files: sd-scripts saves at the end of epochs."""
-    if plan.engine is Engine.KOHYA and plan.image is not None:
-        return max(plan.image.save_every_epochs * plan.steps.per_epoch, 1)
-    return max(plan.steps.save_every, 1)
 
 
 def is_constant(plan: TrainingPlan) -> bool:

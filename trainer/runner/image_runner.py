@@ -20,7 +20,6 @@ from core.recipes.launch import PICTURE_RUN_FILE
 from core.recipes.render import render
 from core.runs.picture_run import PictureRun
 from core.runs.progress import ControlEvent
-from core.runs.remedies import with_image_steps
 from core.runs.run_files import RunEnd, RunResult, RunSpec
 from trainer.errors import BadModel
 from trainer.handoff import TrainingOutcome, read_record
@@ -117,14 +116,10 @@ class ImageRunner:
         if plan.engine is Engine.AI_TOOLKIT and self.kind is ImageModelType.FLUX:
             _check_flux_layout(model)
         remedies: list[Remedy] = []
-        may_refit = True
         while True:
             self.launches += 1
             began = time.time()
-            attempt, monitor = self._train(plan, pictures, model, may_refit)
-            if monitor.refit is not None:
-                may_refit, plan = False, with_image_steps(plan, monitor.refit, monitor.measured_step_s)
-                continue
+            attempt, monitor = self._train(plan, pictures, model)
             remedy = self._remedy(plan, attempt, began, remedies)
             if remedy is None:
                 return self._finish(attempt, monitor)
@@ -220,7 +215,7 @@ class ImageRunner:
         return first, plan
 
     def _train(
-        self, plan: TrainingPlan, pictures: PreparedImages, model: Path, may_refit: bool
+        self, plan: TrainingPlan, pictures: PreparedImages, model: Path
     ) -> tuple[LaunchResult, ImageMonitor]:
         launch = self.work / f"launch-{self.launches}"
         # A folder of its own, without what an earlier attempt left: ai-toolkit goes on from whatever file it
@@ -235,14 +230,7 @@ class ImageRunner:
         (launch / "command.txt").write_text(shlex.join(rendered.command), encoding="utf-8")
         for note in rendered.notes:
             self.progress.note("engine", note)
-        monitor = ImageMonitor(
-            self.run,
-            plan,
-            output,
-            self._training_end,
-            self.progress,
-            may_refit=may_refit and self.run.end_by > time.time(),
-        )
+        monitor = ImageMonitor(self.run, plan, output, self.progress)
         monitor.submission.prepare()
         monitor.earlier = monitor.submission.trained
         if self.launches == 1 and monitor.earlier is not None:

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.domain.choices import Engine, LrSchedule
+from core.domain.choices import Engine
 from core.domain.tasks import ImageModelType
-from core.planning.plan import ImagePlan, TrainingPlan
+from core.planning.plan import TrainingPlan
 from core.planning.time.calibration import expected_speed
 from core.runs.progress import NoteEvent, StepEvent
-from core.runs.run_files import RunEnd, RunSpec
+from core.runs.run_files import RunSpec
 from tests.core.submission.folders import image_adapter, safetensors
 from tests.trainer.runner.test_image_runner import events, image_run, planned
 from tests.trainer.session.simulated import Time
@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> RunSpec:
 def watch(run: RunSpec, tmp_path: Path) -> ImageMonitor:
     (tmp_path / "output").mkdir()
     plan = TrainingPlan.from_json(Path(run.plan_path or "").read_bytes())
-    monitor = ImageMonitor(run, plan, tmp_path / "output", run.end_by, ProgressLog(Path(run.progress_path)))
+    monitor = ImageMonitor(run, plan, tmp_path / "output", ProgressLog(Path(run.progress_path)))
     monitor.submission.prepare()
     return monitor
 
@@ -273,65 +273,6 @@ def test_a_loss_of_nan_is_seen() -> None:
 def test_whatever_an_engine_prints_is_a_step_or_nothing(line: str, total: int) -> None:
     step = parse_step(line, total)
     assert step is None or step.total == total
-
-
-@pytest.mark.parametrize(
-    ("schedule", "steps", "may_refit", "refit"),
-    [
-        (LrSchedule.COSINE, 48, True, None),  # not enough are measured
-        # 937 s are left: less 10 for another start, and a twentieth.
-        (LrSchedule.COSINE, 53, True, 880),
-        (LrSchedule.COSINE, 53, False, None),  # it was started again already
-        (LrSchedule.CONSTANT, 53, True, None),  # is saved every ten steps, and loses nothing else
-    ],
-)
-def test_the_speed_is_measured_once_and_decides_whether_the_training_is_started_again(
-    run: RunSpec, tmp_path: Path, schedule: LrSchedule, steps: int, may_refit: bool, refit: int | None
-) -> None:
-    plan = TrainingPlan.from_json(Path(planned(run, 4000, schedule).plan_path or "").read_bytes())
-    plan = plan.model_copy(update={"image": ImagePlan(save_every_epochs=5)})
-    time = Time()
-    end = time.now + 1000
-    progress = ProgressLog(Path(run.progress_path))
-    watch = ImageMonitor(run, plan, tmp_path, end, progress, may_refit=may_refit, now=time)
-    time.pass_by(10)
-    terminations = []
-    for step in range(1, steps + 1):
-        time.pass_by(1.0)
-        watch.on_line(f"steps:  5%|#    | {step}/4000 [00:01<00:20, 1.00s/it, avr_loss=0.1]")
-        terminations.append(watch.check())
-    assert watch.refit == refit
-    assert [one.end for one in terminations if one] == ([RunEnd.CLOCK] if refit else [])
-    notes = [one.text for one in events(run) if isinstance(one, NoteEvent) and one.kind == "replan"]
-    assert len(notes) == (may_refit and steps > 50)
-    if notes:
-        assert watch.measured_step_s == pytest.approx(1.0)
-        assert notes[0].startswith("started again with 880 steps" if refit else "goes on and ends early")
-
-
-@pytest.mark.parametrize(
-    ("step_s", "steps", "refit"),
-    [
-        # Five are measured after the first three. 510 of 1,000 s are left then, 10 of them for another start.
-        (60.0, 7, None),
-        (60.0, 8, 7),
-        # Printed at once, or by a clock that was set back: nothing is measured.
-        (0.0, 100, None),
-        (-1.0, 100, None),
-    ],
-)
-def test_slow_steps_are_decided_about_before_the_time_is_over(
-    run: RunSpec, tmp_path: Path, step_s: float, steps: int, refit: int | None
-) -> None:
-    plan = TrainingPlan.from_json(Path(planned(run, 4000, LrSchedule.COSINE).plan_path or "").read_bytes())
-    time = Time()
-    watch = ImageMonitor(run, plan, tmp_path, time.now + 1000, ProgressLog(Path(run.progress_path)), now=time)
-    time.pass_by(10)
-    for step in range(1, steps + 1):
-        time.pass_by(step_s)
-        watch.on_line(f"steps:  5%|#    | {step}/4000 [00:01<00:20, ?s/it, avr_loss=0.1]")
-        watch.check()
-    assert watch.refit == refit
 
 
 def test_a_files_step_is_in_its_name_and_sd_scripts_counts_epochs(watch: ImageMonitor) -> None:

@@ -32,10 +32,8 @@ from tests.trainer.runner.engines import lay_out
 from tests.trainer.runner.pictures import picture_zip
 from tests.trainer.session.simulated import safetensors
 from trainer.runner import supervise
-from trainer.runner.image_monitor import ImageMonitor
 from trainer.runner.image_runner import ImageRunner
 from trainer.runner.processes import StopRequest
-from trainer.runner.supervise import LaunchResult
 from trainer.session.submission import submission_kind
 
 pytestmark = pytest.mark.process
@@ -203,26 +201,6 @@ def test_what_the_control_file_asks_is_refused_once_with_what_holds(tmp_path: Pa
     (answer,) = [event for event in events(run) if isinstance(event, ControlEvent)]
     assert (answer.number, answer.applied, answer.micro, answer.duty) == (5, False, 4, 1.0)
     assert answer.text == "kohya cannot change while it runs"
-
-
-class Slower(ImageRunner):
-    """Its first launch finds that so many steps fit."""
-
-    plans: list[tuple[int, bool]]
-
-    def _train(self, plan: TrainingPlan, pictures: Any, model: Path, may_refit: bool) -> Any:
-        self.plans.append((plan.steps.total, may_refit))
-        monitor = ImageMonitor(self.run, plan, self.work, 0.0, self.progress)
-        monitor.refit = 700 if may_refit else None
-        return LaunchResult(RunEnd.CLOCK if may_refit else RunEnd.FINISHED, "700 steps fit"), monitor
-
-
-def test_a_training_that_would_be_cut_off_is_started_again_once_with_other_steps(tmp_path: Path) -> None:
-    run = planned(image_run(tmp_path, ImageModelType.Z_IMAGE), 4000, LrSchedule.COSINE)
-    runner = Slower(run, StopRequest(Path(run.stop_path)), retries=False)
-    runner.plans = []
-    assert runner.execute().end is RunEnd.FINISHED
-    assert runner.plans == [(4000, True), (700, False)]
 
 
 def test_asked_to_stop_it_ends_at_once_with_the_newest_file(tmp_path: Path) -> None:

@@ -155,15 +155,6 @@ def finishes_without_a_bar(engine: ScriptedEngine) -> Script:
     return 0
 
 
-def is_fast(engine: ScriptedEngine) -> Script:
-    """So the plan's number of steps is too small: another start."""
-    engine.save(30)
-    yield
-    for step in range(1, 80):
-        engine.steps(step)
-    yield from for_ever()
-
-
 class Ending(NamedTuple):
     scripts: tuple[EngineScript, ...]
     end: RunEnd
@@ -185,9 +176,6 @@ ENDINGS: dict[str, Ending] = {
     "stop in a save": Ending((stopped_in_a_save,), STOPPED, OK, 30, "asked to stop after step 45"),
     "stop after an empty file": Ending(
         (stopped_after_an_empty_file,), STOPPED, TrainerExitCode.STOPPED, None, "asked to stop before"
-    ),
-    "stop in another start": Ending(
-        (is_fast, stopped_in_load), STOPPED, OK, 30, "asked to stop before the first step of start 2"
     ),
     "dies": Ending((dies,), RunEnd.CRASHED, TrainerExitCode.CRASHED, None, "down_blocks"),
     "dies after a save": Ending((dies_after_a_save,), RunEnd.CRASHED, OK, 30, "down_blocks"),
@@ -224,9 +212,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_monitor, "CHECK_EVERY_S", 0.0)
 
 
-def run_of(folder: Path, seconds: float = 900.0, wanted: int | None = None) -> RunSpec:
-    run = image_run(folder, ImageModelType.QWEN_IMAGE, seconds)
-    return planned(run, 60, wanted=wanted)
+def run_of(folder: Path, seconds: float = 900.0) -> RunSpec:
+    return planned(image_run(folder, ImageModelType.QWEN_IMAGE, seconds), 60)
 
 
 def check_left(run: RunSpec, result: RunResult, step: int | None) -> None:
@@ -247,7 +234,7 @@ def test_each_end_has_its_reason_its_exit_code_and_a_whole_submission_or_none(
     tmp_path: Path, name: str
 ) -> None:
     ending = ENDINGS[name]
-    run = run_of(tmp_path, wanted=600 if is_fast in ending.scripts else None)
+    run = run_of(tmp_path)
     result = carried_out(run, *ending.scripts)
     assert (result.end, result.exit_code) == (ending.end, ending.code), result.detail
     assert ending.reason in result.detail
@@ -334,24 +321,3 @@ def test_without_captions_the_pictures_are_trained(tmp_path: Path) -> None:
     result = carried_out(run, finishes)
     assert (result.end, result.exit_code) == (RunEnd.FINISHED, TrainerExitCode.OK), result.detail
     check_left(run, result, 60)
-
-
-def test_the_time_that_is_over_during_another_start_leaves_the_first_ones_file(
-    tmp_path: Path, clock: Time
-) -> None:
-    def is_timed(engine: ScriptedEngine) -> Script:
-        engine.save(30)
-        yield
-        for step in range(1, 20):
-            clock.now += 0.1
-            engine.steps(step)
-        yield from for_ever()
-
-    def never_begins(engine: ScriptedEngine) -> Script:
-        clock.now += 2000
-        yield from for_ever()
-
-    run = run_of(tmp_path, wanted=600)
-    result = carried_out(run, is_timed, never_begins)
-    assert (result.end, result.exit_code) == (RunEnd.CLOCK, TrainerExitCode.OK), result.detail
-    check_left(run, result, 30)
