@@ -14,10 +14,7 @@ from tests.doubles import base_image
 from tests.doubles.backend_fixtures import own_dockerd
 from tests.doubles.dockerd import Dockerd
 
-pytestmark = [
-    pytest.mark.docker,
-    pytest.mark.thorough,
-]
+pytestmark = [pytest.mark.docker, pytest.mark.thorough]
 
 LINES = {
     "plain": "COPY trainer /app/trainer",

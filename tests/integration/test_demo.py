@@ -15,10 +15,7 @@ from miner.store.database import open_store
 from miner.store.figures import figures_of
 from tests.doubles.slurm import OwnSlurm
 
-pytestmark = [
-    pytest.mark.training,
-    pytest.mark.small,
-]
+pytestmark = [pytest.mark.training, pytest.mark.small]
 
 
 @pytest.mark.kept("process")

@@ -14,14 +14,7 @@ from miner.server import DaemonExitCode
 from tests.doubles.http_bytes import request
 from tests.integration import raw
 from tests.integration.pm2 import NAME, Pm2, pm2_for
-from tests.integration.traffic import (
-    Stream,
-    Validator,
-    assert_kept,
-    assert_whole,
-    say_all,
-    store,
-)
+from tests.integration.traffic import Stream, Validator, assert_kept, assert_whole, say_all, store
 
 CONCURRENT = 200
 #: Answers before the restart is asked for, and after the restarted daemon gave its first one.

@@ -27,10 +27,7 @@ from miner.support import background
 from tests.doubles.nvml import NvmlHost, compiled
 from tests.miner.http.daemon_in_process import DaemonInProcess, open_daemon
 
-pytestmark = [
-    pytest.mark.training,
-    pytest.mark.small,
-]
+pytestmark = [pytest.mark.training, pytest.mark.small]
 
 #: Importing the stack on a busy machine takes minutes; below what `tests.doubles.watch` gives a test.
 LIMIT_S = 800.0

@@ -18,10 +18,7 @@ from tests.doubles import base_image
 from tests.doubles.backend_fixtures import own_dockerd, places_of
 from tests.doubles.slurm import OwnSlurm
 
-pytestmark = [
-    pytest.mark.training,
-    pytest.mark.thorough,
-]
+pytestmark = [pytest.mark.training, pytest.mark.thorough]
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "training:1"

@@ -193,11 +193,7 @@ def test_the_index_is_asked_for_releases_before_the_cooldown(monkeypatch: pytest
     ids=["no network", "no times", "conflict"],
 )
 def test_errors_of_uv_are_explained(
-    said: str,
-    code: int,
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    said: str, code: int, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def failing(_uv: str) -> int:
         raise lock.Failed(said)

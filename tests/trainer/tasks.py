@@ -153,11 +153,7 @@ def plan_of(run: RunSpec) -> TrainingPlan:
 
 
 def rows_plan(
-    task: TaskType,
-    *,
-    length: int = 256,
-    eval_rows: int = 12,
-    prompt_limit: int | None = None,
+    task: TaskType, *, length: int = 256, eval_rows: int = 12, prompt_limit: int | None = None
 ) -> TrainingPlan:
     plan = text_plan(task)
     sequence = plan.sequence.model_copy(update={"length": length, "prompt_limit": prompt_limit})

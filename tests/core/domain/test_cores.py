@@ -44,9 +44,7 @@ def shares(hardware: Hardware, wanted: str | None = None) -> list[str | None]:
     hosts = hardware.gpus.count
     return [
         cores_of_job(
-            wanted,
-            hardware.model_copy(update={"gpus": each, "host_gpus": hosts, "gpu_places": (place,)}),
-            1,
+            wanted, hardware.model_copy(update={"gpus": each, "host_gpus": hosts, "gpu_places": (place,)}), 1
         )
         for place in range(hosts)
     ]
@@ -70,11 +68,7 @@ def test_the_notation_is_dockers(text: str) -> None:
         (machine(4, 128, 2), "0-63", ["0-15", "32-47", "16-31", "48-63"]),
         (machine(4, 128, 2), "32-95", ["32-47", "48-63", "64-79", "80-95"]),
         # all GPUs on the first of two sockets: each has near cores and far ones
-        (
-            machine(2, 32, near_cores=("0-15", "0-15")),
-            None,
-            ["0-7,16-23", "8-15,24-31"],
-        ),
+        (machine(2, 32, near_cores=("0-15", "0-15")), None, ["0-7,16-23", "8-15,24-31"]),
         # three GPUs on one socket and one on the other
         (
             machine(4, 48, near_cores=("0-23", "0-23", "0-23", "24-47")),

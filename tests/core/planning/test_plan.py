@@ -17,14 +17,7 @@ from core.planning.budget import (
     TimelinePhase,
     conceded,
 )
-from core.planning.plan import (
-    EmaPlan,
-    FsdpPlan,
-    ImagePlan,
-    LaunchPlan,
-    PlanReason,
-    TrainingPlan,
-)
+from core.planning.plan import EmaPlan, FsdpPlan, ImagePlan, LaunchPlan, PlanReason, TrainingPlan
 from core.profile.targets import Targets
 from tests.core.builders import plan
 from tests.doubles.each import each

@@ -9,10 +9,7 @@ import pytest
 import yaml
 
 from core.config.files import config_dir
-from core.domain.choices import (
-    Engine,
-    Method,
-)
+from core.domain.choices import Engine, Method
 from core.domain.hardware import parse_gpus
 from core.domain.tasks import TASK_WORDS, ImageModelType, TaskType
 from core.domain.units import parse_params

@@ -69,10 +69,7 @@ SUPERVISED = [
     ({"gradient_checkpointing": "unsloth"}, "gradient_checkpointing"),
     ({"fsdp": ["full_shard", "auto_wrap"]}, "FSDP1's key"),
     ({"deepspeed": "zero3.json"}, "not in our images"),
-    (
-        {"datasets": [{"path": "x", "type": "chat_template", "chat_template": "chatmk"}]},
-        "nearest is chatml",
-    ),
+    ({"datasets": [{"path": "x", "type": "chat_template", "chat_template": "chatmk"}]}, "nearest is chatml"),
 ]
 SHARDED = [
     ({}, "shards over several GPUs", 1),

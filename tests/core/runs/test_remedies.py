@@ -15,13 +15,7 @@ from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.planning.time.calibration import LearnedBounds
 from core.profile.resolve import LoadedProfile, load_profile
-from core.runs.remedies import (
-    REASON_OF_RUN_END,
-    AttemptFailure,
-    can_resume,
-    forced_feasible,
-    with_remedies,
-)
+from core.runs.remedies import REASON_OF_RUN_END, AttemptFailure, can_resume, forced_feasible, with_remedies
 from core.runs.run_files import RunEnd
 from miner.inputs.fetch import FetchedInputs
 from miner.jobs import drafts

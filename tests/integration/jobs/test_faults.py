@@ -162,9 +162,7 @@ async def tighten(field: Field) -> None:
     await field.anew()
 
 
-async def test_a_run_that_eats_the_hosts_memory_is_reported_and_resumed(
-    field: Field,
-) -> None:
+async def test_a_run_that_eats_the_hosts_memory_is_reported_and_resumed(field: Field) -> None:
     await tighten(field)
     first = {"steps": 100, "save": [1, 2], "checkpoint": [1, 2], "at": {"3": "eat"}}
     job = await field.start("t1", {"1": first, "*": GOOD})

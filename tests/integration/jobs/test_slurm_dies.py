@@ -28,10 +28,7 @@ def mortal() -> Iterator[OwnSlurm]:
 @pytest_asyncio.fixture
 async def field(mortal: OwnSlurm, files: Files, tmp_path: Path) -> AsyncIterator[Field]:
     settings = field_settings(
-        tmp_path / "data",
-        trainer_python=PYTHON,
-        trainer_sandbox="off",
-        slurm_bin_dir=mortal.bin,
+        tmp_path / "data", trainer_python=PYTHON, trainer_sandbox="off", slurm_bin_dir=mortal.bin
     )
     backend = quick_backend(settings, BackendKind.SLURM)
     async with field_of(backend, settings, files, light=True) as field:

@@ -129,10 +129,7 @@ def packed(*lengths: int, seed: int = 3, padding: int = 5) -> dict[str, torch.Te
 
 
 @pytest.mark.parametrize("kind", ["sum", "mean"])
-@pytest.mark.parametrize(
-    ("most", "widths"),
-    [(2, [16, 21]), (1, [9, 7, 11, 10]), (3, [16, 21])],
-)
+@pytest.mark.parametrize(("most", "widths"), [(2, [16, 21]), (1, [9, 7, 11, 10]), (3, [16, 21])])
 def test_a_packed_row_is_cut_between_documents_and_the_gradient_stays(
     tmp_path: Path, kind: str, most: int, widths: list[int]
 ) -> None:

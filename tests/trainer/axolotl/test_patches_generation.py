@@ -275,8 +275,7 @@ def layers(count: int, matrices: int = 0) -> torch.nn.ModuleList:
 
 
 @pytest.mark.parametrize(
-    ("whole", "expected"),
-    [(0, []), (1 / 8, [0]), (3 / 8, [0, 1, 2]), (7 / 8, list(range(7)))],
+    ("whole", "expected"), [(0, []), (1 / 8, [0]), (3 / 8, [0, 1, 2]), (7 / 8, list(range(7)))]
 )
 def test_layers_are_counted_that_read_text_with_all_that_is_inside(
     monkeypatch: pytest.MonkeyPatch, whole: float, expected: list[int]

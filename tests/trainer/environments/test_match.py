@@ -151,10 +151,7 @@ def test_notes_on_the_opponent_outlive_a_game_and_those_on_the_game_do_not() -> 
     one = model("one", moves(note))
     records: list[GameRecord] = []
     play_match(
-        "clobber",
-        lambda: (one, at_random()),
-        MatchRules(games=2),
-        lambda _, record: records.append(record),
+        "clobber", lambda: (one, at_random()), MatchRules(games=2), lambda _, record: records.append(record)
     )
     last = one.memory.slots[Area.LONG_TERM][0].split("\n")
     assert len(last) == 2

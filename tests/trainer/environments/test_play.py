@@ -34,10 +34,7 @@ def test_the_first_plays_each_of_the_others(tmp_path: Path, capsys: pytest.Captu
     shown = capsys.readouterr()
     facts = json.loads(shown.out)
     assert facts == json.loads((tmp_path / "results.json").read_text())
-    assert [match["names"] for match in facts["matches"]] == [
-        ["random", "mcts:50"],
-        ["random", "mcts:2"],
-    ]
+    assert [match["names"] for match in facts["matches"]] == [["random", "mcts:50"], ["random", "mcts:2"]]
     games = sum(match["games"] for match in facts["matches"])
     assert len(list(tmp_path.rglob("*.txt"))) == games
     assert "clobber random : mcts:2: " in shown.err

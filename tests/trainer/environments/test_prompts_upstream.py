@@ -13,16 +13,7 @@ import pytest
 
 from core.domain.tasks import PVP_GAMES
 from trainer.environments import prompts
-from trainer.environments.games import (
-    GameOutcome,
-    deal,
-    dealer,
-    load,
-    opened,
-    outcome,
-    seeds,
-    variant_of,
-)
+from trainer.environments.games import GameOutcome, deal, dealer, load, opened, outcome, seeds, variant_of
 from trainer.environments.memory import Memory, cut_tokens, cut_words
 from trainer.environments.tool_calls import read_arguments
 

@@ -43,10 +43,7 @@ CORNERS: tuple[dict[str, Any], ...] = (
         "adapter": AdapterPlan(rank=512, alpha=1024, dropout=0.05, params=1),
         "targets": Targets(dora=True, rslora=True),
     },
-    {
-        "adapter": AdapterPlan(rank=8, alpha=8, dropout=0, params=1),
-        "targets": Targets(loraplus_lr_ratio=16),
-    },
+    {"adapter": AdapterPlan(rank=8, alpha=8, dropout=0, params=1), "targets": Targets(loraplus_lr_ratio=16)},
     {"method": Method.QLORA, "model": EXPERTS, "gpus": 1, "parallelism": Parallelism.SINGLE},
     {"method": Method.QLORA, "model": EXPERTS, "parallelism": FSDP, "fsdp": FsdpPlan()},
     {"precision": PrecisionPlan(liger=True, attention=Attention.FLASH_2)},

@@ -51,8 +51,7 @@ def trained(net: nn.Module, masters: MasterWeights, steps: int = 20) -> list[flo
 
 
 @pytest.mark.parametrize(
-    "name",
-    [Optimizer.ADAMW_TORCH, Optimizer.ADAMW_TORCH_FUSED, Optimizer.ADAFACTOR, Optimizer.MUON],
+    "name", [Optimizer.ADAMW_TORCH, Optimizer.ADAMW_TORCH_FUSED, Optimizer.ADAFACTOR, Optimizer.MUON]
 )
 def test_every_optimizer_lowers_a_loss_and_resumes_from_its_state(name: Optimizer) -> None:
     net, plan = model(), tiny.plan(full=True, optimizer=named(name))

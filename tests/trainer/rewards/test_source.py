@@ -40,10 +40,7 @@ GOOD = "def reward(completions, **kwargs):\n    return [float(len(one)) for one 
     ("source", "function"),
     [
         (GOOD, "reward"),
-        (
-            WITH_HELPER,
-            "score",
-        ),
+        (WITH_HELPER, "score"),
         ("def first(completions): return []\ndef second(completions): return []", "first"),
         ("def only(texts): return []", "only"),
         ("def f(a, b=1, *, c=2, **k): return []", "f"),

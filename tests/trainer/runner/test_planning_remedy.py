@@ -86,11 +86,7 @@ def test_a_crash_is_tried_again_from_the_last_checkpoint(end: RunEnd, attempts: 
         ),
         ("flash_attention_2", "libc.so.6: version `GLIBC_2.32' not found (required by /x/other.so)", None),
         ("flash_attention_2", "ImportError: /x/flash_attn_2_cuda.so: undefined symbol: _ZN3c10", "sdpa"),
-        (
-            "flash_attention_2",
-            "it ended with 1; its last words:\nundefined symbol: flash_attn_fwd",
-            "sdpa",
-        ),
+        ("flash_attention_2", "it ended with 1; its last words:\nundefined symbol: flash_attn_fwd", "sdpa"),
         (
             "flash_attention_2",
             "attn_implementation: flash_attention_2 is set, but no flash-attn build is available",

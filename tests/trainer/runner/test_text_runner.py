@@ -286,8 +286,7 @@ def test_the_engines_trainer_has_our_loss_and_what_axolotl_ignores(
 
 
 @pytest.mark.parametrize(
-    ("task_type", "metric"),
-    [(TaskType.DPO, "eval_loss"), (TaskType.GRPO, "reward-margin")],
+    ("task_type", "metric"), [(TaskType.DPO, "eval_loss"), (TaskType.GRPO, "reward-margin")]
 )
 def test_the_engines_own_loss_may_decide_but_not_where_it_is_meaningless(
     forks: ForkServer, tmp_path: Path, task_type: TaskType, metric: str

@@ -163,7 +163,7 @@ raise SystemExit(text.main(sys.argv[3:]))
 
 def test_the_validators_own_command_line_trains_and_exits_with_zero(tmp_path: Path) -> None:
     """As any user, with no home, a read-only cache and hours that were cut down to nothing: it plans for
-    itself, and what was learned lies where it is uploaded from."""
+    itself, and what was learned lies where it is uploaded from. The rehearsal does so with Axolotl."""
     cache, checkpoints = tmp_path / "cache", tmp_path / "checkpoints"
     tiny.save(cache / "models" / "org--tiny")
     (cache / "datasets").mkdir()
@@ -177,7 +177,7 @@ def test_the_validators_own_command_line_trains_and_exits_with_zero(tmp_path: Pa
     ]
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, str(cache), str(checkpoints), *said],
-        env=environment({"GOD_MINER_WORK": str(tmp_path / "scratch")}),
+        env=environment({"GOD_MINER_WORK": str(tmp_path / "scratch"), "GOD_MINER_PROFILE": "cpu-native"}),
         cwd=tmp_path,
         capture_output=True,
         text=True,

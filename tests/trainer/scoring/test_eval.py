@@ -133,11 +133,7 @@ def test_a_run_file_is_a_task_too(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(spec(tmp_path, TaskType.CHAT, era=Era.TOURNAMENTS, kl_coefficient=0.5).to_json())
     read = EvalTask.read(file)
-    assert (read.era, read.kl_coefficient, read.data) == (
-        Era.TOURNAMENTS,
-        0.5,
-        str(tmp_path / "rows.json"),
-    )
+    assert (read.era, read.kl_coefficient, read.data) == (Era.TOURNAMENTS, 0.5, str(tmp_path / "rows.json"))
 
 
 assert torch  # collected with the training stack only, which numpy comes with

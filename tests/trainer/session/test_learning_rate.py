@@ -28,12 +28,7 @@ def rates(plan: OptimizerPlan, total: int, warmup: int = 0) -> list[float]:
     return factors
 
 
-DECAYING = (
-    LrSchedule.LINEAR,
-    LrSchedule.COSINE,
-    LrSchedule.COSINE_WITH_MIN_LR,
-    LrSchedule.ONE_CYCLE,
-)
+DECAYING = (LrSchedule.LINEAR, LrSchedule.COSINE, LrSchedule.COSINE_WITH_MIN_LR, LrSchedule.ONE_CYCLE)
 
 
 @pytest.mark.parametrize("schedule", DECAYING)
@@ -89,10 +84,7 @@ def test_a_warmup_takes_half_of_a_training_that_turns_out_short() -> None:
     assert factors[-1] < 0.25
 
 
-@given(
-    st.lists(st.integers(20, 5000), min_size=1, max_size=20),
-    st.sampled_from(DECAYING),
-)
+@given(st.lists(st.integers(20, 5000), min_size=1, max_size=20), st.sampled_from(DECAYING))
 def test_however_often_the_forecast_changes_the_rate_never_jumps_up_and_ends_decayed(
     forecasts: list[int], schedule: LrSchedule
 ) -> None:

@@ -143,11 +143,7 @@ def valley(best: float, depth: float, base: float = 2.0) -> Callable[[float], fl
 
 @each(
     ("best", "tried"),
-    [
-        (1.0, [1, 10**0.5, 10**-0.5]),
-        (4.0, [1, 10**0.5, 10]),
-        (0.2, [1, 10**0.5, 10**-0.5, 0.1]),
-    ],
+    [(1.0, [1, 10**0.5, 10**-0.5]), (4.0, [1, 10**0.5, 10]), (0.2, [1, 10**0.5, 10**-0.5, 0.1])],
 )
 def test_around_the_best_of_the_coarse_candidates_finer_ones_follow(best: float, tried: list[float]) -> None:
     lr_search = search(Landscape(scores=valley(best, 1.0)))

@@ -11,14 +11,7 @@ from core.domain.choices import Attention, CompileMode, Engine, Method, Optimize
 from core.domain.hardware import CPU
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
-from core.planning.candidate import (
-    NCCL_BUFFER,
-    ImageCandidate,
-    LossKind,
-    RunCandidate,
-    nccl_buffer,
-    shape_of,
-)
+from core.planning.candidate import NCCL_BUFFER, ImageCandidate, LossKind, RunCandidate, nccl_buffer, shape_of
 from core.planning.memory.peak import evaluation_fits, fits_memory, memory_of, moments, peak_bytes
 from core.planning.memory.persistent import CONTEXT_BYTES, UPDATE_BLOCK, VLLM_ASLEEP_BYTES
 from tests.core.planning.candidates import GIB, a_candidate, active_gib

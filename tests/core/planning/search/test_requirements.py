@@ -142,10 +142,7 @@ LORA = {"method": Method.LORA, "lora_dropout": 0.0, "lora_r": 64}
 
 
 def ranked(
-    targets: dict[str, Any],
-    model: str = QWEN,
-    gpus: str = "8xH200",
-    task: TaskType = TaskType.INSTRUCT,
+    targets: dict[str, Any], model: str = QWEN, gpus: str = "8xH200", task: TaskType = TaskType.INSTRUCT
 ) -> TrainingPlan:
     data = assumed_facts(task, 20_000)
     profile = resolved(**{**LORA, **targets})
@@ -171,10 +168,7 @@ def test_a_plan_says_what_part_of_the_weights_the_adapter_reaches(
     assert text in note
 
 
-@each(
-    ("model", "targets"),
-    [("Qwen/Qwen2.5-7B", {}), (QWEN, {"method": "full"})],
-)
+@each(("model", "targets"), [("Qwen/Qwen2.5-7B", {}), (QWEN, {"method": "full"})])
 def test_there_is_nothing_to_say_of_a_dense_model_or_a_full_fine_tune(
     model: str, targets: dict[str, Any]
 ) -> None:
