@@ -14,21 +14,16 @@ import yaml
 from benchmarks.text_rules import scale
 from benchmarks.text_rules import winner_rules as rules
 from benchmarks.text_rules.cells import (
-    CHOOSING_SEEDS,
     KINDS,
-    SEEDS,
     TYPES,
     Cell,
     Records,
     all_cells,
-    chosen_cells,
     digest_of,
     shares,
 )
 from benchmarks.text_rules.report import (
     VARIANTS,
-    Verdict,
-    asked_cells,
     gap_of,
     report_of,
     variants_report,
@@ -53,31 +48,6 @@ def test_every_type_meets_every_kind_of_data_once() -> None:
     assert len({cell.name for cell in cells}) == len(cells) == 36
     for kind in TYPES:
         assert Counter(cell.kind for cell in cells if cell.type == kind) == Counter(KINDS)
-
-
-def test_every_seed_meets_every_kind_of_data() -> None:
-    for seed in SEEDS:
-        assert {cell.kind for cell in all_cells() if cell.seed == seed} == set(KINDS)
-
-
-def test_bases_are_altered_in_all_ways() -> None:
-    altered = [cell.alteration for cell in all_cells() if cell.alteration is not None]
-    assert len(altered) == len(TYPES)
-    assert set(altered) == {"noise", "scaling", "pruning", "reinit"}
-
-
-def test_a_cells_name_is_all_of_it() -> None:
-    assert all(Cell.of(cell.name) == cell for cell in all_cells())
-    assert (Cell.of("kl-qwen-2").task, Cell.of("kl-qwen-2").method) == (TaskType.INSTRUCT, Method.LORA)
-
-
-def test_cells_are_chosen_by_pattern() -> None:
-    assert [cell.name for cell in chosen_cells(["dpo-*-1", "grpo-llama-3"])] == [
-        "dpo-llama-1",
-        "dpo-qwen-1",
-        "grpo-llama-3",
-    ]
-    assert len(chosen_cells([])) == 36
 
 
 def test_workers_share_the_cells_and_not_their_bases() -> None:
@@ -143,13 +113,6 @@ def test_a_cells_profile_is_that_of_the_methods_size_with_scaled_rates(cell: Cel
     assert ours.method is cell.method
 
 
-def test_a_variant_is_laid_over_everything(tmp_path: Path) -> None:
-    cell = Cell.of("dpo-qwen-1")
-    path = tmp_path / "cell.yaml"
-    path.write_text(yaml.safe_dump(scale.cell_profile(cell, PROFILE, VARIANTS["alpha_128"])))
-    assert resolve_profile(load_profile(str(path)), cell.task, TINY).targets.lora_alpha == 128
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_changes_some_profile(name: str, tmp_path: Path) -> None:
     def resolved(cell: Cell, changes: str = "") -> object:
@@ -179,10 +142,6 @@ def test_differences_are_in_per_cent_of_the_rivals_loss_and_of_all_rewards() -> 
     assert gap_of(result("grpo-llama-1", 0.9, 0.1), "ours", "winner") == (0.9, pytest.approx(10.0))
 
 
-def test_only_sure_cells_are_better_or_worse() -> None:
-    assert Verdict.of([(0.9, 1.0), (0.89, 1.0), (0.5, 0.0), (0.1, -4.0)]) == (4, 1, 1, -0.5)
-
-
 def test_the_bars_hold_where_enough_cells_are_better_and_few_worse() -> None:
     held = verdicts({"dpo": [(0.95, 2.0)] * 6 + [(0.5, 0.1)] * 3 + [(0.05, -1.0)]}, [(1.0, 9.0)] * 10)
     assert held[-2].count("yes") == 4
@@ -201,12 +160,6 @@ def test_the_table_has_a_row_for_each_cell() -> None:
     json.dumps(report.data)
 
 
-def test_single_trainings_are_told_beside_the_mean_of_all() -> None:
-    """Of four pairs of two cells: one table in two has the second cell as worse."""
-    report = report_of([result("dpo-qwen-1", 0.97, 0.1), result("kl-llama-2", 0.05, -0.1)], 40)
-    assert any("better in 1.5, worse in 0.5 of 2" in note for note in report.notes)
-
-
 def test_the_random_numbers_of_a_second_training_are_others() -> None:
     cell = Cell.of("dpo-qwen-1")
     first, second = (scale.cell_profile(cell, PROFILE, number=number) for number in (0, 1))
@@ -219,13 +172,6 @@ def test_a_cell_that_failed_counts_as_worse() -> None:
     cells = [result("dpo-qwen-1", 0.97, 0.1), result("dpo-llama-1", 0.97, 0.1)]
     report = report_of(cells, 40, [{"cell": "dpo-llama-2", "error": "killed"}])
     assert any("better in 2, worse in 1 of 3" in note for note in report.notes)
-
-
-def test_techniques_are_chosen_on_cells_that_are_not_in_the_table() -> None:
-    assert {cell.seed for cell in asked_cells(False, ["dpo-*"], ["epochs_4"])} == set(CHOOSING_SEEDS)
-    assert {cell.seed for cell in asked_cells(False, [], ["epochs_4"])} == {CHOOSING_SEEDS[0]}
-    assert {cell.seed for cell in asked_cells(False, [], [])} == set(SEEDS)
-    assert not set(SEEDS) & set(CHOOSING_SEEDS)
 
 
 def test_a_variants_row_is_its_mean_and_where_it_is_surely_better() -> None:
