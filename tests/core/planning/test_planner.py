@@ -88,20 +88,11 @@ def test_the_seed_000_profile_trains_its_rank_on_four_sharded_gpus_with_a_smalle
     assert "activations" in concession.reason
 
 
-@pytest.mark.parametrize(
-    ("model", "gpus", "parallelism"),
-    [
-        ("Qwen/Qwen2.5-3B", 4, Parallelism.FSDP),
-        (LLAMA, 4, Parallelism.FSDP),
-        ("meta-llama/Llama-3.1-70B", 4, Parallelism.FSDP),
-    ],
-)
-def test_the_seed_000_profile_takes_an_idle_host_and_keeps_its_numbers(
-    model: str, gpus: int, parallelism: Parallelism
-) -> None:
+@each("model", ["Qwen/Qwen2.5-3B", LLAMA, "meta-llama/Llama-3.1-70B"])
+def test_the_seed_000_profile_takes_an_idle_host_and_keeps_its_numbers(model: str) -> None:
     plan = _plan(load_profile("h100x4"), model=model, hours=8)
     assert plan.verdict.feasible
-    assert (plan.gpus.count, plan.parallelism) == (gpus, parallelism)
+    assert (plan.gpus.count, plan.parallelism) == (4, Parallelism.FSDP)
     assert (plan.adapter.rank, plan.optimizer.learning_rate) == (512, 8e-4)
     assert plan.batch.effective >= 32
 
