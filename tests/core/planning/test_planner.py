@@ -33,6 +33,7 @@ from core.planning.time.overheads import JobConditions
 from core.profile.declare import NameSystem
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
 from core.profile.schema import FIELD_NAMES, ResolvedProfile
+from core.profile.targets import Targets
 from core.recipes.dry_run import example_inputs
 from core.recipes.render import render
 from tests.core.planning.candidates import host, on_all_gpus, resolved, with_strategy
@@ -377,6 +378,15 @@ def test_the_clock_decides_the_epochs_and_says_so() -> None:
     assert short.steps.epochs < 3
     assert short.steps.wanted == pytest.approx(short.steps.per_epoch * 3, abs=1)
     assert "left for training" in _concession(short, "num_epochs").reason
+
+
+@each(("asked", "epochs", "cycles"), [(2, 1, 2), ("2-4", 1, 2), ("2-4", 3, 3), ("1-2", 3, 2)])
+def test_restarts_are_as_many_as_epochs_within_the_profiles_range(
+    asked: Any, epochs: float, cycles: int
+) -> None:
+    targets = Targets.model_validate({"lr_scheduler": "cosine_with_restarts", "lr_cycles": asked})
+    profile = resolved(num_epochs=epochs, lr_scheduler=targets.lr_scheduler, lr_cycles=targets.lr_cycles)
+    assert _plan(profile, hours=8).optimizer.cycles == cycles
 
 
 def test_a_time_limit_is_kept_with_its_reserve() -> None:
