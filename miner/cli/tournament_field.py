@@ -113,25 +113,24 @@ def show(
     hotkey: Hotkey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was pulled beside what we would plan for the same tasks, and the laws that follow.
+    """Show what was pulled beside what we would plan for the same tasks.
 
     b×a: batch × accumulation. r/α: rank and alpha of the adapter. drop: caption dropout of pictures,
     the adapter's of texts. Σ LR: sum of the learning rates of all steps that were submitted. A dash: no
-    file says. Laws count winners alone.
+    file says.
     """
     from miner.cli.render.field import field_data, field_pages
-    from miner.tournament.field.entries import NoField, laws, own_results, read_field
+    from miner.tournament.field.entries import NoField, own_results, read_field
 
     where = directory or _directory(load_settings())
     tasks = [task for task in read_field(where) if family in (None, task.family)]
     if not tasks:
         raise NoField(f"{where} has no task of {family}")
-    found = laws(tasks)
     own = own_results(where, hotkey) if hotkey else None
     if as_json:
-        echo_json(field_data(tasks, found, ranks, own))
+        echo_json(field_data(tasks, ranks, own))
         return
-    print_pages(field_pages(tasks, found, ranks))
+    print_pages(field_pages(tasks, ranks))
     if own is not None:
         echo(f"{own.hotkey}: first in {own.first} of {own.tasks} tasks,")
         echo(f"won {own.won} of {own.tournaments} tournaments")

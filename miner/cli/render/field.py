@@ -1,16 +1,15 @@
-"""Pages of the field: each task's entries beside our plan, and the laws that follow."""
+"""Pages of the field: each task's entries beside our plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from miner.tournament.field.entries import FieldEntry, FieldTask, OwnResults
-from miner.tournament.field.laws import FamilyLaws, Law
 from miner.tournament.field.recipes import FieldRecipe
 
 _COLUMNS = ("entry", "#", "steps", "b×a", "LR", "schedule", "r/α", "drop", "loss", "EMA", "Σ LR")
@@ -22,14 +21,11 @@ _CUT = {
 }
 
 
-def field_pages(
-    tasks: Sequence[FieldTask], found: Sequence[FamilyLaws], ranks: int
-) -> Iterator[RenderableType]:
+def field_pages(tasks: Sequence[FieldTask], ranks: int) -> Iterator[RenderableType]:
     for task in tasks:
         yield Text(_heading(task), style="bold")
         yield from _task_pages(task, ranks)
         yield ""
-    yield from law_pages(found)
 
 
 def _heading(task: FieldTask) -> str:
@@ -97,39 +93,7 @@ def _remarks(shown: Sequence[FieldEntry], ours: FieldRecipe | None, why: str) ->
         yield f"our sum of rates is {times:.2g} times that of rank 1"
 
 
-def law_pages(found: Sequence[FamilyLaws]) -> Iterator[RenderableType]:
-    if not found:
-        yield "No laws: of no task is it known who won and in how many steps."
-        return
-    yield Text("Steps of those that won (n: training pictures, h: hours of the task)", style="bold")
-    for one in found:
-        points = "one winner" if one.points == 1 else f"{one.points} winners"
-        lines: list[RenderableType] = [Text(f"{one.family}: {points}")]
-        lines += [Text(f"  steps  {law.text}{_how_far(law)}") for law in one.laws]
-        lines += [
-            Text(f"  {name}  {_span(span)}")
-            for name, span in (("LR   ", one.lr), ("Σ LR ", one.rate_sum))
-            if span
-        ]
-        yield Group(*lines)
-
-
-def _how_far(law: Law) -> str:
-    if law.points == 1:
-        return ""
-    if law.off is None:
-        return f"  (goes through any {law.points} points)"
-    return f"  ({law.points} points, ≤ {100 * law.off:.0f} % off)"
-
-
-def _span(span: tuple[float, float, float]) -> str:
-    least, middle, most = span
-    return f"{middle:.2g}" + (f" ({least:.2g} to {most:.2g})" if least < most else "")
-
-
-def field_data(
-    tasks: Sequence[FieldTask], found: Sequence[FamilyLaws], ranks: int, own: OwnResults | None
-) -> dict[str, object]:
+def field_data(tasks: Sequence[FieldTask], ranks: int, own: OwnResults | None) -> dict[str, object]:
     """The same for programs."""
     rows = []
     for task in tasks:
@@ -153,7 +117,7 @@ def field_data(
             }
         )
     results = None if own is None else asdict(own)
-    return {"tasks": rows, "laws": [asdict(one) for one in found], "own_results": results}
+    return {"tasks": rows, "own_results": results}
 
 
 def _recipe_data(recipe: FieldRecipe) -> dict[str, object]:

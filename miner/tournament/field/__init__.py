@@ -1,1 +1,1 @@
-"""The field's training settings beside our own plans, and the laws that follow from them."""
+"""The field's training settings beside our own plans."""

@@ -8,7 +8,7 @@ hotkey. Folders of entries' own files without any `task.json` can be read too: a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +23,6 @@ from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.planning.time.overheads import JobConditions
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
-from miner.tournament.field.laws import FamilyLaws, LawPoint, laws_of
 from miner.tournament.field.recipes import HEADER, SMALL_FILES, FieldRecipe, read_recipe
 from miner.tournament.public_api import Entry, TournamentTaskResult, mapping, sequence, task_result
 from miner.tournament.rules import CPUS_PER_GPU, MEMORY_PER_GPU, training_pictures
@@ -220,16 +219,3 @@ def _loose_entries(directory: Path) -> Iterator[FieldEntry]:
         recipe = read_recipe(folder)
         if recipe != FieldRecipe():
             yield FieldEntry(Entry(folder.name), recipe)
-
-
-def laws(tasks: Sequence[FieldTask]) -> list[FamilyLaws]:
-    """Fit the laws of each family on the entries that won their tasks."""
-    points: dict[str, list[LawPoint]] = {}
-    for task in tasks:
-        for one in task.entries:
-            steps = one.recipe.shipped or one.recipe.steps
-            if one.entry.rank != 1 or steps is None:
-                continue
-            point = LawPoint(steps, task.pictures, task.task.hours, one.recipe.lr, one.recipe.rate_sum)
-            points.setdefault(task.family, []).append(point)
-    return [laws_of(family, found) for family, found in sorted(points.items())]

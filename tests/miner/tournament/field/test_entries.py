@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from miner.tournament.field.entries import NoField, laws, read_field
+from miner.tournament.field.entries import NoField, read_field
 from miner.tournament.rules import training_pictures
 from tests.doubles.field import ai_toolkit_config, image_task
 
@@ -45,12 +45,6 @@ def test_our_own_plan_stands_beside_it(tmp_path: Path) -> None:
     assert ours.rate_sum == pytest.approx(ours.lr * ours.steps, rel=0.6)  # type: ignore[operator]
 
 
-def test_laws_count_winners_only(tmp_path: Path) -> None:
-    (found,) = laws(read_field(saved(tmp_path)))
-    assert (found.family, found.points) == ("krea2", 1)
-    assert found.laws[0].text == "one point: 700 steps at n 18"
-
-
 def test_folders_of_own_files_are_a_task_of_each_family(tmp_path: Path) -> None:
     for name, arch in {
         "mine": "zimage:turbo",
@@ -65,7 +59,6 @@ def test_folders_of_own_files_are_a_task_of_each_family(tmp_path: Path) -> None:
     assert found == {"qwen-image": ["third"], "wan21": ["new"], "z-image": ["mine", "other"]}
     assert tasks[0].entries[0].recipe.steps == 700
     assert tasks[0].own_plan()[1] == "the task is not known: there is no task.json"
-    assert laws(tasks) == []
 
 
 def test_a_task_of_the_future_has_no_plan_and_says_why(tmp_path: Path) -> None:
