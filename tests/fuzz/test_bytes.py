@@ -20,9 +20,7 @@ from tests.miner.http.raw_connection import RawConnection
 POSTS = [path for method, path, _ in ROUTES if method == "POST"]
 PATHS = [*POSTS, "/get_latest_model_submission/x", "/training_repo/text", "/healthz"]
 
-many = settings(
-    max_examples=200, suppress_health_check=list(HealthCheck), derandomize=True, database=None, deadline=None
-)
+many = settings(max_examples=2 * settings.default.max_examples, suppress_health_check=list(HealthCheck))
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

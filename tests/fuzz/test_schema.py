@@ -49,7 +49,7 @@ def session() -> Iterator[requests.Session]:
 
 
 @schema.parametrize()
-@settings(max_examples=50, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+@settings(suppress_health_check=list(HealthCheck))
 def test_every_request_gets_json_and_only_a_yes_leaves_a_trace(
     case: schemathesis.Case, target: DaemonProcess, session: requests.Session
 ) -> None:
