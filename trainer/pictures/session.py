@@ -31,10 +31,10 @@ from trainer.session.watchdog import StopFile
 #: Candidates that are compared exactly at the end.
 FINALISTS = 3
 #: A score may take this share of the time: where it takes more, a half or a quarter of the bands are scored.
-SCORE_SHARE = 0.02
+SCORE_SHARE = 0.01
 #: They may take this share of the time, and all scores after the last step that one: where a score is slow,
 #: not all of them are made.
-CONFIRM_SHARE, FINISH_SHARE = 0.1, 0.25
+CONFIRM_SHARE, FINISH_SHARE = 0.05, 0.2
 #: Kept free before the end, besides what is measured.
 SLACK_S = 3.0
 #: Steps before the first score, and how many times as many there are before the next one, at least.
