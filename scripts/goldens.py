@@ -151,8 +151,8 @@ def plans(profile: str) -> Cases:
             case["error"] = plain(str(error))
         if number % LADDER_EVERY == 0:
             rungs = [plan]
-            memory = OutOfMemory(moment="train", elapsed_s=60)
-            while len(rungs) <= LADDER_STEPS and (lower := next_after_oom(rungs[-1], memory)) is not None:
+            memory, left = OutOfMemory(moment="train"), hours - 60 / 3600
+            while len(rungs) <= LADDER_STEPS and (lower := next_after_oom(rungs[-1], memory, left)):
                 rungs.append(lower)
             case["ladder"] = [rung.oom_steps[-1] for rung in rungs[1:]]
     return cases

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -110,6 +111,15 @@ Seconds = Annotated[
     Field(ge=0),
     _schema(r"^(\d+(\.\d+)?\s*(s|sec|m|min|h|d)\s*)+$", "90m"),
 ]
+
+
+def _written_seconds(seconds: float) -> str:
+    return f"{Decimal(repr(seconds)):f}s"
+
+
+#: As a profile writes them, in JSON too, so that a stored profile is read again.
+WrittenBytes = Annotated[Bytes, PlainSerializer("{}B".format, when_used="json")]
+WrittenSeconds = Annotated[Seconds, PlainSerializer(_written_seconds, when_used="json")]
 
 
 def _written_params(count: int) -> str:

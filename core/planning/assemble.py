@@ -37,6 +37,7 @@ from core.planning.plan import (
     ImagePlan,
     LaunchPlan,
     LoaderPlan,
+    LrSearchPlan,
     PrecisionPlan,
     SequencePlan,
     StepsPlan,
@@ -49,6 +50,7 @@ from core.planning.tradeoffs import adapter_reach, concessions, epochs_between_f
 from core.profile.declare import EngineCase
 from core.profile.explain import annotations_for
 from core.profile.limits import ContainerTargets
+from core.profile.schema import ResolvedProfile
 
 #: The host memory of one loader process, and the part of the host that all of them may take.
 WORKER_BYTES, WORKERS_SHARE = 0.5e9, 0.25
@@ -75,8 +77,9 @@ def loader_plan(needs: Requirements, hardware: Hardware, world: int) -> LoaderPl
 def loader_workers(needs: Requirements, hardware: Hardware, world: int) -> int:
     """Return the loader workers of one process."""
     by_memory = int(_process_memory(hardware, world) * WORKERS_SHARE / WORKER_BYTES)
-    cores = _process_cores(needs, hardware, world)
-    return min(needs.targets.dataloader_num_workers, cores, max(by_memory, 1))
+    cores, asked = _process_cores(needs, hardware, world), needs.targets.dataloader_num_workers
+    most = needs.conditions.workarounds.loader_workers
+    return min(asked, cores, max(by_memory, 1), asked if most is None else most)
 
 
 def _process_cores(needs: Requirements, hardware: Hardware, world: int) -> int:
@@ -101,7 +104,8 @@ def container_plan(asked: ContainerTargets, hardware: Hardware, world: int) -> C
 
 def host_concessions(needs: Requirements, hardware: Hardware, world: int) -> Iterator[Concession]:
     workers, asked = loader_workers(needs, hardware, world), needs.targets.dataloader_num_workers
-    if workers < asked and needs.engine is not Engine.NATIVE:
+    limited = needs.conditions.workarounds.loader_workers is None
+    if workers < asked and limited and needs.engine is not Engine.NATIVE:
         cores, memory = _process_cores(needs, hardware, world), _process_memory(hardware, world)
         reason = f"{cores} cores and {show_bytes(memory)} of the host for each process"
         yield conceded("dataloader_num_workers", asked, workers, reason)
@@ -130,15 +134,16 @@ def _why_these_cores(hardware: Hardware, world: int) -> str:
 
 
 def assemble_plan(
-    needs: Requirements, result: SearchResult, hardware: Hardware, explained: bool = True
+    needs: Requirements, result: SearchResult, profile: ResolvedProfile, explained: bool = True
 ) -> TrainingPlan:
     """Write the plan. `explained=False` leaves out what only a reader needs: notes and reasons."""
     timed, candidate = result.best, result.best.candidate
-    targets = needs.targets
+    targets, hardware = needs.targets, needs.conditions.hardware
     gpus = hardware.gpus.take(candidate.world)
-    budget = budget_of(needs.limits, needs.kind.memory_bytes)
+    budget = budget_of(needs)
     rate, _, _ = guarded_rate(needs, timed)
     warmup_steps, _ = warmup(needs, timed.schedule.total)
+    search = search_plan(needs, timed, rate)
     conceded_targets = [
         *concessions(needs, result, budget),
         *learning_concessions(needs, timed),
@@ -149,16 +154,17 @@ def assemble_plan(
         task=needs.task,
         model=needs.model,
         data=needs.data,
-        available=hardware.gpus,
         gpus=gpus,
-        profile=needs.profile.name,
+        profile=profile,
+        conditions=needs.conditions,
+        candidate=candidate,
         targets=targets,
         engine=needs.engine,
         method=candidate.method,
         adapter=_adapter(needs, candidate),
         parallelism=candidate.parallelism,
         fsdp=_fsdp(candidate),
-        batch=batch_plan(candidate),
+        batch=_batch(candidate),
         sequence=_sequence(needs, timed),
         optimizer=optimizer_plan(needs, timed, rate, warmup_steps),
         steps=_steps(needs, timed),
@@ -166,7 +172,7 @@ def assemble_plan(
         loader=loader_plan(needs, hardware, gpus.per_node),
         ema=ema_plan(needs, candidate),
         plateau=plateau_plan(needs),
-        lr_search=search_plan(needs, timed, rate),
+        lr_search=search,
         dpo=_dpo(needs, candidate),
         grpo=_grpo(needs, candidate),
         image=_image(needs, timed),
@@ -179,13 +185,14 @@ def assemble_plan(
             machines=gpus.nodes,
             network=candidate.network,
             port=targets.main_process_port,
+            exclusive=needs.learned.exclusive,
         ),
         engine_config=_raw(needs),
         memory=memory_of(candidate, budget),
         time=_time(timed),
         verdict=PlanVerdict(feasible=result.code is None, code=result.code, reason=result.reason),
         concessions=tuple(conceded_targets),
-        notes=tuple(_notes(needs, timed)) if explained else (),
+        notes=tuple(_notes(needs, timed, search)) if explained else (),
         reasons=reasons_for(needs, result, conceded_targets) if explained else {},
     )
 
@@ -240,7 +247,7 @@ def _fsdp(candidate: RunCandidate) -> FsdpPlan | None:
     return FsdpPlan(within_nodes=candidate.hybrid)
 
 
-def batch_plan(candidate: RunCandidate) -> BatchPlan:
+def _batch(candidate: RunCandidate) -> BatchPlan:
     return BatchPlan(
         micro=candidate.micro,
         accumulation=candidate.accumulation,
@@ -309,23 +316,17 @@ def _dpo(needs: Requirements, candidate: RunCandidate) -> DpoPlan | None:
 def _grpo(needs: Requirements, candidate: RunCandidate) -> GrpoPlan | None:
     if not needs.task.task_type.generates:
         return None
-    targets, rules = needs.targets, evaluation_rules(needs.era)
-    plan = GrpoPlan(
+    targets, rules = needs.targets, evaluation_rules(needs.conditions.era)
+    share = {"vllm_memory_share": candidate.vllm_share} if candidate.vllm_share else {}
+    return GrpoPlan(
         temperature=targets.grpo_temperature or rules.grpo_temperature,
         top_k=rules.grpo_top_k,
+        vllm=candidate.vllm_share > 0,
+        vllm_sleep=candidate.vllm_share > 0 and candidate.vllm_sleep,
+        whole_layers=candidate.gathered_layers if candidate.gathers_to_generate else 0,
+        together=candidate.together or None,
+        **share,
     )
-    return plan.model_copy(update=grpo_changes(candidate))
-
-
-def grpo_changes(candidate: RunCandidate) -> dict[str, object]:
-    """Return how completions are generated: what running out of memory may change."""
-    changes: dict[str, object] = {
-        "vllm": candidate.vllm_share > 0,
-        "vllm_sleep": candidate.vllm_share > 0 and candidate.vllm_sleep,
-        "whole_layers": candidate.gathered_layers if candidate.gathers_to_generate else 0,
-        "together": candidate.together or None,
-    }
-    return changes | ({"vllm_memory_share": candidate.vllm_share} if candidate.vllm_share else {})
 
 
 def _goal(needs: Requirements) -> GoalPlan | None:
@@ -374,7 +375,7 @@ def _time(timed: TimedCandidate) -> TimeBreakdown:
     )
 
 
-def _notes(needs: Requirements, timed: TimedCandidate) -> Iterator[str]:
+def _notes(needs: Requirements, timed: TimedCandidate, search: LrSearchPlan | None) -> Iterator[str]:
     """Say what the engine does with the profile's keys, and which facts are guesses."""
     case = EngineCase(needs.task.task_type, needs.task.image_type, needs.engine)
     for note in annotations_for(needs.profile, case):
@@ -406,3 +407,8 @@ def _notes(needs: Requirements, timed: TimedCandidate) -> Iterator[str]:
         )
     if timed.seq.dropped_share > 0.005:
         yield f"{timed.seq.dropped_share:.1%} of the rows exceed {timed.seq.length} tokens and are dropped"
+    if search is not None and search.first is not None:
+        weights = f"weights of RMS {needs.conditions.weight_rms:.3g}"
+        yield f"the search begins at {search.first:g} × the planned rate: {weights}"
+    yield from needs.conditions.notes
+    yield from needs.conditions.workarounds.notes

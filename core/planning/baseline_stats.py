@@ -5,12 +5,7 @@ were not there, and nothing in it can end a run. Two things are read.
 
 The speed of forward and backward passes becomes the first guess of a step's time, until steps are measured.
 
-The RMS of the weights says where the search for a rate begins. What the validator's changes of a model need
-follows from it only in part: a scaled layer's weights want steps in proportion to their size (0.5 to 1.5
-times); noise and new entries leave the RMS as it was; pruning lowers it where more, not less, is to be
-learned. And on Gemma-2-2B the formula gave a quarter of the rate that won. So the planned rate is its floor,
-the search may walk away from it, and without a search it changes nothing. The low rank weights of a LoRA do
-not grow with those they are added to.
+The RMS of the weights says where the search for a rate begins (`optimizer.py`).
 
 The loss in the file is not read: the trainer scores the base on its own held-out rows, by the validator's
 metric, and recognises a tuned model by that (`trainer.session.learning_rate`).
@@ -19,7 +14,6 @@ metric, and recognises a tuned model by that (`trainer.session.learning_rate`).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +24,7 @@ from core.domain.choices import Attention, Method, Parallelism
 from core.domain.hardware import find_kind
 from core.domain.records import Record
 from core.domain.tasks import TaskType
-from core.planning.candidate import LossKind, candidate_of
+from core.planning.candidate import LossKind
 from core.planning.plan import TrainingPlan
 from core.planning.time.speed import PassWork, step_time
 from core.submission.folder import read_plain
@@ -38,13 +32,9 @@ from core.submission.folder import read_plain
 #: Theirs are a few kilobytes.
 MOST_BYTES = 1_000_000
 MATRICES = ("attention_qkv", "attention_output", "ffn_up", "ffn_down")
-#: The winner's rate: this times the median RMS of the matrices, at a billion parameters, and its bounds.
-RATE_PER_RMS, LEAST_RATE, MOST_RATE = 0.003, 1e-6, 1e-3
 #: Their harness is not our engine: beyond these factors on our estimate it says more of itself than of the
 #: GPU.
 FASTEST, SLOWEST = 0.5, 2.0
-#: The search begins at most this far above the planned rate, and nearer than this at it.
-HIGHEST_FIRST, SAME_RATE = 3.0, 1.2
 
 
 class BaselineSpeed(Record):
@@ -116,7 +106,7 @@ def slowness_of(plan: TrainingPlan, stats: BaselineStats) -> float | None:
     if speed is None or plan.gpus.is_cpu or named is None or named.name != kind.name:
         return None
     measured_as = replace(
-        candidate_of(plan),
+        plan.candidate,
         task=TaskType.INSTRUCT,
         method=Method.FULL,
         world=1,
@@ -141,23 +131,5 @@ def slowness_of(plan: TrainingPlan, stats: BaselineStats) -> float | None:
 
 def speed_text(stats: BaselineStats, slowness: float) -> str:
     assert stats.speed is not None
-    return (
-        f"{stats.speed.tokens_s:,.0f} tokens/s forward and backward: steps take {slowness:.2f} × our estimate"
-    )
-
-
-def with_first_rate(plan: TrainingPlan, stats: BaselineStats) -> TrainingPlan:
-    """The plan whose search begins at the rate that suits the size of the weights, where that is higher."""
-    search, params = plan.lr_search, plan.model.params_total
-    if search is None or stats.weight_rms is None or plan.method is not Method.FULL:
-        return plan
-    if not plan.task.task_type.is_supervised:
-        return plan
-    rate = RATE_PER_RMS * stats.weight_rms * math.sqrt(1e9 / max(params, 1))
-    factor = min(max(rate, LEAST_RATE), MOST_RATE) / plan.optimizer.learning_rate
-    factor = min(factor, HIGHEST_FIRST, search.most)
-    if factor < SAME_RATE:
-        return plan
-    note = f"the search begins at {factor:.2f} × the planned rate: weights of RMS {stats.weight_rms:.3g}"
-    first = search.model_copy(update={"first": float(f"{factor:.3g}")})
-    return plan.model_copy(update={"lr_search": first, "notes": (*plan.notes, note)})
+    speed = f"{stats.speed.tokens_s:,.0f} tokens/s forward and backward"
+    return f"by the validator's statistics ({speed}) steps take {slowness:.2f} × our estimate"

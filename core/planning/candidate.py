@@ -1,30 +1,30 @@
 """One candidate for a run: every number that memory and time depend on, and nothing else.
 
-The search varies these by the dozen before a plan is written down, so this is a plain dataclass.
-`candidate_of` reads one back out of a plan: an attempt that ran out of memory is planned again from its
-`plan.json` alone. The model's shape (sums over its layers) is computed once per plan.
+The search varies these by the dozen before a plan is written down, so this is a plain dataclass. The plan
+contains the one that was chosen. The model's shape (sums over its layers) is computed once per plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Annotated, NamedTuple, TypedDict, Unpack
+
+from pydantic import PlainSerializer
 
 from core.domain.choices import Attention, CompileMode, Engine, Method, Optimizer, Parallelism
 from core.domain.evaluation import GRPO_KL_LENGTH
-from core.domain.hardware import MOST_GPUS, GpuKind
+from core.domain.hardware import GpuKind
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.facts import ImageFacts, ModelFacts
-from core.models.kernels import LigerPart, liger_parts
+from core.models.kernels import LigerPart
 from core.models.shapes import (
     RankFactors,
     expert_shapes,
     linear_shapes,
     rank_factor,
 )
-from core.planning.plan import TaskSpec, TrainingPlan
 
 #: NCCL_BUFFSIZE's default, bytes.
 NCCL_BUFFER = 4 * 2**20
@@ -223,7 +223,7 @@ class RunCandidate:
     attention: Attention
     loss: LossKind
     #: What Liger computes: its norms and activations save less for the backward pass.
-    liger: frozenset[LigerPart]
+    liger: Annotated[frozenset[LigerPart], PlainSerializer(sorted)]
     reshard: bool
     compile_mode: CompileMode | None
     fp8: bool
@@ -244,8 +244,10 @@ class RunCandidate:
     #: An averaged copy of what is trained.
     ema: bool
     image: ImageCandidate | None
-    #: Memory that no micro batch changes, once `memory/peak.py` has computed it.
-    memory_cache: MemoryCache = field(default_factory=MemoryCache, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        #: Memory that no micro batch changes, once `memory/peak.py` has computed it.
+        self.memory_cache = MemoryCache()
 
     @property
     def full(self) -> bool:
@@ -405,79 +407,6 @@ def nccl_buffer(env: Mapping[str, str]) -> int:
 def image_tokens(facts: ImageFacts, resolution: int) -> int:
     """Tokens grow with the area; the prompt's (512 of Flux's 4608) are few enough to leave in."""
     return max(round(facts.tokens_at_1024 * (resolution / 1024) ** 2), 1)
-
-
-def loss_kind(task: TaskSpec, engine: Engine, fused: bool, liger: frozenset[LigerPart]) -> LossKind:
-    """DPO and GRPO compute log-probs from logits whatever the SFT loss is set to. The KL to the base needs
-    them too. DPO's are planned for all tokens: how many are the answers' differs from batch to batch."""
-    if task.task_type.is_rl or task.kl_coefficient or not fused:
-        return LossKind.FULL
-    chunked = engine is not Engine.NATIVE and LigerPart.LOSS not in liger
-    return LossKind.CHUNKED if chunked else LossKind.FUSED
-
-
-def candidate_of(plan: TrainingPlan) -> RunCandidate:
-    """The candidate with the numbers of this plan, which may have been read from its file."""
-    adapter, precision, grpo = plan.adapter, plan.precision, plan.grpo
-    modules = tuple(plan.targets.lora_target_modules or ()) if adapter else ()
-    ranks = adapter.rank_pattern.items() if adapter else ()
-    factors = tuple((pattern, rank / adapter.rank) for pattern, rank in ranks) if adapter else ()
-    liger = liger_parts(plan.model.architecture) if precision.liger else frozenset[LigerPart]()
-    return RunCandidate(
-        task=plan.task.task_type,
-        engine=plan.engine,
-        method=plan.method,
-        shape=shape_of(plan.model, modules, factors),
-        kind=plan.gpus.kind,
-        world=plan.batch.world_size,
-        node_gpus=plan.available.per_node if plan.available.nodes > 1 else MOST_GPUS,
-        network=plan.launch.network,
-        parallelism=plan.parallelism,
-        nccl_buffer=nccl_buffer(plan.env),
-        hybrid=bool(plan.fsdp and plan.fsdp.within_nodes),
-        micro=plan.batch.micro,
-        accumulation=plan.batch.accumulation,
-        eval_micro=plan.batch.eval_micro,
-        length=plan.sequence.length,
-        completion=plan.sequence.completion_limit or 0,
-        rank=adapter.rank if adapter else 0,
-        dropout=bool(adapter and adapter.dropout),
-        optimizer=plan.optimizer.name,
-        fp32_master=plan.optimizer.fp32_master,
-        width=2 if precision.bf16 or precision.fp16 else 4,
-        checkpointing=precision.gradient_checkpointing,
-        attention=precision.attention,
-        loss=loss_kind(plan.task, plan.engine, precision.fused_loss, liger),
-        liger=liger,
-        reshard=plan.targets.fsdp_reshard_after_forward,
-        compile_mode=precision.compile_mode,
-        fp8=precision.fp8,
-        reference_ready=bool(plan.dpo and plan.dpo.precompute_reference),
-        vllm_share=grpo.vllm_memory_share if grpo and grpo.vllm else 0.0,
-        vllm_sleep=bool(grpo and grpo.vllm_sleep),
-        generations=plan.targets.grpo_generations,
-        together=(grpo.together or 0) if grpo else 0,
-        kl=bool((grpo and plan.targets.grpo_beta > 0) or plan.task.kl_coefficient),
-        prompt_kl=bool(grpo and plan.targets.grpo_prompt_kl > 0),
-        gathered_layers=grpo.whole_layers if grpo else 0,
-        ema=plan.ema is not None,
-        image=_image_candidate(plan),
-    )
-
-
-def _image_candidate(plan: TrainingPlan) -> ImageCandidate | None:
-    facts, image = plan.model.image, plan.image
-    if facts is None or image is None:
-        return None
-    return ImageCandidate(
-        facts=facts,
-        resolutions=image.resolutions,
-        vae_batch=image.vae_batch,
-        text_offloaded=image.cache_text,
-        text_adapter=bool(plan.adapter and plan.adapter.text_encoder),
-        quantized=image.quantize_base,
-        twin=image.twin,
-    )
 
 
 def image_type(candidate: RunCandidate) -> ImageModelType | None:

@@ -9,11 +9,15 @@ from core.domain.choices import LrSchedule, Method
 from core.planning.budget import Concession, conceded
 from core.planning.candidate import RunCandidate
 from core.planning.plan import EmaPlan, LrSearchPlan, LrStage, OptimizerPlan, PlateauPlan
-from core.planning.search.requirements import Requirements, lr_search
+from core.planning.search.requirements import Requirements, asked_method, lr_search
 from core.planning.search.timed_candidate import TimedCandidate
 
 #: A warmup longer than this part of the run leaves too little of it at the peak.
 MOST_WARMUP = 0.25
+#: The winner's rate: this times the median RMS of the matrices, at a billion parameters, and its bounds.
+RATE_PER_RMS, LEAST_RATE, MOST_RATE = 0.003, 1e-6, 1e-3
+#: The search begins at most this far above the planned rate, and nearer than this at it.
+HIGHEST_FIRST, SAME_RATE = 3.0, 1.2
 #: LoRA's alpha for text, where the profile has none: published rates are tuned for it.
 TEXT_ALPHA = 32.0
 
@@ -36,7 +40,8 @@ def learning_rate(needs: Requirements, timed: TimedCandidate) -> tuple[float, li
         batch = timed.candidate.effective
         rate *= math.sqrt(min(batch / needs.asked_batch, 1.0))
         why.append(f"× √({batch}/{needs.asked_batch}) for smaller steps")
-    replaces_full = timed.required.method is Method.FULL and timed.candidate.method is not Method.FULL
+    full = asked_method(needs.model, targets) is Method.FULL
+    replaces_full = full and timed.candidate.method is not Method.FULL
     if replaces_full and targets.lora_lr_factor != 1:
         rate *= targets.lora_lr_factor
         why.append(f"× {targets.lora_lr_factor:g} as LoRA stands in for a full fine-tune")
@@ -47,6 +52,8 @@ def guarded_rate(needs: Requirements, timed: TimedCandidate) -> tuple[float, str
     """The rate, limited by `max_alpha_lr`: with Adam alpha × rate is how fast a LoRA moves, at any rank."""
     rate, factors = learning_rate(needs, timed)
     why = " ".join(["as asked", *factors]) if factors else "as asked"
+    if (highest := needs.conditions.workarounds.learning_rate) is not None and highest < rate:
+        rate, why = highest, "a higher one became NaN"
     most = needs.limits.max_alpha_lr
     if most is None or timed.candidate.method is Method.FULL or needs.model.is_image:
         return rate, why, None
@@ -116,9 +123,30 @@ def plateau_plan(needs: Requirements) -> PlateauPlan | None:
 def search_plan(needs: Requirements, timed: TimedCandidate, rate: float) -> LrSearchPlan | None:
     """The search for a rate, which keeps to the profile's limit too."""
     search, most = lr_search(needs), needs.limits.max_alpha_lr
-    if search is None or most is None or timed.candidate.method is Method.FULL:
+    if search is None:
+        return None
+    if timed.candidate.method is Method.FULL:
+        return search.model_copy(update={"first": first_factor(needs, rate, search.most)})
+    if most is None:
         return search
     return search.model_copy(update={"highest": most / (lora_alpha(needs, timed.candidate.rank) * rate)})
+
+
+def first_factor(needs: Requirements, rate: float, most: float) -> float | None:
+    """Begin the search of a full fine-tune at the rate that suits the size of its weights, if that is higher.
+
+    What the validator's changes of a model need follows from the RMS only in part: a scaled layer's weights
+    want steps in proportion to their size (0.5 to 1.5 times); noise and new entries leave the RMS as it was;
+    pruning lowers it where more, not less, is to be learned. And on Gemma-2-2B the formula gave a quarter of
+    the rate that won. So the planned rate is its floor, the search may walk away from it, and without
+    a search it changes nothing. The low rank weights of a LoRA do not grow with those they are added to.
+    """
+    rms = needs.conditions.weight_rms
+    if rms is None or not needs.task.task_type.is_supervised:
+        return None
+    suited = RATE_PER_RMS * rms * math.sqrt(1e9 / max(needs.model.params_total, 1))
+    factor = min(min(max(suited, LEAST_RATE), MOST_RATE) / rate, HIGHEST_FIRST, most)
+    return None if factor < SAME_RATE else float(f"{factor:.3g}")
 
 
 def learning_concessions(needs: Requirements, timed: TimedCandidate) -> Iterator[Concession]:

@@ -30,6 +30,9 @@ from core.domain.tasks import ImageModelType, TaskType
 from core.models.facts import ModelFacts
 from core.models.image_families import PictureRecipe
 from core.planning.budget import Concession, MemoryBreakdown, PlanVerdict, TimeBreakdown
+from core.planning.candidate import RunCandidate
+from core.planning.conditions import JobConditions
+from core.profile.schema import ResolvedProfile
 from core.profile.targets import Targets
 
 
@@ -297,21 +300,23 @@ class PlanReason(Record):
     source: str = "planner"
 
 
-PLAN_VERSION: Literal[2] = 2
+PLAN_VERSION: Literal[3] = 3
 
 
 class TrainingPlan(Record):
     """Every number of a run."""
 
-    version: Literal[2] = PLAN_VERSION
+    version: Literal[3] = PLAN_VERSION
     task: TaskSpec
     model: ModelFacts
     data: DatasetFacts
-    #: The GPUs to choose from, and those that the plan takes.
-    available: GpuSet
+    #: What the plan was made from, beside the three before: an attempt that failed is planned again.
+    profile: ResolvedProfile
+    conditions: JobConditions
+    #: The numbers that memory and time follow from.
+    candidate: RunCandidate
     gpus: GpuSet
-    profile: str
-    #: What the profile asks for, resolved for this task. The parts below hold what became of it.
+    #: What the profile asks for this training. The parts below hold what became of it.
     targets: Targets
     engine: Engine
     method: Method
@@ -346,8 +351,6 @@ class TrainingPlan(Record):
     notes: tuple[str, ...] = ()
     #: By dotted path: "optimizer.learning_rate", "batch.micro".
     reasons: dict[str, PlanReason] = Field(default_factory=dict)
-    #: Attempts of this shape that ran out of memory before this plan, newest last.
-    oom_steps: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def parts_agree(self) -> Self:
@@ -379,6 +382,16 @@ class TrainingPlan(Record):
         raise ValueError(f"it is a plan of version {version}, this program reads version {PLAN_VERSION}")
 
     @property
+    def available(self) -> GpuSet:
+        """The GPUs to choose from."""
+        return self.conditions.hardware.gpus
+
+    @property
+    def oom_steps(self) -> tuple[str, ...]:
+        """Targets that gave way after attempts of this shape ran out of memory, newest last."""
+        return tuple(f"{step.field} {step.wanted} → {step.got}" for step in self.conditions.learned.steps)
+
+    @property
     def prompt_coverage(self) -> float | None:
         """GRPO: the part of the prompts that the run gets to see."""
         return min(self.steps.epochs, 1.0) if self.grpo is not None else None
@@ -386,9 +399,11 @@ class TrainingPlan(Record):
     @property
     def digest(self) -> str:
         """SHA-256 of what runs, without explanations: the same for the same numbers."""
-        explained = ["memory", "time", "verdict", "concessions", "notes", "reasons", "oom_steps"]
-        left_out: dict[str, bool | set[str]] = dict.fromkeys([*explained, "available", "goal"], True)
+        explained = ["memory", "time", "verdict", "concessions", "notes", "reasons"]
+        made_from = ["profile", "conditions"]
+        left_out: dict[str, bool | set[str]] = dict.fromkeys([*explained, *made_from, "goal"], True)
         left_out["targets"] = {"target_loss", "target_gain"}
+        left_out["candidate"] = {"node_gpus"}
         content = self.model_dump(mode="json", exclude=left_out)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()

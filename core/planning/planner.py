@@ -20,13 +20,12 @@ from core.domain.units import show_params
 from core.models.facts import ModelFacts
 from core.models.image_families import is_older_sd
 from core.planning.assemble import assemble_plan
+from core.planning.conditions import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.search.batch import with_enough_steps, with_larger_steps
 from core.planning.search.fit import SearchResult, best_fit, refused_as_required
 from core.planning.search.gpu_count import usable_gpus
 from core.planning.search.requirements import Requirements, requirements_for
-from core.planning.time.calibration import LearnedBounds, with_bounds
-from core.planning.time.overheads import JobConditions
 from core.profile.limits import ProfileLimits
 from core.profile.resolve import LoadedProfile, resolve_profile
 from core.profile.schema import ResolvedProfile
@@ -111,7 +110,6 @@ def plan_task(
     profile: ResolvedProfile | LoadedProfile,
     *,
     conditions: JobConditions | None = None,
-    learned: LearnedBounds | None = None,
     stated_params: int | None = None,
     explained: bool = True,
 ) -> TrainingPlan:
@@ -123,13 +121,20 @@ def plan_task(
     if isinstance(profile, LoadedProfile):
         profile = resolve_profile(profile, task.task_type, model, data.pictures)
     conditions = conditions or JobConditions(hardware)
-    if learned is not None:
-        profile, conditions = (
-            with_bounds(profile, learned),
-            replace(conditions, slowness=conditions.slowness * learned.slowness),
-        )
     needs, result = _search(task, model, data, conditions, profile, stated_params)
-    return assemble_plan(needs, result, hardware, explained)
+    return assemble_plan(needs, result, profile, explained)
+
+
+def replan(plan: TrainingPlan, conditions: JobConditions, hours: float) -> TrainingPlan:
+    """Plan the same task again, on a machine that has its files, for the hours that are left."""
+    return plan_task(
+        plan.task.model_copy(update={"hours": hours}),
+        plan.model,
+        plan.data,
+        conditions.hardware,
+        plan.profile,
+        conditions=replace(conditions, model_cached=True, rows_made=True),
+    )
 
 
 def _search(
@@ -140,15 +145,14 @@ def _search(
     profile: ResolvedProfile,
     stated_params: int | None,
 ) -> tuple[Requirements, SearchResult]:
-    gpus = conditions.hardware.gpus
     needs = requirements_for(task, model, data, profile, conditions)
-    refused = task_refusal(task, model, data, conditions.hardware, profile.limits, stated_params)
+    refused = task_refusal(task, model, data, conditions.hardware, needs.limits, stated_params)
     if refused is not None:
-        return needs, refused_as_required(needs, conditions, *refused)
-    available = usable_gpus(needs, gpus)
-    result = best_fit(needs, available, conditions)
+        return needs, refused_as_required(needs, *refused)
+    available = usable_gpus(needs)
+    result = best_fit(needs, available)
     sized = with_larger_steps if task.task_type.generates else with_enough_steps
-    return sized(needs, result, available, conditions)
+    return sized(needs, result, available)
 
 
 def usable_hours(hours: float) -> float:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from core.domain import slurm
 from core.domain.records import Record
-from core.domain.units import Bytes, Seconds
+from core.domain.units import WrittenBytes, WrittenSeconds
 from core.profile.declare import AXOLOTL, RENAMED, Called, Effect
 
 
@@ -16,7 +16,7 @@ class ProfileLimits(Record):
     """Limits that are never exceeded."""
 
     gpu_memory: Annotated[
-        Bytes | None,
+        WrittenBytes | None,
         Called(guides=("max_memory_MB", "max_memory")),
         Effect(RENAMED, AXOLOTL).because(
             "kept as the planner's budget; Axolotl drops max_memory_MB, and its max_memory places layers "
@@ -34,7 +34,9 @@ class ProfileLimits(Record):
     max_jobs: int | None = Field(
         default=None, ge=1, description="Most jobs at once, over all lanes. Unset: one per GPU set."
     )
-    reserve: Seconds = Field(default=600.0, description="Time kept free between publishing and the deadline.")
+    reserve: WrittenSeconds = Field(
+        default=600.0, description="Time kept free between publishing and the deadline."
+    )
     reserve_share: float = Field(
         default=0.05,
         ge=0,
@@ -61,14 +63,16 @@ class ProfileLimits(Record):
         gt=0,
         description="LoRA: most lora_alpha × learning_rate. Unset: no limit.",
     )
-    checkpoint_disk: Bytes | None = Field(default=None, description="Most disk for checkpoints.")
+    checkpoint_disk: WrittenBytes | None = Field(default=None, description="Most disk for checkpoints.")
 
 
 class ContainerTargets(Record):
     """The container around a job."""
 
-    memory: Bytes | None = Field(default=None, description="Host memory. Unset: in proportion to the GPUs.")
-    shm: Annotated[Bytes | None, Called(guides="shm_size")] = Field(
+    memory: WrittenBytes | None = Field(
+        default=None, description="Host memory. Unset: in proportion to the GPUs."
+    )
+    shm: Annotated[WrittenBytes | None, Called(guides="shm_size")] = Field(
         default=None, description="Shared memory (/dev/shm), at most the GPUs' share. Unset: 16GB per GPU."
     )
     cpus: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, JsonValue, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 from core.config.files import ConfigFileModel
 from core.config.yaml_lines import ValueOrigin
@@ -81,6 +81,8 @@ Env = dict[
 
 class EngineConfigs(Record):
     """Keys passed to an engine unchanged; checked against its real schema like all others."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
 
     axolotl: EngineConfig = Field(default_factory=dict, description="Into Axolotl's YAML.")
     kohya: EngineConfig = Field(default_factory=dict, description="Into kohya's TOML.")

@@ -48,7 +48,7 @@ def _checked(plan: TrainingPlan, config: Mapping[str, Any]) -> NativeSettings:
         return NativeSettings.model_validate(config)
     except ValidationError as error:
         problems = [_problem(details) for details in error.errors(include_url=False)]
-        raise RecipeError(f"profile {plan.profile}", problems) from None
+        raise RecipeError(f"profile {plan.profile.name}", problems) from None
 
 
 def _problem(details: Mapping[str, Any]) -> Problem:

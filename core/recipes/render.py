@@ -41,7 +41,7 @@ _NAMES = {
 def render(plan: TrainingPlan, inputs: RunInputs) -> RenderedRun:
     """Render what an attempt of this plan needs. `RecipeError` if the engine would not run it as written."""
     if not plan.verdict.feasible:
-        raise unsupported_target(plan.profile, "plan", plan.verdict.code, plan.verdict.reason)
+        raise unsupported_target(plan.profile.name, "plan", plan.verdict.code, plan.verdict.reason)
     recipe = _checked_recipe(plan, inputs)
     name = _NAMES[plan.engine]
     return RenderedRun(
@@ -65,7 +65,7 @@ def _checked_recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
         plan.engine, recipe.config, gpus=plan.launch.processes, flux=kohya_recipe.is_flux(plan)
     )
     if problems:
-        source = f"profile {plan.profile}, rendered for {plan.engine}"
+        source = f"profile {plan.profile.name}, rendered for {plan.engine}"
         raise RecipeError(source, [_named(problem, recipe, plan) for problem in problems])
     return recipe
 
@@ -91,7 +91,7 @@ def _key_at(where: str, keys: Iterable[str]) -> str | None:
 def _text(plan: TrainingPlan, recipe: Recipe) -> str:
     if plan.engine is Engine.NATIVE:
         return plan.to_json()
-    head = [f"profile {plan.profile}, plan {plan.digest[:12]}", *recipe.notes]
+    head = [f"profile {plan.profile.name}, plan {plan.digest[:12]}", *recipe.notes]
     comment = "".join(f"# {' '.join(line.split())}\n" for line in head)
     if plan.engine is Engine.KOHYA:
         return comment + kohya_recipe.dump_toml(recipe.config)

@@ -1,4 +1,4 @@
-"""Find the kernel that a crash names, and the plan without it.
+"""Find the kernel that a crash names, and do without it.
 
 What cannot even be loaded is left out in the training process (`trainer.axolotl.patches`). What fails
 later, mostly in the first step, ends the process: the next attempt does without.
@@ -7,16 +7,13 @@ later, mostly in the first step, ends the process: the next attempt does without
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
 from core.domain.choices import Attention
-from core.planning.candidate import candidate_of
-from core.planning.memory.peak import memory_of, peak_bytes
-from core.planning.plan import BatchPlan, PrecisionPlan, TrainingPlan
-from core.planning.search.ladder import with_micro
-from core.planning.search.requirements import largest_divisor
+from core.planning.conditions import Workarounds
+from core.planning.plan import TrainingPlan
 
 
 class KernelKind(StrEnum):
@@ -78,51 +75,25 @@ def _flash_line(text: str) -> str | None:
     return next(failures, None)
 
 
-def without_kernel(plan: TrainingPlan, detail: str) -> tuple[TrainingPlan, str] | None:
-    """The plan without the kernel that failed, and what changed; None where the plan uses none that is named.
-    It would fail again."""
+def without_kernel(plan: TrainingPlan, detail: str) -> Workarounds | None:
+    """Leave out the kernel that failed: it would fail again. None where the plan uses none that is named."""
     failure = kernel_failure(detail)
     if failure is None:
         return None
-    precision, change = _LEFT_OUT[failure.kind](plan.precision)
-    if precision == plan.precision:
+    precision, changes, change = plan.precision, dict[str, object](), ""
+    if failure.kind is KernelKind.FLASH and precision.attention not in (Attention.SDPA, Attention.EAGER):
+        following = Attention.FLASH_2 if precision.attention is Attention.FLASH_3 else Attention.SDPA
+        changes, change = {"attention": following}, f"attention {precision.attention} → {following}"
+    elif used := [name for name in _SWITCHES[failure.kind] if getattr(precision, name)]:
+        changes, change = {f"no_{name}": True for name in used}, f"{', '.join(used)} → off"
+    if not changes:
         return None
-    changed = plan.model_copy(update={"precision": precision})
-    if precision.liger != plan.precision.liger:
-        changed = _in_smaller_passes(changed)
-    return changed, f"{change}: {failure.line.strip()[:200]}"
+    return plan.conditions.workarounds.adding(f"{change}: {failure.line.strip()[:200]}", **changes)
 
 
-def _without_flash(precision: PrecisionPlan) -> tuple[PrecisionPlan, str]:
-    if precision.attention in (Attention.SDPA, Attention.EAGER):
-        return precision, ""
-    following = Attention.FLASH_2 if precision.attention is Attention.FLASH_3 else Attention.SDPA
-    change = f"attention {precision.attention} → {following}"
-    return precision.model_copy(update={"attention": following}), change
-
-
-def _without(*names: str) -> Callable[[PrecisionPlan], tuple[PrecisionPlan, str]]:
-    def left_out(precision: PrecisionPlan) -> tuple[PrecisionPlan, str]:
-        used = [name for name in names if getattr(precision, name)]
-        return precision.model_copy(update=dict.fromkeys(used, False)), f"{', '.join(used)} → off"
-
-    return left_out
-
-
-_LEFT_OUT: Mapping[KernelKind, Callable[[PrecisionPlan], tuple[PrecisionPlan, str]]] = {
-    KernelKind.FLASH: _without_flash,
-    KernelKind.LIGER: _without("liger"),
-    KernelKind.LORA: _without("lora_kernels"),
-    KernelKind.TRITON: _without("liger", "lora_kernels"),
+_SWITCHES: Mapping[KernelKind, tuple[str, ...]] = {
+    KernelKind.FLASH: (),
+    KernelKind.LIGER: ("liger",),
+    KernelKind.LORA: ("lora_kernels",),
+    KernelKind.TRITON: ("liger", "lora_kernels"),
 }
-
-
-def _in_smaller_passes(plan: TrainingPlan) -> TrainingPlan:
-    """Without Liger a pass needs more memory: as many sequences fewer as that takes, in more passes."""
-    candidate, budget = candidate_of(plan), plan.memory.budget_bytes
-    while candidate.micro > 1 and peak_bytes(candidate) > budget:
-        candidate = with_micro(candidate, largest_divisor(candidate.per_gpu, candidate.micro // 2))
-    batch: BatchPlan = plan.batch.model_copy(
-        update={"micro": candidate.micro, "accumulation": candidate.accumulation}
-    )
-    return plan.model_copy(update={"batch": batch, "memory": memory_of(candidate, budget)})

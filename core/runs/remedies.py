@@ -9,12 +9,12 @@ model to publish, the container has measured how long a start takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.planning.budget import PlanVerdict
-from core.planning.oom import OutOfMemory, next_after_oom, without_vllm
+from core.planning.conditions import Workarounds
 from core.planning.plan import TrainingPlan
 from core.planning.time.schedule import LEAST_SAVES
 from core.runs.kernel_failures import KernelKind, kernel_failure, without_kernel
@@ -81,19 +81,32 @@ def _kind_of(failure: AttemptFailure) -> tuple[EndReason, KernelKind | None]:
     return failure.reason, failed.kind if failed else None
 
 
-def with_remedies(plan: TrainingPlan, failures: Iterable[AttemptFailure]) -> TrainingPlan:
-    """Change the plan as each of these failures requires; for GPU memory see `smaller_plan`."""
-    for failure in failures:
-        if change := _CHANGES.get(failure.reason):
-            plan = change(plan, failure.detail)
-    return plan
+def workarounds_after(plan: TrainingPlan, failure: AttemptFailure) -> Workarounds:
+    """Return the plan's workarounds with what this failure adds: mostly nothing. For the GPU's memory see
+    `core.planning.oom`."""
+    before = plan.conditions.workarounds
+    match failure.reason:
+        case EndReason.NAN:
+            rate = plan.optimizer.learning_rate
+            lower = float(f"{rate * NAN_RATE_FACTOR:.6g}")
+            note = f"learning_rate {rate:g} → {lower:g}: the loss became NaN"
+            return before.adding(note, learning_rate=lower)
+        case EndReason.HOST_MEMORY if plan.loader.workers:
+            note = f"loader workers {plan.loader.workers} → 0: the host's memory ran out"
+            return before.adding(note, loader_workers=0)
+        case EndReason.CRASHED:
+            return without_kernel(plan, failure.detail) or _without_vllm(plan)
+        case EndReason.HUNG:
+            return _without_vllm(plan)
+    return before
 
 
-def smaller_plan(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan | None:
-    """Go one step down the ladder; None at its end."""
-    smaller = next_after_oom(plan, failure)
-    # The ladder's estimate of the time is a guess; both callers have compared the time left themselves.
-    return None if smaller is None else forced_feasible(smaller, max(plan.steps.total, 1))
+def _without_vllm(plan: TrainingPlan) -> Workarounds:
+    """It is not part of the engine and may not suit its version, the model, or the driver."""
+    before = plan.conditions.workarounds
+    if plan.grpo is None or not plan.grpo.vllm:
+        return before
+    return before.adding("grpo_vllm: the trainer generates after the failure with vLLM", no_vllm=True)
 
 
 def can_resume(before: TrainingPlan, after: TrainingPlan, reason: EndReason) -> bool:
@@ -161,39 +174,3 @@ def with_image_steps(plan: TrainingPlan, total: int) -> TrainingPlan:
 
 def _noted(plan: TrainingPlan, note: str, **changes: object) -> TrainingPlan:
     return plan.model_copy(update={**changes, "notes": (*plan.notes, note)})
-
-
-def _with_lower_rate(plan: TrainingPlan, _detail: str) -> TrainingPlan:
-    before = plan.optimizer.learning_rate
-    after = float(f"{before * NAN_RATE_FACTOR:.6g}")
-    optimizer = plan.optimizer.model_copy(update={"learning_rate": after})
-    return _noted(plan, f"learning_rate {before:g} → {after:g}: the loss became NaN", optimizer=optimizer)
-
-
-def _without_loader_workers(plan: TrainingPlan, _detail: str) -> TrainingPlan:
-    if not plan.loader.workers:
-        return plan
-    update = {"workers": 0, "prefetch_factor": None, "persistent_workers": False}
-    note = f"loader workers {plan.loader.workers} → 0: the host's memory ran out"
-    return _noted(plan, note, loader=plan.loader.model_copy(update=update))
-
-
-def _after_a_crash(plan: TrainingPlan, detail: str) -> TrainingPlan:
-    without = without_kernel(plan, detail)
-    return _without_vllm(plan, detail) if without is None else _noted(*without)
-
-
-def _without_vllm(plan: TrainingPlan, _detail: str) -> TrainingPlan:
-    """It is not part of the engine and may not suit its version, the model, or the driver."""
-    if plan.grpo is None or not plan.grpo.vllm:
-        return plan
-    return _noted(without_vllm(plan), "grpo_vllm: the trainer generates after the failure with vLLM")
-
-
-#: After every other reason the same plan is tried again.
-_CHANGES: Mapping[EndReason, Callable[[TrainingPlan, str], TrainingPlan]] = {
-    EndReason.NAN: _with_lower_rate,
-    EndReason.HOST_MEMORY: _without_loader_workers,
-    EndReason.CRASHED: _after_a_crash,
-    EndReason.HUNG: _without_vllm,
-}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
-from core.planning.candidate import candidate_of, vary
+from core.planning.candidate import vary
 from core.planning.memory.peak import peak_bytes
 from core.runs.control import even_micro
 from core.runs.progress import ControlEvent
@@ -227,7 +227,7 @@ class ActionController:
             return "passes were made smaller in this attempt"
         if plan.oom_steps:
             return "memory ran out in an attempt before"
-        candidate = candidate_of(plan)
+        candidate = plan.candidate
         new, old = (peak_bytes(vary(candidate, micro=size)) for size in (micro, training.micro))
         if new > plan.memory.budget_bytes:
             return f"{micro} sequences would need {new / 1e9:.1f} GB by the memory model"

@@ -56,9 +56,9 @@ class PlannedTask:
 
     def plan(self, hardware: Hardware, profile: LoadedProfile) -> TrainingPlan:
         from core.domain.evaluation import Era
+        from core.planning.conditions import JobConditions
         from core.planning.plan import TaskSpec
         from core.planning.planner import plan_task, usable_hours
-        from core.planning.time.overheads import JobConditions
 
         task = TaskSpec(task_type=self.kind, hours=usable_hours(self.hours), image_type=self.image)
         conditions = JobConditions(hardware)

@@ -86,5 +86,5 @@ def _plan_facts(plan: TrainingPlan, expected: PlannedSpeed | None) -> dict[str, 
         "Step": duration(speed.step_s) if speed.step_s >= 2 else None,
         "Expected": f"{number(speed.tokens_s, 3)} tokens/s" if speed.tokens_s else None,
         "Expected MFU": percent(speed.mfu) if speed.mfu else None,
-        "Profile": plan.profile,
+        "Profile": plan.profile.name,
     }

@@ -14,16 +14,15 @@ from core.domain.decisions import IDLE_HOST, TrainingWorth
 from core.domain.hardware import Hardware
 from core.domain.job_states import EndReason, StepFailed
 from core.domain.keys import NamedLane, ReservationKind, nodes_of
-from core.planning.assemble import container_concessions, container_plan
-from core.planning.oom import OutOfMemory
+from core.planning.conditions import JobConditions, LearnedBounds, tightest
+from core.planning.oom import OutOfMemory, bounds_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.planning.search.gpu_count import lane_for, node_counts
-from core.planning.time.calibration import LearnedBounds, bounds_from, shape_key
-from core.planning.time.overheads import JobConditions
+from core.planning.time.calibration import shape_key
 from core.profile.resolve import LoadedProfile, resolve_profile
 from core.profile.schema import ResolvedProfile
-from core.runs.remedies import AttemptFailure, smaller_plan, with_remedies
+from core.runs.remedies import workarounds_after
 from miner.fleet.base import FleetSnapshot, GpuGrant, GpuOption, NodeClass
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs.history import AttemptHistory
@@ -44,12 +43,9 @@ class JobPlanRequest:
 
     spec: TaskSpec
     inputs: FetchedInputs
-    hardware: Hardware
     profile: LoadedProfile
     learned: LearnedLookup
-    #: The ends of earlier attempts since the job's last start.
-    failures: tuple[AttemptFailure, ...] = ()
-    worth: TrainingWorth = IDLE_HOST
+    conditions: JobConditions
     #: Accept a plan however little of the dataset it trains on.
     any_length: bool = False
 
@@ -66,15 +62,25 @@ class DraftFacts:
     fleet: FleetSnapshot
     #: GPUs reserved for the job.
     reserved: tuple[str, ...]
-    deadline_at: float
     task: JobTask
     learned: LearnedLookup
     worth: TrainingWorth = IDLE_HOST
 
     def request(self, hardware: Hardware) -> JobPlanRequest:
-        return JobPlanRequest(
-            self.spec, self.inputs, hardware, self.profile, self.learned, self.history.failures, self.worth
-        )
+        conditions = JobConditions(hardware, model_cached=True, worth=self.worth)
+        if self.history.plan is not None:
+            conditions = self._after_failure(self.history.plan, conditions)
+        return JobPlanRequest(self.spec, self.inputs, self.profile, self.learned, conditions)
+
+    def _after_failure(self, plan: TrainingPlan, conditions: JobConditions) -> JobConditions:
+        """Add what the last attempt has taught; `StepFailed` at the end of the ladder. What memory allows is
+        known of one kind of GPU."""
+        failure, learned = self.history.failures[-1], LearnedBounds()
+        if plan.gpus.kind.name == conditions.hardware.gpus.kind.name:
+            learned = plan.conditions.learned
+            if failure.reason is EndReason.OOM:
+                learned = _bounds_after_oom(self, plan, conditions.hardware)
+        return replace(conditions, learned=learned, workarounds=workarounds_after(plan, failure))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +93,6 @@ class Draft:
     lane: NamedLane | None
     #: Nodes that could be used when this was drafted.
     nodes: frozenset[str]
-    #: The plan is a step down the ladder, and stays as it is on whichever GPUs the job gets.
-    after_oom: bool = False
 
 
 def draft(facts: DraftFacts) -> Draft:
@@ -99,14 +103,11 @@ def draft(facts: DraftFacts) -> Draft:
     classes = usable_classes(facts.fleet, facts.history, facts.task)
     if not classes:
         raise StepFailed(EndReason.NO_GPU, "no GPU of this fleet can be used")
-    # After an OOM the next plan is made from the last one, for as many GPUs of its kind. If no machine has
-    # them any more, the job is planned from scratch.
+    # After an OOM the next plan is one step down the ladder, for as many GPUs of the same kind. If no machine
+    # has them any more, the job is planned from scratch.
     before = facts.history.plan if facts.history.ended_by is EndReason.OOM else None
-    if before is not None and (alike := [nodes for nodes in classes if _has_gpus_of(before, nodes)]):
-        plan = plan_after_oom(before, _oom_failure(facts, before, alike[0].hardware))
-        option = GpuOption(plan.gpus.count, names_of(alike), plan.gpus.nodes)
-        return Draft(plan, (option,), None, names_of(classes), after_oom=True)
-    drafts, refusals = _plan_for_each(facts, classes)
+    alike = [nodes for nodes in classes if before is not None and _has_gpus_of(before, nodes)]
+    drafts, refusals = _plan_for_each(facts, alike or classes)
     if not drafts:
         if facts.history.bad_nodes:  # rather there than nowhere
             return draft(replace(facts, history=replace(facts.history, bad_nodes=frozenset())))
@@ -188,13 +189,11 @@ def _require_no_other_node(facts: DraftFacts, tried: Sequence[NodeClass]) -> Non
         raise StepFailed(EndReason.NO_GPU, text)
 
 
-def _oom_failure(facts: DraftFacts, plan: TrainingPlan, hardware: Hardware) -> OutOfMemory:
+def _bounds_after_oom(facts: DraftFacts, plan: TrainingPlan, hardware: Hardware) -> LearnedBounds:
     ours = set(facts.history.gpus)
-    planned_at = facts.deadline_at - plan.time.deadline_s
-    return OutOfMemory(
+    failure = OutOfMemory(
         moment=facts.history.oom_moment,
         grown_micro=facts.history.grown_micro,
-        elapsed_s=max(facts.fleet.taken_at - planned_at, 0.0),
         shared_gpus=any(
             ours & set(reservation.gpus)
             for reservation in facts.fleet.reservations
@@ -202,13 +201,16 @@ def _oom_failure(facts: DraftFacts, plan: TrainingPlan, hardware: Hardware) -> O
         ),
         available=max(hardware.gpus.count, plan.gpus.count),
     )
+    bounds = bounds_after_oom(plan, failure)
+    if bounds is None:
+        steps = ", ".join(plan.oom_steps) or "the first plan"
+        raise StepFailed(EndReason.OOM, f"the GPU's memory ran out and no smaller plan is left after {steps}")
+    return bounds
 
 
-def draft_granted(facts: DraftFacts, drafted: Draft, grant: GpuGrant) -> TrainingPlan:
+def draft_granted(facts: DraftFacts, grant: GpuGrant) -> TrainingPlan:
     """Plan for the GPUs that the job was given; `StepFailed` if their machine is gone."""
-    request = facts.request(granted_hardware(facts.fleet, grant))
-    # The ladder's step decides everything but the number of steps, and the clock decides that.
-    return on_host(drafted.plan, request) if drafted.after_oom else first_plan(request)
+    return first_plan(facts.request(granted_hardware(facts.fleet, grant)))
 
 
 def granted_hardware(fleet: FleetSnapshot, grant: GpuGrant) -> Hardware:
@@ -233,14 +235,14 @@ def first_plan(request: JobPlanRequest) -> TrainingPlan:
         plan = _plan_ended_by_clock(request, plan)
     if not plan.verdict.feasible:
         raise StepFailed(EndReason.INFEASIBLE, plan.verdict.reason)
-    return with_remedies(plan, request.failures)
+    return plan
 
 
 def plan_in_time(request: JobPlanRequest, hours: float) -> TrainingPlan | None:
     """Return a plan that is over within these hours, or None if there is none."""
     request = replace(request, spec=request.spec.model_copy(update={"hours": hours}))
     plan = _in_time(request)
-    return with_remedies(plan, request.failures) if plan.verdict.feasible else None
+    return plan if plan.verdict.feasible else None
 
 
 def _in_time(request: JobPlanRequest) -> TrainingPlan:
@@ -261,9 +263,12 @@ def _in_time(request: JobPlanRequest) -> TrainingPlan:
 
 def _learned_plan(request: JobPlanRequest) -> TrainingPlan:
     """Plan again if there is a lesson: which one counts depends on the plan."""
-    plan = _run_planner(request, None)
-    learned = request.learned(plan)
-    return plan if learned is None else _run_planner(request, learned)
+    plan = _run_planner(request)
+    lesson = request.learned(plan)
+    if lesson is None:
+        return plan
+    learned = tightest(request.conditions.learned, lesson)
+    return _run_planner(replace(request, conditions=replace(request.conditions, learned=learned)))
 
 
 def _resolved(request: JobPlanRequest) -> ResolvedProfile:
@@ -271,7 +276,7 @@ def _resolved(request: JobPlanRequest) -> ResolvedProfile:
     return resolve_profile(request.profile, request.spec.task_type, model, pictures)
 
 
-def _run_planner(request: JobPlanRequest, learned: LearnedBounds | None) -> TrainingPlan:
+def _run_planner(request: JobPlanRequest) -> TrainingPlan:
     inputs, resolved = request.inputs, _resolved(request)
     if request.any_length:
         limits = resolved.limits.model_copy(update={"min_epochs": 0.0})
@@ -280,10 +285,9 @@ def _run_planner(request: JobPlanRequest, learned: LearnedBounds | None) -> Trai
         request.spec,
         inputs.model,
         inputs.data,
-        request.hardware,
+        request.conditions.hardware,
         resolved,
-        conditions=JobConditions(request.hardware, model_cached=True, worth=request.worth),
-        learned=learned,
+        conditions=request.conditions,
     )
 
 
@@ -303,18 +307,6 @@ def _plan_ended_by_clock(request: JobPlanRequest, refused: TrainingPlan) -> Trai
     return plan.model_copy(update={"task": request.spec, "time": time, "notes": (*plan.notes, note)})
 
 
-def on_host(plan: TrainingPlan, request: JobPlanRequest) -> TrainingPlan:
-    """Return a plan made for other GPUs of the host with the container's limits for these."""
-    asked = _resolved(request).container
-    world = plan.gpus.per_node
-    conceded = [
-        concession for concession in plan.concessions if not concession.field.startswith("container.")
-    ]
-    conceded += container_concessions(asked, request.hardware, world)
-    container = container_plan(asked, request.hardware, world)
-    return plan.model_copy(update={"container": container, "concessions": tuple(conceded)})
-
-
 def _gpu_lane(request: JobPlanRequest) -> NamedLane | None:
     targets = _resolved(request).targets
     if targets.gpu_strategy is not GpuStrategy.LANES:
@@ -324,25 +316,17 @@ def _gpu_lane(request: JobPlanRequest) -> NamedLane | None:
 
 def gpu_counts(plan: TrainingPlan, request: JobPlanRequest) -> tuple[int, ...]:
     """The plan's number of GPUs, and every smaller one that is still possible."""
-    gpus = request.hardware.gpus
+    gpus = request.conditions.hardware.gpus
     counts = {*range(gpus.per_node, gpus.count, gpus.per_node), *node_counts(gpus.per_node)}
     fewer = sorted((count for count in counts if count < plan.gpus.count), reverse=True)
     return plan.gpus.count, *(count for count in fewer if _is_possible(request, count))
 
 
 def _is_possible(request: JobPlanRequest, count: int) -> bool:
-    hardware = request.hardware.model_copy(update={"gpus": request.hardware.gpus.take(count)})
-    plan = _learned_plan(replace(request, hardware=hardware))
+    hardware = request.conditions.hardware
+    fewer = hardware.model_copy(update={"gpus": hardware.gpus.take(count)})
+    plan = _learned_plan(replace(request, conditions=replace(request.conditions, hardware=fewer)))
     return plan.verdict.feasible and plan.gpus.count == count
-
-
-def plan_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> TrainingPlan:
-    """One step down the ladder; `StepFailed` at its end."""
-    smaller = smaller_plan(plan, failure)
-    if smaller is None:
-        steps = ", ".join(plan.oom_steps) or "the first plan"
-        raise StepFailed(EndReason.OOM, f"the GPU's memory ran out and no smaller plan is left after {steps}")
-    return smaller
 
 
 def lesson_key(validator: str, plan: TrainingPlan) -> str:
@@ -358,29 +342,16 @@ def lesson_of(
     plan: TrainingPlan, known: LearnedBounds | None, measured_step_s: float | None
 ) -> LearnedBounds | None:
     """Merge what this plan's run taught with what was known; return None if nothing is new."""
-    shown = bounds_from(plan)
     known = known or LearnedBounds()
-    slowness = known.slowness
-    if measured_step_s and plan.time.step_s and not plan.oom_steps:
+    merged = tightest(plan.conditions.learned.for_later_jobs(), known) if plan.oom_steps else known
+    if measured_step_s and plan.time.step_s:
         # The plan contains the known slowness already. Steps are timed by the run itself: a bad clock, or a
         # run that lies, must not decide about all later ones.
         ratio = _within(measured_step_s / plan.time.step_s, _SLOWER_AT_ONCE)
-        slowness = _within(known.slowness * ratio, _SLOWNESS)
-    merged = LearnedBounds(
-        micro=_min_known(known.micro, shown.micro),
-        checkpointing=known.checkpointing or shown.checkpointing,
-        length=_min_known(known.length, shown.length),
-        gpus=max(known.gpus or 0, shown.gpus or 0) or None,
-        slowness=slowness,
-    )
+        merged = merged.model_copy(update={"slowness": _within(known.slowness * ratio, _SLOWNESS)})
     return None if merged == known else merged
 
 
 def with_micro_cap(known: LearnedBounds | None, micro: int) -> LearnedBounds:
     """Add smaller passes to what is known: a rule wanted them, and the last attempt could not change."""
-    known = known or LearnedBounds()
-    return known.model_copy(update={"micro": _min_known(known.micro, micro)})
-
-
-def _min_known(*values: int | None) -> int | None:
-    return min((value for value in values if value is not None), default=None)
+    return tightest(LearnedBounds(micro=micro), known or LearnedBounds())

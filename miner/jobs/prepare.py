@@ -17,8 +17,8 @@ from core.domain.job_states import EndReason, JobState, StepFailed
 from core.domain.keys import GpuReservation, nodes_of
 from core.domain.units import rfc3339, show_seconds
 from core.domain.wire import MinerTaskOffer
+from core.planning.conditions import LearnedBounds
 from core.planning.plan import TrainingPlan
-from core.planning.time.calibration import LearnedBounds
 from core.system.files import remove_tree
 from miner.fleet.base import FleetSnapshot, GpuGrant
 from miner.fleet.placement import FOREVER
@@ -182,9 +182,9 @@ async def acquire(job: JobContext, inputs: FetchedInputs, history: AttemptHistor
         )
         gpus = await _wait_for_gpus(job, history, drafted)
     facts = _read_facts(job, inputs, history)
-    plan = await asyncio.to_thread(draft_granted, facts, drafted, gpus)
+    plan = await asyncio.to_thread(draft_granted, facts, gpus)
     until = keep_gpus(job, plan)
-    if until is None or drafted.after_oom:  # the next step of the ladder is not planned for fewer hours
+    if until is None:
         return _grant_of(job, history, plan, FOREVER)
     plan, until = await _plan_before_others(job, facts, gpus, plan, until)
     return _grant_of(job, history, plan, until)
@@ -192,7 +192,7 @@ async def acquire(job: JobContext, inputs: FetchedInputs, history: AttemptHistor
 
 async def _draft(job: JobContext, inputs: FetchedInputs, history: AttemptHistory) -> Draft:
     drafted = await asyncio.to_thread(draft, _read_facts(job, inputs, history))
-    if drafted.after_oom:  # the next plan of this shape need not find that out again
+    if history.ended_by is EndReason.OOM:  # the next plan of this shape need not find that out again
         await keep_lesson(job, drafted.plan, None)
     return drafted
 
@@ -212,7 +212,6 @@ def _read_facts(job: JobContext, inputs: FetchedInputs, history: AttemptHistory)
         profile=job.services.profile(),
         fleet=others,
         reserved=tuple(claim.gpus) if claim else (),
-        deadline_at=job.row.deadline_at,
         task=job.task,
         learned=learned,
         worth=_worth(job, others, now),

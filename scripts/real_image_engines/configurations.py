@@ -22,9 +22,9 @@ from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import image_model_facts
 from core.models.image_families import IMAGE_FAMILIES
+from core.planning.conditions import JobConditions
 from core.planning.plan import TaskSpec
 from core.planning.planner import plan_task
-from core.planning.time.overheads import JobConditions
 from core.profile.resolve import load_profile, profile_files, resolve_profile
 from core.recipes.base import RecipeError, RunInputs
 from core.recipes.dry_run import example_inputs

@@ -6,11 +6,13 @@ from typing import Any
 
 from core.data.facts import DatasetFacts, LengthStats
 from core.domain.choices import Engine, LrSchedule, Method, Optimizer, Parallelism
-from core.domain.hardware import parse_gpus
+from core.domain.hardware import MOST_GPUS, Hardware, parse_gpus
 from core.domain.records import Confidence
 from core.domain.tasks import TaskType
 from core.models.facts import Family, ModelFacts
 from core.planning.budget import MemoryBreakdown, MemoryTerm, PlanVerdict, TimeBreakdown, TimelinePhase
+from core.planning.candidate import ImageCandidate, LossKind, RunCandidate, nccl_buffer, shape_of
+from core.planning.conditions import JobConditions
 from core.planning.plan import (
     AdapterPlan,
     BatchPlan,
@@ -22,6 +24,8 @@ from core.planning.plan import (
     TaskSpec,
     TrainingPlan,
 )
+from core.profile.limits import ContainerTargets, ProfileLimits
+from core.profile.schema import EngineConfigs, ResolvedProfile
 from core.profile.targets import Targets
 
 
@@ -69,9 +73,8 @@ def plan(**changes: Any) -> TrainingPlan:
         "task": TaskSpec(task_type=TaskType.INSTRUCT, hours=3),
         "model": llama_8b(),
         "data": instruct_data(),
-        "available": gpus,
         "gpus": gpus,
-        "profile": "h100x4",
+        "profile": resolved(name="h100x4"),
         "targets": Targets(),
         "engine": Engine.AXOLOTL,
         "method": Method.LORA,
@@ -101,4 +104,74 @@ def plan(**changes: Any) -> TrainingPlan:
         "verdict": PlanVerdict(feasible=True),
         "reasons": {"batch.micro": PlanReason(text="as asked", source="h100x4.yaml:12")},
     }
-    return TrainingPlan(**{**whole, **changes})
+    whole |= changes
+    hardware = Hardware(gpus=whole.pop("available", gpus))
+    whole = {"conditions": JobConditions(hardware), **whole}
+    whole.setdefault("candidate", _candidate(TrainingPlan.model_construct(**whole)))
+    return TrainingPlan(**whole)
+
+
+def resolved(limits: dict[str, Any] | None = None, name: str = "test", **targets: Any) -> ResolvedProfile:
+    """A profile of these targets alone, everything else at its default."""
+    return ResolvedProfile(
+        name=name,
+        digest="",
+        hardware=None,
+        targets=Targets(**targets),
+        limits=ProfileLimits.model_construct(**{**ProfileLimits().model_dump(), **(limits or {})}),
+        container=ContainerTargets(),
+        env={},
+        engine_config=EngineConfigs(),
+        sections=(),
+        origins={},
+        before_scale={},
+    )
+
+
+def _candidate(plan: TrainingPlan) -> RunCandidate:
+    """The numbers of a plan whose parts a test has chosen."""
+    adapter, precision, image = plan.adapter, plan.precision, plan.image
+    return RunCandidate(
+        task=plan.task.task_type,
+        engine=plan.engine,
+        method=plan.method,
+        shape=shape_of(plan.model),
+        kind=plan.gpus.kind,
+        world=plan.batch.world_size,
+        node_gpus=MOST_GPUS if plan.available.nodes == 1 else plan.available.per_node,
+        network=plan.launch.network,
+        parallelism=plan.parallelism,
+        nccl_buffer=nccl_buffer({}),
+        hybrid=bool(plan.fsdp and plan.fsdp.within_nodes),
+        micro=plan.batch.micro,
+        accumulation=plan.batch.accumulation,
+        eval_micro=plan.batch.eval_micro,
+        length=plan.sequence.length,
+        completion=plan.sequence.completion_limit or 0,
+        rank=adapter.rank if adapter else 0,
+        dropout=bool(adapter and adapter.dropout),
+        optimizer=plan.optimizer.name,
+        fp32_master=plan.optimizer.fp32_master,
+        width=2 if precision.bf16 or precision.fp16 else 4,
+        checkpointing=precision.gradient_checkpointing,
+        attention=precision.attention,
+        loss=LossKind.CHUNKED,
+        liger=frozenset(),
+        reshard=True,
+        compile_mode=precision.compile_mode,
+        fp8=precision.fp8,
+        reference_ready=False,
+        vllm_share=0.0,
+        vllm_sleep=False,
+        generations=plan.targets.grpo_generations,
+        kl=False,
+        prompt_kl=False,
+        together=0,
+        gathered_layers=0,
+        ema=False,
+        image=None
+        if image is None or plan.model.image is None
+        else ImageCandidate(
+            plan.model.image, image.resolutions, image.vae_batch, image.cache_text, False, False
+        ),
+    )

@@ -21,9 +21,9 @@ from core.domain.tasks import (
     RewardFunction,
     TaskType,
 )
+from core.planning.conditions import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.planning.time.overheads import JobConditions
 from core.profile.resolve import load_profile
 from core.runs.remedies import forced_feasible
 from core.runs.run_files import RunSpec

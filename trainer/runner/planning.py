@@ -11,14 +11,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from core.data.facts import DatasetFacts
-from core.domain.choices import Attention, Engine
+from core.domain.choices import Engine
 from core.domain.hardware import CPU, GpuKind, GpuSet, Hardware, from_nvml
 from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.domain.units import show_seconds
@@ -29,12 +29,12 @@ from core.planning.baseline_stats import (
     read_baseline_stats,
     slowness_of,
     speed_text,
-    with_first_rate,
 )
-from core.planning.oom import OutOfMemory
-from core.planning.plan import PlanReason, TaskSpec, TrainingPlan
+from core.planning.conditions import JobConditions
+from core.planning.oom import OutOfMemory, next_after_oom
+from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task as make_plan
-from core.planning.time.overheads import JobConditions
+from core.planning.planner import replan
 from core.profile.resolve import load_profile, resolve_profile
 from core.runs.remedies import (
     GOOD_ENDS,
@@ -43,13 +43,11 @@ from core.runs.remedies import (
     can_resume,
     forced_feasible,
     retry_allowed,
-    smaller_plan,
-    with_remedies,
+    workarounds_after,
 )
 from core.runs.run_files import RunEnd, RunSpec
 from core.system.resources import usable_cores, usable_memory
 from trainer.errors import BadModel, UnusableGpu
-from trainer.runner.command_line import STATS_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -177,53 +175,36 @@ def make_own_plan(
     # A tournament task cannot be refused, and nothing is published: the profile's reserve is training time.
     free = {"reserve": run.deadline_at - run.end_by, "reserve_share": 0.0, "min_epochs": 0.0}
     own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})
-    vllm = importlib.util.find_spec("vllm") is not None
     conditions = JobConditions(
         hardware,
         model_cached=True,
         publishes=False,
-        vllm=vllm,
+        vllm=importlib.util.find_spec("vllm") is not None,
+        flash_3=importlib.util.find_spec("flash_attn_interface") is not None,
         era=run.era,
         rows_made=rows_made,
         pictures=pictures,
     )
-
-    def planned(slowness: float) -> TrainingPlan:
-        return make_plan(spec, model, data, hardware, own, conditions=replace(conditions, slowness=slowness))
-
-    plan = forced_feasible(_by_baseline_stats(run, planned))
-    return with_flash_3(plan) if own.targets.attention is None else plan
-
-
-def with_flash_3(plan: TrainingPlan) -> TrainingPlan:
-    """On Hopper, where this image has its package: only here can one look. Whatever refuses it at its load
-    gets flash attention 2."""
-    generation = plan.gpus.kind.compute_capability[0]
-    if plan.precision.attention is not Attention.FLASH_2 or generation != 9:
-        return plan
-    if importlib.util.find_spec("flash_attn_interface") is None:
-        return plan
-    precision = plan.precision.model_copy(update={"attention": Attention.FLASH_3})
-    return plan.model_copy(update={"precision": precision})
+    plan = make_plan(spec, model, data, hardware, own, conditions=conditions)
+    if run.baseline_stats_path is not None:
+        conditions = _as_measured(plan, Path(run.baseline_stats_path))
+        plan = make_plan(spec, model, data, hardware, own, conditions=conditions)
+    return forced_feasible(plan)
 
 
-def _by_baseline_stats(run: RunSpec, planned: Callable[[float], TrainingPlan]) -> TrainingPlan:
-    """The plan at the speed that the validator has measured, where its file says so."""
-    plan = planned(1.0)
-    if run.baseline_stats_path is None:
-        return plan
+def _as_measured(plan: TrainingPlan, path: Path) -> JobConditions:
+    """Add what the validator has measured, where its file says so."""
     try:
-        stats = read_baseline_stats(Path(run.baseline_stats_path))
+        stats = read_baseline_stats(path)
     except BadStats as error:
-        note = f"the validator's statistics are ignored: {error}"
-        return plan.model_copy(update={"notes": (*plan.notes, note)})
+        return replace(plan.conditions, notes=(f"the validator's statistics are ignored: {error}",))
     slowness = slowness_of(plan, stats)
-    if slowness is not None:
-        plan = planned(slowness)
-        why = plan.reasons["steps.total"]
-        reason = PlanReason(text=f"{why.text}; {speed_text(stats, slowness)}", source=STATS_VARIABLE)
-        plan = plan.model_copy(update={"reasons": {**plan.reasons, "steps.total": reason}})
-    return with_first_rate(plan, stats)
+    return replace(
+        plan.conditions,
+        slowness=slowness or 1.0,
+        weight_rms=stats.weight_rms,
+        notes=() if slowness is None else (speed_text(stats, slowness),),
+    )
 
 
 #: What must be left for another try: the time that the last one took to begin, this many times over.
@@ -268,17 +249,19 @@ def remedy_for(plan: TrainingPlan, failed: FailedLaunch, earlier: Sequence[Remed
     failure = AttemptFailure(reason, failed.detail)
     if not retry_allowed([*(AttemptFailure(remedy.after, remedy.detail) for remedy in earlier), failure]):
         return None
+    hours = (failed.left_s + plan.time.reserve_s) / 3600
     if reason is EndReason.OOM:
-        elapsed = max(elapsed_s(plan, failed.left_s), 0.0)
-        smaller = smaller_plan(plan, OutOfMemory(moment=failed.moment or "train", elapsed_s=elapsed))
+        oom = OutOfMemory(moment=failed.moment or "train", available=plan.available.count)
+        smaller = next_after_oom(plan, oom, hours)
         if smaller is None:
             return None
-        return Remedy(reason, smaller, can_resume(plan, smaller, reason), smaller.oom_steps[-1])
-    changed = with_remedies(plan, [failure])
-    change = f"once more, {show_seconds(failed.left_s)} are left" if changed is plan else changed.notes[-1]
-    return Remedy(reason, changed, can_resume(plan, changed, reason), change, failed.detail)
-
-
-def elapsed_s(plan: TrainingPlan, left_s: float) -> float:
-    """Seconds since the plan was made, by its own count: it ends at the deadline less the reserve."""
-    return plan.time.deadline_s - plan.time.reserve_s - left_s
+        change = smaller.oom_steps[-1]
+        # The estimate of the time is a guess, and what is left was compared already.
+        smaller = forced_feasible(smaller, max(plan.steps.total, 1))
+        return Remedy(reason, smaller, can_resume(plan, smaller, reason), change)
+    workarounds = workarounds_after(plan, failure)
+    if workarounds == plan.conditions.workarounds:
+        change = f"once more, {show_seconds(failed.left_s)} are left"
+        return Remedy(reason, plan, can_resume(plan, plan, reason), change, failed.detail)
+    changed = forced_feasible(replan(plan, replace(plan.conditions, workarounds=workarounds), hours))
+    return Remedy(reason, changed, can_resume(plan, changed, reason), workarounds.notes[-1], failed.detail)

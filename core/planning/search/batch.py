@@ -13,7 +13,6 @@ from core.planning.budget import conceded
 from core.planning.search.fit import SearchResult, best_fit
 from core.planning.search.requirements import Requirements
 from core.planning.search.timed_candidate import TimedCandidate
-from core.planning.time.overheads import JobConditions
 
 #: Completions at which half of a step's gradient is noise. No measurement for rewards is published: this is
 #: between two batches in use, the text tournament winner's 160 and DeepSeekMath's 1,024.
@@ -25,7 +24,7 @@ SMALLEST_BATCH = 8
 
 
 def with_enough_steps(
-    needs: Requirements, result: SearchResult, available: int, conditions: JobConditions
+    needs: Requirements, result: SearchResult, available: int
 ) -> tuple[Requirements, SearchResult]:
     """Halve the effective batch until the run has the profile's `least_steps`."""
     least = needs.targets.least_steps
@@ -36,7 +35,7 @@ def with_enough_steps(
         smaller = _halved(needs, result.best.candidate.world)
         if smaller is None:
             break
-        other = best_fit(smaller, available, conditions)
+        other = best_fit(smaller, available)
         if other.code is not None or other.best.schedule.total <= result.best.schedule.total:
             break
         needs, result = smaller, other
@@ -49,18 +48,18 @@ def with_enough_steps(
 
 
 def with_larger_steps(
-    needs: Requirements, result: SearchResult, available: int, conditions: JobConditions
+    needs: Requirements, result: SearchResult, available: int
 ) -> tuple[Requirements, SearchResult]:
     """Double the effective batch, up to the profile's `grpo_most_batch`, while that trains more. The learning
     rate stays: published ones belong to such batches. CPUs are left out: their generation speed is a guess.
     """
     most, first = needs.targets.grpo_most_batch, result.best
-    if most is None or needs.kind.device is not Device.CUDA:
+    if most is None or needs.learned.batch is not None or needs.kind.device is not Device.CUDA:
         return needs, result
     asked = needs.effective(first.candidate.world)
     while result.code is None and 2 * result.best.candidate.effective <= most:
         larger = _of_batch(needs, 2 * result.best.candidate.effective)
-        other = best_fit(larger, available, conditions)
+        other = best_fit(larger, available)
         if not _trains_more(needs, other, result.best):
             break
         needs, result = larger, other

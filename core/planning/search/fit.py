@@ -20,7 +20,6 @@ from core.planning.search.gpu_count import GpuCountChoice, choose_counts, usable
 from core.planning.search.ladder import fit_memory, with_micro
 from core.planning.search.requirements import Requirements, first_candidate, largest_divisor
 from core.planning.search.timed_candidate import TimedCandidate, reserve_of, with_time
-from core.planning.time.overheads import JobConditions
 from core.planning.time.speed import least_generate_seconds
 from core.profile.limits import ProfileLimits
 
@@ -37,22 +36,22 @@ class SearchResult(NamedTuple):
     reason: str = ""
 
 
-def budget_of(limits: ProfileLimits, memory_bytes: int) -> int:
-    """The lower of the limit in bytes and the limit as a share of the GPU's memory."""
-    share = int(limits.gpu_memory_share * memory_bytes)
-    return share if limits.gpu_memory is None else min(limits.gpu_memory, share)
+def budget_of(needs: Requirements) -> int:
+    """The lowest of the limit in bytes, the limit as a share of the GPU's memory, and what ran out."""
+    share = int(needs.limits.gpu_memory_share * needs.kind.memory_bytes)
+    return min(share, needs.limits.gpu_memory or share, needs.learned.memory_bytes or share)
 
 
-def best_fit(needs: Requirements, available: int, conditions: JobConditions) -> SearchResult:
+def best_fit(needs: Requirements, available: int) -> SearchResult:
     """Find the best that these GPUs can do for these requirements."""
-    choice = choose_counts(needs, available, conditions.worth)
-    budget = budget_of(needs.limits, needs.kind.memory_bytes)
-    if refused := _impossible(needs, choice, budget, conditions):
+    choice = choose_counts(needs, available)
+    budget = budget_of(needs)
+    if refused := _impossible(needs, choice, budget):
         return refused
-    search = _Search(needs, choice, budget, conditions)
+    search = _Search(needs, choice, budget)
     best = search.best()
     if best is None:
-        return _no_memory(needs, choice, budget, conditions)
+        return _no_memory(needs, choice, budget)
     if not trains_enough(best, needs.limits):
         return SearchResult(best, choice, *_too_little_training(needs, best, choice))
     return SearchResult(best, choice)
@@ -62,10 +61,8 @@ class _Search:
     """Over counts of GPUs. If no count meets the requirements in full, the one that trains most wins: so
     neither more hours nor one more GPU can make the training smaller."""
 
-    def __init__(
-        self, needs: Requirements, choice: GpuCountChoice, budget: int, conditions: JobConditions
-    ) -> None:
-        self.needs, self.choice, self.budget, self.conditions = needs, choice, budget, conditions
+    def __init__(self, needs: Requirements, choice: GpuCountChoice, budget: int) -> None:
+        self.needs, self.choice, self.budget = needs, choice, budget
 
     def best(self) -> TimedCandidate | None:
         if self.choice.by_value:
@@ -90,7 +87,7 @@ class _Search:
         """Larger counts are skipped once they would not be worth their price even if each GPU were half as
         fast again, which is more than a change of checkpointing brings. GPUs that cost nothing are never
         skipped: the training ends earlier on them."""
-        worth, here = self.conditions.worth, fewer.candidate.world
+        worth, here = self.needs.conditions.worth, fewer.candidate.world
         if not any(worth.prices[:count]) or not trains_enough(fewer, self.needs.limits):
             return True
         hours, most_share = fewer.total_s / 3600, fewer.share * 1.5 * count / here
@@ -147,7 +144,7 @@ class _Search:
 
         def valued(timed: TimedCandidate) -> tuple[float, ...]:
             world, total_s = timed.candidate.world, timed.total_s
-            value = round(self.conditions.worth.net(timed.share, world, total_s / 3600), 3)
+            value = round(self.needs.conditions.worth.net(timed.share, world, total_s / 3600), 3)
             last = total_s if text else world
             return trains_enough(timed, self.needs.limits), value, -timed.cost, -last
 
@@ -157,14 +154,14 @@ class _Search:
         candidate = timed.candidate
         micro = largest_divisor(candidate.per_gpu, min(winner.candidate.micro, candidate.micro))
         smaller = with_micro(candidate, micro)
-        return with_time(self.needs, timed.required, smaller, timed.cost, self.budget, self.conditions)
+        return with_time(self.needs, timed.required, smaller, timed.cost, self.budget)
 
     def at(self, count: int, lossy: bool = True) -> TimedCandidate | None:
         required = first_candidate(self.needs, count)
         candidate, cost = fit_memory(self.needs, required, self.budget, lossy)
         if candidate is None:
             return None
-        return with_time(self.needs, required, candidate, cost, self.budget, self.conditions)
+        return with_time(self.needs, required, candidate, cost, self.budget)
 
     def _first(self, counts: list[int], lossy: bool = True) -> list[TimedCandidate]:
         timed = (self.at(count, lossy) for count in counts)
@@ -193,13 +190,11 @@ def trains_enough(timed: TimedCandidate, limits: ProfileLimits) -> bool:
     return schedule.complete or schedule.epochs >= limits.min_epochs
 
 
-def _impossible(
-    needs: Requirements, choice: GpuCountChoice, budget: int, conditions: JobConditions
-) -> SearchResult | None:
+def _impossible(needs: Requirements, choice: GpuCountChoice, budget: int) -> SearchResult | None:
     """Refuse what no search can solve. The numbers shown are those of the requirements."""
     limits, context = needs.limits, CONTEXT_BYTES if needs.kind.device is Device.CUDA else 0
     deadline = needs.task.hours * 3600
-    if budget - context < LEAST_BYTES:
+    if budget - context < LEAST_BYTES and needs.learned.memory_bytes is None:
         code = Refusal.IMPOSSIBLE_LIMIT
         reason = (
             f"the limit of {show_bytes(budget)} per GPU leaves nothing beside the {show_bytes(context)} "
@@ -213,29 +208,25 @@ def _impossible(
         )
     else:
         return None
-    return SearchResult(_as_required(needs, choice.counts[0], budget, conditions), choice, code, reason)
+    return SearchResult(_as_required(needs, choice.counts[0], budget), choice, code, reason)
 
 
-def refused_as_required(
-    needs: Requirements, conditions: JobConditions, code: Refusal, reason: str
-) -> SearchResult:
+def refused_as_required(needs: Requirements, code: Refusal, reason: str) -> SearchResult:
     """A refusal before any search, with the numbers of the requirements."""
-    available = usable_gpus(needs, conditions.hardware.gpus)
-    choice = choose_counts(needs, available, conditions.worth)
-    budget = budget_of(needs.limits, needs.kind.memory_bytes)
-    timed = _as_required(needs, min(choice.counts[0], available), budget, conditions)
+    available = usable_gpus(needs)
+    choice = choose_counts(needs, available)
+    budget = budget_of(needs)
+    timed = _as_required(needs, min(choice.counts[0], available), budget)
     return SearchResult(timed, choice, code, reason)
 
 
-def _as_required(needs: Requirements, world: int, budget: int, conditions: JobConditions) -> TimedCandidate:
+def _as_required(needs: Requirements, world: int, budget: int) -> TimedCandidate:
     required = first_candidate(needs, world)
-    return with_time(needs, required, required, 0, budget, conditions)
+    return with_time(needs, required, required, 0, budget)
 
 
-def _no_memory(
-    needs: Requirements, choice: GpuCountChoice, budget: int, conditions: JobConditions
-) -> SearchResult:
-    best = _as_required(needs, max(choice.counts), budget, conditions)
+def _no_memory(needs: Requirements, choice: GpuCountChoice, budget: int) -> SearchResult:
+    best = _as_required(needs, max(choice.counts), budget)
     reason = (
         f"{show_bytes(peak_bytes(best.candidate))} per GPU as asked for on {max(choice.counts)} × "
         f"{needs.kind.name}, and no variation fits into the {show_bytes(budget)} of the limit"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from core.domain.choices import Engine, GpuStrategy
-from core.domain.decisions import IDLE_HOST, TrainingWorth
-from core.domain.hardware import GpuSet
 from core.domain.selectors import Lane
 from core.domain.tasks import TaskType
 from core.models.facts import ModelFacts
@@ -35,7 +33,7 @@ class GpuCountChoice(NamedTuple):
     by_value: bool = False
 
 
-def choose_counts(needs: Requirements, available: int, worth: TrainingWorth = IDLE_HOST) -> GpuCountChoice:
+def choose_counts(needs: Requirements, available: int) -> GpuCountChoice:
     """Every available and allowed count: the strategy's first, then larger ones, then smaller ones."""
     limits, strategy = needs.limits, needs.targets.gpu_strategy
     node = min(needs.node_gpus, available)
@@ -50,7 +48,7 @@ def choose_counts(needs: Requirements, available: int, worth: TrainingWorth = ID
         return GpuCountChoice(allowed, "the fewest that fit in memory and time", True, allowed[0])
     if strategy is GpuStrategy.BY_VALUE:
         allowed = _allowed(limits.min_gpus, most, node)
-        price = max(worth.prices[: max(allowed)], default=0.0)
+        price = max(needs.conditions.worth.prices[: max(allowed)], default=0.0)
         why = (
             f"others would bring up to {price:.2g} points in a GPU's hour" if price else "no other task waits"
         )
@@ -60,9 +58,9 @@ def choose_counts(needs: Requirements, available: int, worth: TrainingWorth = ID
     return GpuCountChoice(counts, why, False, wanted, strategy is GpuStrategy.LANES)
 
 
-def usable_gpus(needs: Requirements, gpus: GpuSet) -> int:
-    """Return how many of them the profile's nodes have."""
-    return gpus.in_nodes(needs.most_nodes).count
+def usable_gpus(needs: Requirements) -> int:
+    """Return the number of GPUs that the profile's nodes have."""
+    return needs.conditions.hardware.gpus.in_nodes(needs.most_nodes).count
 
 
 def node_counts(node: int) -> list[int]:

@@ -59,8 +59,8 @@ def fit_memory(
         candidate, cost = _by_variation(needs, required, fits)
     if candidate is None:
         return None, cost
-    candidate = with_generation(candidate, budget)
-    return _with_average(required, candidate, fits), cost
+    candidate = _with_generation(needs, candidate, budget)
+    return _with_average(needs, required, candidate, fits), cost
 
 
 def _vllm_unasked(needs: Requirements, candidate: RunCandidate) -> bool:
@@ -80,33 +80,35 @@ def _fits(candidate: RunCandidate, budget: float) -> bool:
     return memory.fits_memory(candidate, budget)
 
 
-def with_generation(candidate: RunCandidate, budget: float) -> RunCandidate:
+def _with_generation(needs: Requirements, candidate: RunCandidate, budget: float) -> RunCandidate:
     """Completions at once and layers gathered for a whole generation share the memory: the fastest choice
     that fits. Nothing else changes with them."""
     if not candidate.task.generates or candidate.vllm_share:
         return candidate
-    if not candidate.gathers_to_generate:
-        return _with_most_together(candidate, budget)
     each, prompts = candidate.generations, candidate.per_gpu // candidate.generations
+    most = max(min(needs.learned.together or candidate.per_gpu, candidate.per_gpu) // each, 1)
+    if not candidate.gathers_to_generate:
+        return _with_most_together(candidate, most, budget)
     # Of each number of rounds the fewest at once, which leave the most room for layers.
     counts = sorted({math.ceil(prompts / rounds) for rounds in range(1, prompts + 1)}, reverse=True)
-    ways = [vary(candidate, together=each * n if n < prompts else 0) for n in counts]
-    ways = [with_gathered_layers(way, budget) for way in ways]
+    ways = [vary(candidate, together=each * n if n < prompts else 0) for n in counts if n <= most]
+    ways = [_with_gathered_layers(needs, way, budget) for way in ways]
     fitting = [way for way in ways if memory.generation_fits(way, budget)]
     return min(fitting, key=generate_seconds) if fitting else ways[-1]
 
 
-def _with_most_together(candidate: RunCandidate, budget: float) -> RunCandidate:
-    """Generate as many completions at once as fit, all of a prompt together."""
-    each = candidate.generations
-    counts = [vary(candidate, together=0)]
-    counts += [vary(candidate, together=each * n) for n in range(candidate.per_gpu // each - 1, 0, -1)]
+def _with_most_together(candidate: RunCandidate, most: int, budget: float) -> RunCandidate:
+    """Generate as many completions at once as fit, those of `most` prompts, all of a prompt together."""
+    each, prompts = candidate.generations, candidate.per_gpu // candidate.generations
+    counts = [vary(candidate, together=each * n if n < prompts else 0) for n in range(most, 0, -1)]
     at = _first(counts, partial(memory.generation_fits, budget=budget))
     return counts[-1] if at is None else counts[at]
 
 
-def _with_average(required: RunCandidate, candidate: RunCandidate, fits: Fits) -> RunCandidate:
-    averaged = vary(candidate, ema=required.ema)
+def _with_average(
+    needs: Requirements, required: RunCandidate, candidate: RunCandidate, fits: Fits
+) -> RunCandidate:
+    averaged = vary(candidate, ema=required.ema and not needs.learned.no_average)
     return averaged if fits(averaged) else candidate
 
 
@@ -140,15 +142,14 @@ def _first(falling: Sequence[T], fits: Callable[[T], bool]) -> int | None:
     return high
 
 
-def with_gathered_layers(candidate: RunCandidate, budget: float) -> RunCandidate:
+def _with_gathered_layers(needs: Requirements, candidate: RunCandidate, budget: float) -> RunCandidate:
     """Gather as many layers for a whole generation as fit."""
-    if not candidate.gathers_to_generate:
-        return candidate
     # With all of them our sampling generates, which may need less than the engine's own with fewer.
-    whole = vary(candidate, gathered_layers=candidate.shape.layers)
+    most = _most_layers(needs, candidate)
+    whole = vary(candidate, gathered_layers=most)
     if memory.generation_fits(whole, budget):
         return whole
-    low, high = 0, candidate.shape.layers - 1
+    low, high = 0, max(most - 1, 0)
     while low < high:
         middle = (low + high + 1) // 2
         if memory.generation_fits(vary(candidate, gathered_layers=middle), budget):
@@ -156,6 +157,11 @@ def with_gathered_layers(candidate: RunCandidate, budget: float) -> RunCandidate
         else:
             high = middle - 1
     return vary(candidate, gathered_layers=low)
+
+
+def _most_layers(needs: Requirements, candidate: RunCandidate) -> int:
+    learned, layers = needs.learned.gathered_layers, candidate.shape.layers
+    return layers if learned is None else min(learned, layers)
 
 
 def _restored(
@@ -166,10 +172,12 @@ def _restored(
     if candidate.full or candidate.image is not None:
         return candidate
     own_optimizer = vary(candidate, optimizer=required.optimizer)
-    if candidate.parallelism is required.parallelism and fits(own_optimizer):
+    may_return = needs.learned.optimizer in (None, required.optimizer)
+    if candidate.parallelism is required.parallelism and may_return and fits(own_optimizer):
         candidate = own_optimizer
+    most = needs.learned.rank or needs.rank
     ranks = (needs.rank, *_halves(needs.rank, candidate.rank))
-    higher = [vary(candidate, rank=rank, ema=False) for rank in ranks if rank > candidate.rank]
+    higher = [vary(candidate, rank=rank, ema=False) for rank in ranks if candidate.rank < rank <= most]
     at = _first(higher, fits)
     return candidate if at is None else higher[at]
 
@@ -223,10 +231,12 @@ def _shardings(needs: Requirements, base: RunCandidate) -> list[list[RunCandidat
     shardable = SHARDABLE.get(base.optimizer, base.optimizer)
     sharded = vary(base, parallelism=Parallelism.FSDP, optimizer=shardable, ema=False, hybrid=False)
     if sharded.gathers_to_generate:
-        return [[plain, vary(sharded, gathered_layers=base.shape.layers)], [vary(sharded, gathered_layers=0)]]
+        whole = vary(sharded, gathered_layers=_most_layers(needs, base))
+        unsharded = [] if needs.learned.sharded else [plain]
+        return [[*unsharded, whole], [vary(sharded, gathered_layers=0)]]
     # The network is slower than the links within a node: layers are gathered over it only for want of memory.
-    over_nodes = [vary(sharded, hybrid=True)] if shards_within_nodes(needs.node_gpus, base.world) else []
-    ways = [*over_nodes, sharded]
+    within_nodes = [vary(sharded, hybrid=True)] if shards_within_nodes(needs, base.world) else []
+    ways = [*within_nodes, sharded]
     return [ways if shards_as_required(needs, base.world) else [plain, *ways]]
 
 

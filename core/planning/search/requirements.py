@@ -23,17 +23,16 @@ from core.domain.choices import (
     Parallelism,
 )
 from core.domain.errors import ConfigError, Problem
-from core.domain.evaluation import Era
-from core.domain.hardware import MOST_GPUS, GpuKind
+from core.domain.hardware import GpuKind
 from core.domain.tasks import TaskType
 from core.models.facts import ModelFacts
 from core.models.image_families import BANDS, IMAGE_FAMILIES, PictureRecipe
 from core.models.kernels import LORA_KERNELS, LigerPart, liger_parts
 from core.models.shapes import RankFactors
 from core.planning.budget import Concession, conceded
-from core.planning.candidate import ImageCandidate, ModelShape, RunCandidate, loss_kind, nccl_buffer, shape_of
+from core.planning.candidate import ImageCandidate, LossKind, ModelShape, RunCandidate, nccl_buffer, shape_of
+from core.planning.conditions import JobConditions, LearnedBounds
 from core.planning.plan import LrSearchPlan, TaskSpec
-from core.planning.time.overheads import JobConditions
 from core.planning.time.schedule import held_out
 from core.planning.time.sequences import (
     BatchShape,
@@ -74,13 +73,9 @@ class Requirements(NamedTuple):
     reference_ready: bool
     #: Concessions that hold for any number of GPUs.
     concessions: tuple[Concession, ...]
-    #: GPUs of one node; without a number no job has more than one node.
-    node_gpus: int = MOST_GPUS
+    conditions: JobConditions
     #: The effective batch of the profile where it left too few steps (`planner.with_enough_steps`).
     asked_batch: int | None = None
-    #: vLLM is installed where the training will run.
-    vllm_installed: bool = False
-    era: Era = Era.OFFERS
     #: Of the picture trainer, if that is what trains.
     recipe: PictureRecipe | None = None
 
@@ -91,6 +86,14 @@ class Requirements(NamedTuple):
     @property
     def limits(self) -> ProfileLimits:
         return self.profile.limits
+
+    @property
+    def learned(self) -> LearnedBounds:
+        return self.conditions.learned
+
+    @property
+    def node_gpus(self) -> int:
+        return self.conditions.hardware.gpus.per_node
 
     @property
     def most_nodes(self) -> int:
@@ -105,13 +108,14 @@ class Requirements(NamedTuple):
     def effective(self, world: int) -> int:
         """Sequences per step that the profile asks for on so many GPUs, before rounding."""
         asked = self.targets.effective_batch_size
-        if asked is not None:
-            return asked
-        return self.targets.micro_batch_size * self.targets.gradient_accumulation_steps * world
+        if asked is None:
+            asked = self.targets.micro_batch_size * self.targets.gradient_accumulation_steps * world
+        return min(asked, self.learned.batch or asked)
 
     @property
     def micro_target(self) -> int:
-        return min(self.targets.micro_batch_size, self.limits.max_micro_batch)
+        asked = min(self.targets.micro_batch_size, self.limits.max_micro_batch)
+        return min(asked, self.learned.micro or asked)
 
     def per_gpu(self, world: int) -> int:
         """Sequences of one GPU in one step, rounded; for GRPO, complete groups of completions."""
@@ -141,8 +145,10 @@ def requirements_for(
     profile: ResolvedProfile,
     conditions: JobConditions,
 ) -> Requirements:
-    """Make the targets concrete, and concede what no amount of memory could give."""
-    kind = conditions.hardware.gpus.kind
+    """Make the targets concrete, and concede what no amount of memory could give, and what attempts have
+    shown not to fit."""
+    kind, learned, without = conditions.hardware.gpus.kind, conditions.learned, conditions.workarounds
+    profile = _with_learned_gpus(profile, learned)
     given: list[Concession] = []
     recipe = _picture_recipe(task, profile, conditions)
     if recipe is not None:
@@ -155,13 +161,17 @@ def requirements_for(
     compile_mode = targets.compile_mode if kind.compute_capability >= (7, 0) else None
     width = _width(targets, kind, given)
     length = _length(data, model, targets, limits, given)
+    length = min(length, learned.length or length)
     rank = _lora_rank(targets, limits, given)
     rank_factors = _rank_factors(profile, model, rank, given)
-    method = _method(model, targets, given)
-    attention = _attention(model, targets, kind, given)
+    method = learned.method or _method(model, targets, given)
+    attention = without.attention or _attention(model, targets, conditions, given)
     fp8 = _fp8(targets, kind, given)
-    liger = _liger(task.task_type, engine, model, targets, kind, given)
-    lora_kernels = _lora_kernels(task.task_type, model, targets, kind, given)
+    liger, lora_kernels = frozenset[LigerPart](), False
+    if not without.no_liger:
+        liger = _liger(task.task_type, engine, model, targets, kind, given)
+    if not without.no_lora_kernels:
+        lora_kernels = _lora_kernels(task.task_type, model, targets, kind, given)
     if targets.sample_packing and model.packing_problem:
         given.append(conceded("sample_packing", True, False, model.packing_problem))
     if targets.compile_mode is not None and compile_mode is None:
@@ -187,10 +197,8 @@ def requirements_for(
         lora_kernels=lora_kernels,
         # A full fine-tune saves its second copy this way; for an adapter the clock decides later.
         reference_ready=task.task_type.has_pairs and method is Method.FULL,
-        concessions=tuple(given),
-        node_gpus=conditions.hardware.gpus.per_node,
-        vllm_installed=conditions.vllm,
-        era=conditions.era,
+        concessions=(*given, *learned.steps),
+        conditions=conditions,
         recipe=recipe,
     )
 
@@ -254,6 +262,13 @@ def _with_recipe(task: TaskSpec, profile: ResolvedProfile, recipe: PictureRecipe
     return profile.model_copy(update={"targets": targets, "limits": limits})
 
 
+def _with_learned_gpus(profile: ResolvedProfile, learned: LearnedBounds) -> ResolvedProfile:
+    if learned.gpus is None:
+        return profile
+    least = min(max(profile.limits.min_gpus, learned.gpus), profile.limits.max_gpus)
+    return profile.model_copy(update={"limits": profile.limits.model_copy(update={"min_gpus": least})})
+
+
 def _without_compiled_losses(
     profile: ResolvedProfile, task: TaskSpec, given: list[Concession]
 ) -> ResolvedProfile:
@@ -307,11 +322,13 @@ def _length(
 
 
 def _method(model: ModelFacts, targets: Targets, given: list[Concession]) -> Method:
+    if model.is_image and targets.method not in (None, Method.LORA):
+        given.append(conceded("method", targets.method.value, "lora", "validators take image adapters only"))
+    return asked_method(model, targets)
+
+
+def asked_method(model: ModelFacts, targets: Targets) -> Method:
     if model.is_image:
-        if targets.method not in (None, Method.LORA):
-            given.append(
-                conceded("method", targets.method.value, "lora", "validators take image adapters only")
-            )
         return Method.LORA
     if targets.method is not None:
         return targets.method
@@ -334,6 +351,8 @@ SHARDABLE: dict[Optimizer, Optimizer] = {
 }
 #: In kohya's latent cache, whatever is asked for: more gains nothing and costs 2.6 GB per image in fp32.
 MOST_VAE_BATCH = 8
+#: After memory ran out at the first resolution.
+RETRY_VAE_BATCH = 4
 
 
 def first_candidate(needs: Requirements, world: int) -> RunCandidate:
@@ -355,7 +374,7 @@ def first_candidate(needs: Requirements, world: int) -> RunCandidate:
         network=targets.node_network * 1e9 / 8,
         parallelism=_parallelism(world, sharded),
         nccl_buffer=nccl_buffer(needs.profile.env),
-        hybrid=sharded and shards_within_nodes(needs.node_gpus, world),
+        hybrid=sharded and shards_within_nodes(needs, world),
         micro=micro,
         accumulation=per_gpu // micro,
         eval_micro=1,
@@ -366,9 +385,9 @@ def first_candidate(needs: Requirements, world: int) -> RunCandidate:
         optimizer=SHARDABLE.get(targets.optimizer, targets.optimizer) if sharded else targets.optimizer,
         fp32_master=False,
         width=needs.width,
-        checkpointing=targets.gradient_checkpointing is True,
+        checkpointing=targets.gradient_checkpointing is True or needs.learned.checkpointing,
         attention=needs.attention,
-        loss=loss_kind(needs.task, needs.engine, targets.fused_loss, needs.liger),
+        loss=_loss_kind(needs),
         liger=needs.liger,
         reshard=targets.fsdp_reshard_after_forward,
         compile_mode=needs.compile_mode,
@@ -390,13 +409,26 @@ def _vllm_share(needs: Requirements) -> float:
     """0 where vLLM does not generate. Unless the profile asks for it, large models, heads that it may not
     take, and bases in 4 bits, which adapters cannot be added to unchanged, are left to the trainer."""
     wanted, params = needs.targets.grpo_vllm, needs.model.params_total
-    if not needs.task.task_type.generates or wanted is False or needs.kind.compute_capability == (0, 0):
+    most = 0.0 if needs.conditions.workarounds.no_vllm else needs.learned.vllm_share
+    never = wanted is False or most == 0 or needs.kind.compute_capability == (0, 0)
+    if never or not needs.task.task_type.generates:
         return 0.0
     small = params < VLLM_MOST_PARAMS and needs.model.head_dim in VLLM_HEADS
     plain = small and needs.method is not Method.QLORA
-    if wanted is None and not (needs.vllm_installed and plain):
+    if wanted is None and not (needs.conditions.vllm and plain):
         return 0.0
-    return next(share for most, share in VLLM_SHARES if params < most)
+    share = next(share for below, share in VLLM_SHARES if params < below)
+    return share if most is None else min(share, most)
+
+
+def _loss_kind(needs: Requirements) -> LossKind:
+    """DPO and GRPO compute log-probs from logits whatever the SFT loss is set to. The KL to the base needs
+    them too. DPO's are planned for all tokens: how many are the answers' differs from batch to batch."""
+    task = needs.task
+    if task.task_type.is_rl or task.kl_coefficient or not needs.targets.fused_loss:
+        return LossKind.FULL
+    chunked = needs.engine is not Engine.NATIVE and LigerPart.LOSS not in needs.liger
+    return LossKind.CHUNKED if chunked else LossKind.FUSED
 
 
 def _parallelism(world: int, sharded: bool) -> Parallelism:
@@ -412,12 +444,13 @@ def can_shard(needs: Requirements, world: int) -> bool:
 
 def shards_as_required(needs: Requirements, world: int) -> bool:
     above = needs.targets.fsdp_above
-    return above is not None and needs.model.params_total >= above and can_shard(needs, world)
+    asked = above is not None and needs.model.params_total >= above
+    return (asked or needs.learned.sharded) and can_shard(needs, world)
 
 
-def shards_within_nodes(node_gpus: int, world: int) -> bool:
-    """Return whether there are several nodes, with several GPUs each."""
-    return 1 < node_gpus < world
+def shards_within_nodes(needs: Requirements, world: int) -> bool:
+    """Return whether there are several nodes, with several GPUs each, which have room for all the weights."""
+    return 1 < needs.node_gpus < world and not needs.learned.over_nodes
 
 
 def _image_candidate(needs: Requirements) -> ImageCandidate | None:
@@ -425,10 +458,13 @@ def _image_candidate(needs: Requirements) -> ImageCandidate | None:
         return None
     targets = needs.targets
     encoders = bool(targets.text_encoder_lr) and needs.engine is Engine.KOHYA
-    vae = targets.vae_batch_size
+    vae, sides = targets.vae_batch_size, tuple(sorted(set(targets.resolutions)))
+    if (most := needs.learned.resolution) is not None:
+        sides = tuple(side for side in sides if side <= most) or (most,)
+        vae = min(vae, RETRY_VAE_BATCH)
     return ImageCandidate(
         facts=needs.model.image,
-        resolutions=tuple(sorted(set(targets.resolutions))),
+        resolutions=sides,
         vae_batch=min(vae, MOST_VAE_BATCH) if needs.engine is Engine.KOHYA else vae,
         text_offloaded=not encoders and targets.caption_dropout == 0,
         text_adapter=encoders,
@@ -451,10 +487,14 @@ def divisors(number: int, most: int) -> list[int]:
 TRITON_LEAST = (8, 0)
 
 
-def _attention(model: ModelFacts, targets: Targets, kind: GpuKind, given: list[Concession]) -> Attention:
-    supported = model.attention
+def _attention(
+    model: ModelFacts, targets: Targets, conditions: JobConditions, given: list[Concession]
+) -> Attention:
+    supported, kind = model.attention, conditions.hardware.gpus.kind
     best = Attention.FLASH_2 if kind.compute_capability >= (8, 0) else Attention.SDPA
     best = best if supported is Attention.FLASH_2 else supported
+    if best is Attention.FLASH_2 and conditions.flash_3 and kind.compute_capability[0] == 9:
+        best = Attention.FLASH_3
     asked = targets.attention
     if asked is None:
         return best

@@ -10,7 +10,6 @@ from core.planning.candidate import RunCandidate, vary
 from core.planning.memory.peak import evaluation_fits, peak_bytes
 from core.planning.search.requirements import Requirements, lr_search
 from core.planning.time.overheads import (
-    JobConditions,
     PhaseEstimate,
     checkpoint_space,
     making_rows_phases,
@@ -90,7 +89,6 @@ def with_time(
     candidate: RunCandidate,
     cost: int,
     budget: int,
-    conditions: JobConditions,
 ) -> TimedCandidate:
     """Fit the largest training into the time: for DPO with the reference's pass where it costs least,
     compiled where that is won back."""
@@ -100,8 +98,8 @@ def with_time(
         ways += [] if candidate.full and peak_bytes(other) > budget else [other]
     if candidate.compile_mode is not None and not _compiles_anyway(candidate):
         ways += [vary(way, compile_mode=None) for way in ways]
-    ways = [_with_eval_batch(_with_master(way, budget), budget) for way in ways]
-    timed = (_timed(needs, required, way, cost, conditions) for way in ways)
+    ways = [_with_eval_batch(needs, _with_master(way, budget), budget) for way in ways]
+    timed = (_timed(needs, required, way, cost) for way in ways)
     return max(timed, key=_training_then_time)
 
 
@@ -115,19 +113,19 @@ def _training_then_time(timed: TimedCandidate) -> tuple[float, float]:
     return timed.schedule.epochs, -busy
 
 
-def _timed(
-    needs: Requirements, required: RunCandidate, candidate: RunCandidate, cost: int, conditions: JobConditions
-) -> TimedCandidate:
+def _timed(needs: Requirements, required: RunCandidate, candidate: RunCandidate, cost: int) -> TimedCandidate:
     seq = needs.sequences(candidate)
     deadline = needs.task.hours * 3600
     reserve = reserve_of(needs.limits, deadline)
+    conditions = needs.conditions
     making = making_rows_phases(needs.task, needs.model, conditions)
     before = (*making, *opening_phases(candidate, seq, needs.model, needs.data, conditions))
     after = publish_phase(candidate, conditions)
     seconds = deadline - reserve - after.seconds - sum(phase.seconds for phase in before)
     if search := _lr_search_phase(needs, seconds):
         before, seconds = (*before, search), seconds - search.seconds
-    rate, step = repeat_times(candidate, seq, needs.eval_rows, conditions.slowness)
+    slowness = conditions.slowness * conditions.learned.slowness
+    rate, step = repeat_times(candidate, seq, needs.eval_rows, slowness)
     disk = checkpoint_space(candidate, needs.model, conditions)
     targets, limits = needs.targets, needs.limits
     if needs.recipe is not None:
@@ -166,11 +164,11 @@ def _with_master(candidate: RunCandidate, budget: int) -> RunCandidate:
     return master if peak_bytes(master) <= budget else candidate
 
 
-def _with_eval_batch(candidate: RunCandidate, budget: int) -> RunCandidate:
+def _with_eval_batch(needs: Requirements, candidate: RunCandidate, budget: int) -> RunCandidate:
     """Evaluate as many rows at once as fit beside the model, at most the micro batch."""
     if candidate.image is not None:
         return candidate
-    micro = min(candidate.micro, MOST_EVAL_MICRO)
+    micro = min(candidate.micro, MOST_EVAL_MICRO, needs.learned.eval_micro or MOST_EVAL_MICRO)
     while micro > 1 and not evaluation_fits(vary(candidate, eval_micro=micro), budget):
         micro //= 2
     return vary(candidate, eval_micro=max(micro, 1))

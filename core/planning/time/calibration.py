@@ -1,8 +1,7 @@
 """Replace what a plan assumed by what runs have measured.
 
-After the first steps the measured speed replaces the prior and the schedule follows; after the run its
-bounds (how small it had to be, how slow it was) hold for the next plan of the same shape. The prior times
-are in `speed.py` (seconds per step), `overheads.py` (everything beside training) and `schedule.py`.
+After the first steps the measured speed replaces the prior and the schedule follows. The prior times are
+in `speed.py` (seconds per step), `overheads.py` (everything beside training) and `schedule.py`.
 
     efficiency = measured speed / expected speed = MFU of the run / MFU that the plan expected
 
@@ -23,11 +22,9 @@ from core.domain.choices import Engine
 from core.domain.records import Record
 from core.domain.units import show_seconds
 from core.planning.budget import TimeBreakdown, TimelinePhase
-from core.planning.candidate import candidate_of
 from core.planning.plan import PlanReason, StepsPlan, TrainingPlan
 from core.planning.time.schedule import Cadence, RepeatTimes, most_steps, repeat_count, save_interval
 from core.planning.time.speed import image_flops, training_flops
-from core.profile.schema import ResolvedProfile
 
 #: The part of the time left that is kept free, in case steps become slower.
 TIME_MARGIN = 0.03
@@ -155,17 +152,6 @@ def _time(
     )
 
 
-class LearnedBounds(Record):
-    """Bounds for the next plan of the same shape; the defaults change nothing."""
-
-    micro: int | None = Field(default=None, ge=1)
-    checkpointing: bool = False
-    length: int | None = Field(default=None, ge=1)
-    gpus: int | None = Field(default=None, ge=1)
-    #: Seconds of a step, relative to the prior.
-    slowness: float = Field(default=1.0, gt=0)
-
-
 def shape_key(plan: TrainingPlan) -> str:
     """The key of the bounds: plans with the same key need the same memory, and the same kind of network."""
     model, adapter = plan.model, plan.adapter
@@ -185,34 +171,6 @@ def shape_key(plan: TrainingPlan) -> str:
         *several,
     )
     return "/".join(parts)
-
-
-def bounds_from(plan: TrainingPlan) -> LearnedBounds:
-    """Learn how small the plan that finally ran had to be."""
-    if not plan.oom_steps:
-        return LearnedBounds()
-    text = "; ".join(plan.oom_steps)
-    return LearnedBounds(
-        micro=plan.batch.micro,
-        checkpointing=plan.precision.gradient_checkpointing,
-        length=plan.sequence.length if "sequence_len" in text else None,
-        gpus=plan.batch.world_size if "gpus" in text else None,
-    )
-
-
-def with_bounds(profile: ResolvedProfile, learned: LearnedBounds) -> ResolvedProfile:
-    """Tighten the profile's limits. The effective batch stays: accumulation makes up for the micro batch."""
-    limits, targets = profile.limits, profile.targets
-    update: dict[str, object] = {}
-    if learned.micro is not None:
-        update["max_micro_batch"] = min(limits.max_micro_batch, learned.micro)
-    if learned.length is not None:
-        update["max_sequence_len"] = min(limits.max_sequence_len, learned.length)
-    if learned.gpus is not None:
-        update["min_gpus"] = min(max(limits.min_gpus, learned.gpus), limits.max_gpus)
-    if learned.checkpointing:
-        targets = targets.model_copy(update={"gradient_checkpointing": True})
-    return profile.model_copy(update={"limits": limits.model_copy(update=update), "targets": targets})
 
 
 class ExpectedSpeed(NamedTuple):
@@ -252,7 +210,7 @@ def peak_speed(plan: TrainingPlan) -> float | None:
     for rewards, where a step spends its time generating."""
     if plan.gpus.is_cpu or plan.task.task_type.generates:
         return None
-    candidate = candidate_of(plan)
+    candidate = plan.candidate
     if candidate.image is not None:
         flops = image_flops(candidate)
     else:

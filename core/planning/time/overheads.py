@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from core.data.facts import DatasetFacts
 from core.domain.choices import CompileMode, Engine, Parallelism
 from core.domain.cores import job_cores
-from core.domain.decisions import IDLE_HOST, TrainingWorth
-from core.domain.evaluation import Era
-from core.domain.hardware import Device, Hardware
+from core.domain.hardware import Device
 from core.domain.units import show_bytes, show_seconds
 from core.models.facts import ModelFacts
 from core.planning.budget import TimelinePhase
 from core.planning.candidate import RunCandidate
+from core.planning.conditions import JobConditions
 from core.planning.memory.persistent import STATE_BYTES
 from core.planning.plan import TaskSpec
 from core.planning.time.sequences import Sequences
@@ -43,29 +41,6 @@ ENCODE_S = 0.5
 #: ai-toolkit and sd-scripts before their first step, beside loading: moving and quantising the base, encoding
 #: captions. Winners count with 478 to 525 s outside the steps, start, saves and reserve together.
 IMAGE_START_S = 150.0
-
-
-@dataclass(frozen=True, slots=True)
-class JobConditions:
-    """The job's surroundings, as far as its time depends on them."""
-
-    hardware: Hardware
-    #: The base model is on disk already: in a tournament's cache, or from an earlier job.
-    model_cached: bool = False
-    #: We upload the result ourselves; in tournaments the validator does.
-    publishes: bool = True
-    #: How long steps of this shape took in earlier runs, relative to the prior.
-    slowness: float = 1.0
-    #: vLLM is installed where the training will run.
-    vllm: bool = False
-    #: The picture trainer is there, with what it needs of the evaluator's.
-    pictures: bool = False
-    #: Whose evaluation the training samples like.
-    era: Era = Era.OFFERS
-    #: Environments: the rows are made already.
-    rows_made: bool = False
-    #: The value by which `by_value` chooses the number of GPUs.
-    worth: TrainingWorth = IDLE_HOST
 
 
 class PhaseEstimate(NamedTuple):

@@ -46,10 +46,12 @@ def ai_toolkit_recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
     trained = families_of(Engine.AI_TOOLKIT)
     if image_type not in trained or image is None:
         kind, trains = image_type or plan.task.task_type, ", ".join(trained)
-        raise unsupported_target(plan.profile, "engine", "ai-toolkit", f"trains {trains}, the task is {kind}")
+        raise unsupported_target(
+            plan.profile.name, "engine", "ai-toolkit", f"trains {trains}, the task is {kind}"
+        )
     if plan.method is Method.FULL:
         raise unsupported_target(
-            plan.profile, "method", "full", "validators take an adapter from ai-toolkit: method: lora"
+            plan.profile.name, "method", "full", "validators take an adapter from ai-toolkit: method: lora"
         )
     template = load_templates(IMAGE_FAMILIES[image_type].template(Engine.AI_TOOLKIT))
     notes: list[str] = []
@@ -166,7 +168,7 @@ def _optimizer(plan: TrainingPlan, notes: list[str]) -> EngineConfig:
     optimizer = plan.optimizer
     if optimizer.name not in _OPTIMIZERS:
         raise unsupported_target(
-            plan.profile, "optimizer", optimizer.name, "ai-toolkit has no such optimizer"
+            plan.profile.name, "optimizer", optimizer.name, "ai-toolkit has no such optimizer"
         )
     parameters: EngineConfig = {"weight_decay": optimizer.weight_decay}
     if "adamw" in optimizer.name:

@@ -87,7 +87,9 @@ def axolotl_recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
     """Make the configuration, with its template, the origins of its values, and notes."""
     task_type = plan.task.task_type
     if not task_type.is_text:
-        raise unsupported_target(plan.profile, "engine", "axolotl", f"trains text, the task is {task_type}")
+        raise unsupported_target(
+            plan.profile.name, "engine", "axolotl", f"trains text, the task is {task_type}"
+        )
     overlays = [f"axolotl_{task_type.word}.yaml"] if task_type.is_rl else []
     template = load_templates("axolotl.yaml", *overlays)
     notes: list[str] = []
@@ -122,7 +124,7 @@ def _files(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineCon
 
 def _data(plan: TrainingPlan, inputs: RunInputs, notes: list[str]) -> EngineConfig:
     if inputs.dataset is None:
-        raise unsupported_target(plan.profile, "dataset_type", None, "is needed to render a text task")
+        raise unsupported_target(plan.profile.name, "dataset_type", None, "is needed to render a text task")
     return dataset_keys(inputs.dataset, inputs)
 
 

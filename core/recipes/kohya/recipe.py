@@ -53,10 +53,12 @@ def kohya_recipe(plan: TrainingPlan, inputs: RunInputs) -> Recipe:
     image_type = plan.task.image_type
     if image_type not in families_of(Engine.KOHYA) or plan.image is None:
         kind = image_type or plan.task.task_type
-        raise unsupported_target(plan.profile, "engine", "kohya", f"trains sdxl and flux, the task is {kind}")
+        raise unsupported_target(
+            plan.profile.name, "engine", "kohya", f"trains sdxl and flux, the task is {kind}"
+        )
     if plan.method is Method.FULL:
         raise unsupported_target(
-            plan.profile, "method", "full", "sd-scripts' network trainers make adapters: method: lora"
+            plan.profile.name, "method", "full", "sd-scripts' network trainers make adapters: method: lora"
         )
     template = load_templates(IMAGE_FAMILIES[image_type].template(Engine.KOHYA))
     notes: list[str] = []
@@ -181,7 +183,7 @@ def _optimizer(plan: TrainingPlan, image: ImagePlan, inputs: RunInputs, notes: l
     optimizer = plan.optimizer
     if optimizer.name not in _OPTIMIZERS:
         raise unsupported_target(
-            plan.profile, "optimizer", optimizer.name, "sd-scripts has no such optimizer"
+            plan.profile.name, "optimizer", optimizer.name, "sd-scripts has no such optimizer"
         )
     arguments = [f"weight_decay={optimizer.weight_decay:g}"]
     if optimizer.name is Optimizer.ADAFACTOR:

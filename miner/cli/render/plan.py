@@ -80,11 +80,11 @@ def comparison_pages(before: TrainingPlan, after: TrainingPlan) -> Iterator[Page
     yield _heading(after)
     changed = plan_differences(before, after)
     if not changed:
-        yield Text(f"nothing changes against profile {before.profile}")
+        yield Text(f"nothing changes against profile {before.profile.name}")
         return
     shown = {"configuration": _value, "memory": show_bytes, "time": show_seconds}
     table = plain_table(
-        "", "what", f"before ({before.profile})", f"now ({after.profile})", header_style="dim"
+        "", "what", f"before ({before.profile.name})", f"now ({after.profile.name})", header_style="dim"
     )
     for part, what, there, here in changed:
         table.add_row(part, what, shown[part](there), shown[part](here))
@@ -98,7 +98,7 @@ def _heading(plan: TrainingPlan) -> Text:
     task = plan.task.task_type.value + (f" ({plan.task.image_type.value})" if plan.task.image_type else "")
     first = (
         f"{task}, {plan.model.model_id}, {show_params(plan.model.params_total)} parameters, "
-        f"{plan.task.hours:g} h, {plan.data.rows:,} rows, profile {plan.profile}\n"
+        f"{plan.task.hours:g} h, {plan.data.rows:,} rows, profile {plan.profile.name}\n"
     )
     verdict = plan.verdict
     if verdict.feasible:

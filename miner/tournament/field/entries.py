@@ -19,9 +19,9 @@ from core.domain.errors import GodMinerError
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import ImageModelType, TaskType, task_type_named
 from core.models.identify import facts_from_name
+from core.planning.conditions import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.planning.time.overheads import JobConditions
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
 from miner.tournament.field.recipes import HEADER, SMALL_FILES, FieldRecipe, read_recipe
 from miner.tournament.public_api import Entry, TournamentTaskResult, mapping, sequence, task_result

@@ -11,13 +11,11 @@ from core.domain.choices import Attention, Parallelism
 from core.domain.hardware import Hardware, parse_gpus
 from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
-from core.planning.candidate import LossKind, RunCandidate, candidate_of, shape_of
+from core.planning.candidate import LossKind, RunCandidate, shape_of
 from core.planning.memory.peak import moments
-from core.profile.limits import ContainerTargets, ProfileLimits
 from core.profile.resolve import PROFILE_KIND, LoadedProfile, load_profile
-from core.profile.schema import EngineConfigs, ResolvedProfile
-from core.profile.targets import Targets
 from tests.core import builders
+from tests.core.builders import resolved as resolved
 
 GIB = 2**30
 #: What published figures ("memory active") and fake tensors leave out.
@@ -51,7 +49,7 @@ def a_candidate(model: ModelFacts | str = "meta-llama/Llama-3.1-8B", **changes: 
         "loss": LossKind.FULL,
         "generations": 8,
     }
-    return replace(candidate_of(builders.plan()), **{**fields, **changes})
+    return replace(builders.plan().candidate, **{**fields, **changes})
 
 
 def active_gib(candidate: RunCandidate) -> float:
@@ -62,23 +60,6 @@ def active_gib(candidate: RunCandidate) -> float:
         if moment.phase not in ("evaluation", "generation")
     ]
     return max(peaks) / GIB
-
-
-def resolved(limits: dict[str, Any] | None = None, **targets: Any) -> ResolvedProfile:
-    """A profile of these targets alone, everything else at its default."""
-    return ResolvedProfile(
-        name="test",
-        digest="",
-        hardware=None,
-        targets=Targets(**targets),
-        limits=ProfileLimits.model_construct(**{**ProfileLimits().model_dump(), **(limits or {})}),
-        container=ContainerTargets(),
-        env={},
-        engine_config=EngineConfigs(),
-        sections=(),
-        origins={},
-        before_scale={},
-    )
 
 
 def host(gpus: str = "4xH100", **changes: Any) -> Hardware:

@@ -11,21 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.data.facts import assumed_facts
 from core.domain.choices import Method
 from core.domain.tasks import TaskType
 from core.planning.baseline_stats import (
     FASTEST,
-    HIGHEST_FIRST,
     SLOWEST,
     BadStats,
     BaselineSpeed,
     BaselineStats,
     read_baseline_stats,
     slowness_of,
-    with_first_rate,
 )
-from core.planning.plan import LrSearchPlan, TaskSpec, TrainingPlan
+from core.planning.conditions import JobConditions
+from core.planning.optimizer import HIGHEST_FIRST
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task
 from tests.core import builders
+from tests.core.planning.candidates import host, resolved
 from tests.doubles.each import each
 
 RMS = {"attention_qkv": 0.04, "attention_output": 0.02, "ffn_up": 0.03, "ffn_down": 0.03, "layer_norm": 1.0}
@@ -121,11 +124,16 @@ def test_a_speed_of_another_gpu_says_nothing(gpu: str) -> None:
 # — the first rate
 
 
-def searching(rms: float | None, **changes: Any) -> TrainingPlan:
-    given: dict[str, Any] = {"method": Method.FULL, "adapter": None, "lr_search": LrSearchPlan(share=0.1)}
-    plan = builders.plan(**{**given, **changes})
-    slow = plan.optimizer.model_copy(update={"learning_rate": 2e-5})
-    return with_first_rate(plan.model_copy(update={"optimizer": slow}), BaselineStats(weight_rms=rms))
+def searching(rms: float | None, task: TaskType = TaskType.INSTRUCT, **targets: Any) -> TrainingPlan:
+    asked = {"method": Method.FULL, "lr_search_share": 0.1, "learning_rate": 2e-5, **targets}
+    return plan_task(
+        TaskSpec(task_type=task, hours=3),
+        builders.llama_8b(),
+        assumed_facts(task, 20_000),
+        host("8xH100"),
+        resolved(**asked),
+        conditions=JobConditions(host("8xH100"), weight_rms=rms),
+    )
 
 
 def test_larger_weights_begin_at_a_higher_rate_and_smaller_ones_at_the_planned_one() -> None:
@@ -133,19 +141,21 @@ def test_larger_weights_begin_at_a_higher_rate_and_smaller_ones_at_the_planned_o
     plan = searching(0.05)
     assert plan.lr_search.first == pytest.approx(2.65, abs=0.01)
     assert plan.optimizer.learning_rate == 2e-5
-    assert "the search begins" in plan.notes[-1]
+    assert any("the search begins" in note for note in plan.notes)
     assert searching(0.5).lr_search.first == HIGHEST_FIRST
     assert searching(0.02).lr_search.first is None
 
 
 @each(
-    "changes",
+    ("task", "targets"),
     [
-        {"method": Method.LORA, "adapter": builders.plan().adapter},
-        {"task": TaskSpec(task_type=TaskType.DPO, hours=3)},
-        {"lr_search": None},
+        (TaskType.INSTRUCT, {"method": Method.LORA}),
+        (TaskType.DPO, {}),
+        (TaskType.INSTRUCT, {"lr_search_share": 0.0}),
     ],
 )
-def test_adapters_preferences_and_plans_without_a_search_are_left_alone(changes: dict[str, Any]) -> None:
-    plan = searching(0.05, **changes)
-    assert plan == searching(None, **changes)
+def test_adapters_preferences_and_plans_without_a_search_are_left_alone(
+    task: TaskType, targets: dict[str, Any]
+) -> None:
+    plan = searching(0.05, task, **targets)
+    assert plan.lr_search == searching(None, task, **targets).lr_search

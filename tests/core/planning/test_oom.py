@@ -45,14 +45,14 @@ def test_first_the_micro_batch_is_halved_and_the_accumulation_doubled() -> None:
 def test_after_passes_that_a_rule_had_enlarged_those_of_the_plan_come_again() -> None:
     first = _plan()
     again = next_after_oom(first, OutOfMemory(grown_micro=8))
-    assert (again.batch, again.memory) == (first.batch, first.memory)
+    assert (again.batch, again.memory.terms) == (first.batch, first.memory.terms)
     assert again.oom_steps == ("micro_batch_size 8 → 4",)
     assert next_after_oom(again, OutOfMemory()).batch.micro == 2
     assert next_after_oom(first, OutOfMemory(grown_micro=8, moment="evaluation")).batch.eval_micro == 2
 
 
 def test_the_steps_come_in_their_order_each_in_less_memory_and_the_effective_batch_stays() -> None:
-    plans = _ladder(_plan(), shared_gpus=True, available=4)
+    plans = _ladder(_plan(gpus="4xH100", gpu_strategy="auto"), shared_gpus=True, available=4)
     fields = [plan.oom_steps[-1].split()[0] for plan in plans[1:]]
     order = ["micro_batch_size", "gradient_checkpointing", "sequence_len", "exclusive", "gpus", "method"]
     assert set(fields) == set(order)
@@ -72,7 +72,7 @@ def test_a_4_bit_base_comes_late_and_only_where_it_can_be_trained() -> None:
     last = _ladder(_plan())[-1]
     assert (last.method, last.adapter is None) == (Method.QLORA, False)
     assert "method lora → qlora" in last.oom_steps[3:]
-    shared_pairs = _ladder(_plan(TaskType.DPO), available=4)[-1]
+    shared_pairs = _ladder(_plan(TaskType.DPO, "4xH100", gpu_strategy="auto"), available=4)[-1]
     assert shared_pairs.method is Method.LORA or not shared_pairs.fsdp
     for plan in (_plan(engine="native"), _plan(gpus="cpu"), _plan(method="full"), _plan(TaskType.IMAGE)):
         assert _ladder(plan)[-1].method is plan.method
@@ -95,7 +95,8 @@ def test_sequences_are_not_cut_where_states_fill_the_memory() -> None:
 
 
 def test_grpo_keeps_complete_groups_at_every_step() -> None:
-    for plan in _ladder(_plan(TaskType.GRPO, "2xH100"), moment="generation", available=8):
+    first = _plan(TaskType.GRPO, "8xH100", gpu_strategy="auto", limits={"min_gpus": 2})
+    for plan in _ladder(first, moment="generation", available=8):
         per_gpu = plan.batch.micro * plan.batch.accumulation
         assert per_gpu % plan.targets.grpo_generations == 0
         assert per_gpu >= plan.targets.grpo_generations * plan.batch.world_size
@@ -123,22 +124,22 @@ def test_generation_first_keeps_fewer_layers_then_none_then_fewer_completions_at
     assert none.memory.total_bytes <= half.memory.total_bytes <= whole.memory.total_bytes
     assert none.time.step_s > 1.5 * whole.time.step_s
     assert half.time.step_s == pytest.approx((whole.time.step_s + none.time.step_s) / 2, rel=0.05)
-    # Micro batches and checkpointing do not change what is generated; more GPUs do, with no gathered layers.
-    rest = _ladder(fewer, moment="generation", available=8)[1:]
+    # Micro batches and checkpointing do not change what is generated.
+    rest = _ladder(fewer, moment="generation")[1:]
     assert {plan.oom_steps[-1].split()[0] for plan in rest} <= {
         "effective_batch_size",
         "sequence_len",
-        "gpus",
         "method",
     }
-    assert rest[-1].gpus.count == 8
     assert not any(plan.grpo.whole_layers for plan in rest)
     in_a_step = next_after_oom(whole, OutOfMemory(moment="train"))
     assert in_a_step.oom_steps[-1].startswith("micro_batch_size")
 
 
 def test_a_model_sharded_after_oom_gathers_all_weights_to_generate_if_they_fit() -> None:
-    last = _ladder(_plan(TaskType.GRPO, "1xH100"), available=4)[-1]
+    first = _plan(TaskType.GRPO, "4xH100", gpu_strategy="auto", num_epochs=0.05)
+    last = _ladder(first, available=4)[-1]
+    assert (first.gpus.count, last.gpus.count) == (1, 4)
     assert last.parallelism is Parallelism.FSDP
     assert last.grpo.whole_layers == last.model.layers
 
@@ -151,16 +152,14 @@ def test_images_lose_pixels_last() -> None:
 
 def test_lost_time_shortens_what_is_left_and_without_any_a_retry_is_refused() -> None:
     first = _plan(num_epochs=50)
-    early, late, too_late = (
-        next_after_oom(first, OutOfMemory(elapsed_s=seconds)) for seconds in (100, 7200, 4 * 3600 - 700)
-    )
+    early, late, too_late = (next_after_oom(first, OutOfMemory(), hours) for hours in (3.9, 2, 0.2))
     assert late.steps.total < early.steps.total
     assert late.time.slack_s >= 0
-    assert (late.time["download"], late.time["so far"]) == (0, 7200)
+    assert late.time["download"] == 0
     assert (too_late.verdict.feasible, too_late.steps.total) == (False, 0)
 
 
 @each("task", list(TaskType))
 def test_every_step_is_a_valid_plan(task: TaskType) -> None:
-    for plan in _ladder(_plan(task), available=4, elapsed_s=300):
+    for plan in _ladder(_plan(task, "4xH100", gpu_strategy="auto"), available=4):
         assert TrainingPlan.from_json(plan.to_json()) == plan

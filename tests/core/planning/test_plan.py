@@ -19,7 +19,7 @@ from core.planning.budget import (
 )
 from core.planning.plan import EmaPlan, FsdpPlan, ImagePlan, LaunchPlan, PlanReason, TrainingPlan
 from core.profile.targets import Targets
-from tests.core.builders import plan
+from tests.core.builders import plan, resolved
 from tests.doubles.each import each
 
 
@@ -51,7 +51,7 @@ def test_no_number_or_letter_changes_on_the_way(rate: float, decay: float, text:
 @each(
     ("changes", "same"),
     [
-        ({"reasons": {}, "notes": ("x",), "oom_steps": ("y",)}, True),
+        ({"reasons": {}, "notes": ("x",), "profile": resolved()}, True),
         ({"available": plan().available.take(8)}, True),
         ({"targets": Targets(seed=43)}, False),
         ({"env": {"A": "1"}}, False),
@@ -71,7 +71,7 @@ def test_the_order_of_keys_does_not_change_the_digest() -> None:
 @each(
     "text",
     [
-        *("", "null", "[]", "{}", '{"version": 2}', "\x00", '{"version": 2, "task": {}}'),
+        *("", "null", "[]", "{}", '{"version": 3}', "\x00", '{"version": 3, "task": {}}'),
         plan().to_json().replace('"seed"', '"sead"'),
     ],
 )
@@ -83,8 +83,8 @@ def test_what_is_no_plan_of_this_version_is_refused(text: str) -> None:
 def test_a_plan_of_another_version_is_refused_in_one_line() -> None:
     content = json.loads(plan().to_json())
     del content["targets"]
-    with pytest.raises(ValueError, match=r"^it is a plan of version 1, .* reads version 2$"):
-        TrainingPlan.from_json(json.dumps({**content, "version": 1, "seed": 42}))
+    with pytest.raises(ValueError, match=r"^it is a plan of version 2, .* reads version 3$"):
+        TrainingPlan.from_json(json.dumps({**content, "version": 2, "seed": 42}))
 
 
 @each(

@@ -25,11 +25,11 @@ from core.domain.tasks import OFFERED_TASKS, ImageModelType, TaskType
 from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
 from core.planning.budget import Concession
-from core.planning.candidate import candidate_of, vary
+from core.planning.candidate import vary
+from core.planning.conditions import JobConditions
 from core.planning.memory.peak import fits_memory
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import PlanSummary, plan_task, quick_plan, usable_hours
-from core.planning.time.overheads import JobConditions
 from core.profile.declare import NameSystem
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
 from core.profile.schema import FIELD_NAMES, ResolvedProfile
@@ -309,7 +309,7 @@ def test_weights_are_gathered_once_for_a_generation_where_they_fit(model: str, l
     plan = _plan(on_all_gpus(), TaskType.GRPO, model, hours=8)
     assert plan.verdict.feasible
     assert plan.parallelism is Parallelism.FSDP
-    candidate, budget, layers = candidate_of(plan), plan.memory.budget_bytes, plan.grpo.whole_layers
+    candidate, budget, layers = plan.candidate, plan.memory.budget_bytes, plan.grpo.whole_layers
     assert candidate.gathered_layers == layers
     assert least <= layers <= most
     assert plan.memory.total_bytes <= budget
@@ -333,7 +333,7 @@ def test_weights_are_gathered_whole_only_to_generate(
 ) -> None:
     plan = _plan(resolved(**SHARDED, **targets), task, "Qwen/Qwen2.5-7B", hours=8)
     assert plan.parallelism is Parallelism.FSDP
-    assert candidate_of(plan).gathered_layers == (plan.model.layers if whole else 0)
+    assert plan.candidate.gathered_layers == (plan.model.layers if whole else 0)
 
 
 @each("gpus", [1, 2, 4, 8])
@@ -455,7 +455,7 @@ def test_a_validator_that_penalises_divergence_costs_a_reference_pass() -> None:
     plain, kl = _plan(resolved()), _plan(resolved(), kl=0.5)
     assert kl.time.throughput < plain.time.throughput
     assert kl.memory["logits"] > plain.memory["logits"] or kl.batch.micro < plain.batch.micro
-    assert not candidate_of(_plan(resolved(), kl=0.0)).kl, "a term of no weight is none"
+    assert not _plan(resolved(), kl=0.0).candidate.kl, "a term of no weight is none"
 
 
 def test_the_references_pass_comes_first_only_where_that_saves_time() -> None:

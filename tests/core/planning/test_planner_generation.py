@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,14 +14,14 @@ from core.domain.job_states import EndReason
 from core.domain.tasks import TaskType
 from core.models.facts import ModelFacts
 from core.models.identify import facts_from_name
-from core.planning.candidate import candidate_of, vary
+from core.planning.candidate import vary
+from core.planning.conditions import JobConditions
 from core.planning.memory.peak import fits_memory, generation_fits
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
-from core.planning.planner import plan_task
-from core.planning.time.overheads import JobConditions
+from core.planning.planner import plan_task, replan
 from core.planning.time.speed import forward_flops, generate_seconds, training_flops
-from core.runs.remedies import AttemptFailure, with_remedies
+from core.runs.remedies import AttemptFailure, workarounds_after
 from tests.core.planning.candidates import host, resolved
 
 LLAMA_8B, SEGMENTS = "meta-llama/Llama-3.1-8B", "PYTORCH_CUDA_ALLOC_CONF"
@@ -98,7 +99,7 @@ def test_vllm_generates_where_it_is_installed_and_nothing_is_given_up_for_it(
         assert plan.memory.total_bytes <= plan.memory.budget_bytes or not plan.verdict.feasible
     elif "RTX" in options.get("gpus", ""):
         assert plan == plan_of(model, **{**options, "grpo_vllm": False}).model_copy(
-            update={"targets": plan.targets, "reasons": plan.reasons}
+            update={name: getattr(plan, name) for name in ("profile", "candidate", "targets", "reasons")}
         )
 
 
@@ -126,7 +127,7 @@ def test_vllm_makes_steps_shorter() -> None:
 def test_completions_wait_where_not_all_fit_and_the_step_stays_as_large() -> None:
     plan = plan_of("Qwen/Qwen2.5-7B", "1xRTX-4090", vllm=False, effective_batch_size=512)
     assert plan.batch.effective == 512
-    together, candidate, budget = plan.grpo.together, candidate_of(plan), plan.memory.budget_bytes
+    together, candidate, budget = plan.grpo.together, plan.candidate, plan.memory.budget_bytes
     assert together is not None
     assert together % plan.targets.grpo_generations == 0
     assert fits_memory(candidate, budget)
@@ -158,7 +159,7 @@ def test_completions_at_once_and_gathered_layers_share_the_memory_as_is_fastest(
     gpus: str, batch: int, together: int, layers: int
 ) -> None:
     plan = sharded_14b(gpus, batch)
-    candidate, budget = candidate_of(plan), plan.memory.budget_bytes
+    candidate, budget = plan.candidate, plan.memory.budget_bytes
     assert (plan.grpo.together, plan.grpo.whole_layers) == (together, layers)
     assert generation_fits(candidate, budget)
     others = [
@@ -187,14 +188,17 @@ def test_out_of_memory_vllm_gets_less_and_at_last_nothing() -> None:
 @pytest.mark.parametrize("reason", [EndReason.CRASHED, EndReason.HUNG])
 def test_after_a_failure_the_trainer_generates_itself(reason: EndReason) -> None:
     plan = plan_of()
-    again = with_remedies(plan, [AttemptFailure(reason, "ImportError: vllm")])
+    failure = AttemptFailure(reason, "ImportError: vllm")
+    workarounds = workarounds_after(plan, failure)
+    again = replan(plan, replace(plan.conditions, workarounds=workarounds), plan.task.hours)
     assert (again.grpo.vllm, again.grpo.vllm_sleep) == (False, False)
     assert "vLLM" in again.notes[-1]
     assert again.time.step_s > 1.4 * plan.time.step_s, "its steps take longer"
     assert again.steps.total <= plan.steps.total
     assert {term.name for term in again.memory.terms}.isdisjoint({"vllm", "vllm awake"})
-    assert (again.oom_steps, again.concessions) == (plan.oom_steps, plan.concessions)
-    assert with_remedies(again, [AttemptFailure(reason)]) == again
+    assert again.oom_steps == ()
+    assert [given.field for given in again.concessions] == [given.field for given in plan.concessions]
+    assert workarounds_after(again, AttemptFailure(reason)) == workarounds
 
 
 def test_a_plan_says_how_many_of_the_prompts_it_sees() -> None:
@@ -216,12 +220,12 @@ def test_a_kl_on_prompts_takes_memory_and_time_and_needs_the_base() -> None:
     assert with_kl.memory["logits"] > plain.memory["logits"]
     assert with_kl.time.throughput < plain.time.throughput
     assert with_kl.memory["activations"] > plain.memory["activations"]
-    assert candidate_of(with_kl).needs_base
-    assert not candidate_of(plain).needs_base
+    assert with_kl.candidate.needs_base
+    assert not plain.candidate.needs_base
 
 
 def test_trls_own_kl_takes_the_base_over_all_tokens_and_one_on_prompts_does_not() -> None:
     on_prompts = plan_of(vllm=False, grpo_vllm=False, grpo_beta=0.0, grpo_prompt_kl=0.5)
     both = plan_of(vllm=False, grpo_vllm=False, grpo_beta=0.04, grpo_prompt_kl=0.5)
-    first, second = (training_flops(candidate_of(plan), 500.0) for plan in (on_prompts, both))
-    assert second - first == pytest.approx(forward_flops(candidate_of(both), 500.0))
+    first, second = (training_flops(plan.candidate, 500.0) for plan in (on_prompts, both))
+    assert second - first == pytest.approx(forward_flops(both.candidate, 500.0))

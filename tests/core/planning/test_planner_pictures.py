@@ -11,9 +11,9 @@ from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
 from core.models.image_families import BANDS, IMAGE_FAMILIES
+from core.planning.conditions import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
-from core.planning.time.overheads import JobConditions
 from core.profile.resolve import load_profile, resolve_profile
 from core.recipes.render import render
 from tests.core.recipes.cases import image_inputs

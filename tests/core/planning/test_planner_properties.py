@@ -11,7 +11,6 @@ from core.data.facts import assumed_facts
 from core.domain.hardware import GPU_KINDS, GpuKind, GpuSet, Hardware
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
-from core.planning.candidate import candidate_of
 from core.planning.memory.peak import memory_of
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
@@ -76,7 +75,7 @@ def test_a_feasible_plan_fits_memory_and_time_and_a_refusal_has_its_reason(
         assert any(letter.isdigit() for letter in plan.verdict.reason)
     assert plan.batch.world_size <= count
     if case.image is None:
-        assert memory_of(candidate_of(plan), plan.memory.budget_bytes) == plan.memory
+        assert memory_of(plan.candidate, plan.memory.budget_bytes) == plan.memory
     assert plan.steps.save_every % plan.steps.eval_every == 0
 
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from core.data.facts import assumed_facts
 from core.domain.choices import Attention
 from core.domain.hardware import Hardware, parse_gpus
-from core.domain.job_states import EndReason, StepFailed
+from core.domain.job_states import EndReason
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
-from core.planning.oom import OutOfMemory
+from core.planning.conditions import JobConditions
+from core.planning.oom import OutOfMemory, bounds_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
-from core.planning.planner import plan_task
-from core.planning.time.calibration import LearnedBounds
+from core.planning.planner import plan_task, replan
 from core.profile.resolve import LoadedProfile, load_profile
-from core.runs.remedies import REASON_OF_RUN_END, AttemptFailure, can_resume, forced_feasible, with_remedies
+from core.runs.remedies import (
+    REASON_OF_RUN_END,
+    AttemptFailure,
+    can_resume,
+    forced_feasible,
+    workarounds_after,
+)
 from core.runs.run_files import RunEnd
 from miner.inputs.fetch import FetchedInputs
 from miner.jobs import drafts
 from miner.jobs.timeline import JobTimings
 from miner.jobs.verdict import NextAction, RetrySituation, next_action
-from tests.core.planning.candidates import on_all_gpus
+from tests.core.planning.candidates import on_all_gpus, resolved
 from tests.doubles.each import each
 from tests.miner.jobs.harness import MODEL, ROWS
 from trainer.runner.planning import FailedLaunch, Remedy, remedy_for
@@ -37,18 +45,19 @@ def profile() -> LoadedProfile:
     return on_all_gpus()
 
 
-def first_plan(
-    profile: LoadedProfile, known: LearnedBounds | None, *failures: AttemptFailure
-) -> TrainingPlan:
+def request(profile: LoadedProfile, conditions: JobConditions) -> drafts.JobPlanRequest:
     spec = TaskSpec(task_type=TaskType.INSTRUCT, hours=4.0)
     inputs = FetchedInputs(model_path=None, data_path=None, model=MODEL, data=ROWS)  # type: ignore[arg-type]
-    request = drafts.JobPlanRequest(spec, inputs, HARDWARE, profile, lambda _plan: known, failures)
-    return drafts.first_plan(request)
+    return drafts.JobPlanRequest(spec, inputs, profile, lambda _plan: None, conditions)
+
+
+def first_plan(profile: LoadedProfile) -> TrainingPlan:
+    return drafts.first_plan(request(profile, JobConditions(HARDWARE)))
 
 
 def in_daemon(profile: LoadedProfile, ends: list[tuple[RunEnd, str]]) -> list[tuple[TrainingPlan, bool]]:
     """The plans of the attempts, and whether each goes on from the checkpoint of the one before."""
-    plan, known, failures = first_plan(profile, None), None, []
+    plan, failures = first_plan(profile), list[AttemptFailure]()
     attempts = [(plan, False)]
     for end, detail in ends:
         failures.append(AttemptFailure(REASON_OF_RUN_END[end], detail))
@@ -56,22 +65,22 @@ def in_daemon(profile: LoadedProfile, ends: list[tuple[RunEnd, str]]) -> list[tu
         situation = RetrySituation(reason, tuple(failures), has_model=False, left_s=3600.0, needs_s=60.0)
         if next_action(situation, JobTimings()) is not NextAction.AGAIN:
             break
-        before = plan
-        try:
-            if reason is EndReason.OOM:
-                plan = drafts.plan_after_oom(plan, OutOfMemory(elapsed_s=60.0))
-                known = drafts.lesson_of(plan, known, None) or known
-            else:
-                plan = first_plan(profile, known, *failures)
-        except StepFailed:
-            break
+        before, learned = plan, plan.conditions.learned
+        if reason is EndReason.OOM:
+            bounds = bounds_after_oom(plan, OutOfMemory())
+            if bounds is None:
+                break
+            learned = bounds
+        without = workarounds_after(plan, failures[-1])
+        conditions = replace(plan.conditions, learned=learned, workarounds=without)
+        plan = drafts.first_plan(request(profile, conditions))
         attempts.append((plan, can_resume(before, plan, reason)))
     return attempts
 
 
 def in_tournament(profile: LoadedProfile, ends: list[tuple[RunEnd, str]]) -> list[tuple[TrainingPlan, bool]]:
     remedies: list[Remedy] = []
-    attempts = [(first_plan(profile, None), False)]
+    attempts = [(first_plan(profile), False)]
     for end, detail in ends:
         failed = FailedLaunch(end, "train", start_s=60.0, left_s=3600.0, detail=detail)
         remedy = remedy_for(attempts[-1][0], failed, remedies)
@@ -150,9 +159,12 @@ def test_the_remedies_reach_the_next_plan(profile: LoadedProfile) -> None:
 
 
 def test_a_failing_flash_attention_3_is_followed_by_2_and_then_by_torchs_own(profile: LoadedProfile) -> None:
-    planned = first_plan(profile, None)
-    newest = planned.precision.model_copy(update={"attention": Attention.FLASH_3})
+    flash_3 = request(profile, JobConditions(HARDWARE, flash_3=True))
+    targets = {"attention": None}
+    plan = plan_task(flash_3.spec, MODEL, ROWS, HARDWARE, resolved(**targets), conditions=flash_3.conditions)
+    assert plan.precision.attention is Attention.FLASH_3
     crash = AttemptFailure(EndReason.CRASHED, "flash_fwd: no kernel image is available for execution")
-    once = with_remedies(planned.model_copy(update={"precision": newest}), [crash])
-    assert once.precision.attention is Attention.FLASH_2
-    assert with_remedies(once, [crash]).precision.attention is Attention.SDPA
+    for expected in (Attention.FLASH_2, Attention.SDPA):
+        without = workarounds_after(plan, crash)
+        plan = replan(plan, replace(plan.conditions, workarounds=without), 4.0)
+        assert plan.precision.attention is expected

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from core.planning.budget import Concession, conceded
+from core.planning.conditions import LearnedBounds
 from core.planning.plan import TrainingPlan
 from core.runs.control import RunControl, read_control
 from core.runs.progress import ControlEvent
@@ -229,18 +232,28 @@ async def test_a_training_that_is_slow_because_of_pauses_does_not_get_larger_pas
     assert {row.rule for row in stage.rows()} == {"gpu-hot"}
 
 
+SMALLER = conceded("micro_batch_size", 4, 2, "out of memory in train")
+
+
 @pytest.mark.parametrize(
     ("memory", "oom_steps", "outcome", "detail"),
     [
         (0.86, (), ActionOutcome.REFUSED, "86 % of the memory is in use"),
-        (0.5, ("micro_batch_size 4 → 2",), ActionOutcome.REFUSED, "memory ran out in an attempt before"),
+        (
+            0.5,
+            (conceded("micro_batch_size", 4, 2, ""),),
+            ActionOutcome.REFUSED,
+            "memory ran out in an attempt before",
+        ),
         (0.5, (), ActionOutcome.UNDONE, "tokens per second +0 %: a larger pass is not faster"),
     ],
 )
 async def test_larger_passes_are_not_for_a_full_gpu_nor_kept_where_they_are_not_faster(
-    stage: Stage, memory: float, oom_steps: tuple[str, ...], outcome: ActionOutcome, detail: str
+    stage: Stage, memory: float, oom_steps: tuple[Concession, ...], outcome: ActionOutcome, detail: str
 ) -> None:
-    stage.begin(plan_with(2, 8).model_copy(update={"oom_steps": oom_steps}))
+    plan = plan_with(2, 8)
+    conditions = replace(plan.conditions, learned=LearnedBounds(steps=oom_steps))
+    stage.begin(plan.model_copy(update={"conditions": conditions}))
     stage.efficiency, stage.memory = 0.6, memory
     await stage.play(300)
     assert [(row.outcome, row.detail) for row in stage.rows()] == [(outcome, detail)]

@@ -8,10 +8,10 @@ import pytest
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.job_states import EndReason, StepFailed
 from core.domain.tasks import TaskType
-from core.planning.oom import OutOfMemory
+from core.planning.conditions import JobConditions, LearnedBounds
+from core.planning.oom import OutOfMemory, bounds_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
-from core.planning.time.calibration import LearnedBounds
-from core.runs.remedies import NAN_RATE_FACTOR, AttemptFailure
+from core.runs.remedies import NAN_RATE_FACTOR, AttemptFailure, workarounds_after
 from miner.inputs.fetch import FetchedInputs
 from miner.jobs import drafts
 from tests.core.planning.candidates import on_all_gpus
@@ -28,12 +28,20 @@ def request(hours: float = 1.0, *reasons: EndReason, **changes: Any) -> drafts.J
     asked = drafts.JobPlanRequest(
         TaskSpec(task_type=TaskType.INSTRUCT, hours=hours),
         INPUTS,
-        hardware,
         PROFILE,
         lambda _plan: None,
-        tuple(AttemptFailure(reason) for reason in reasons),
+        JobConditions(hardware),
     )
+    for reason in reasons:
+        without = workarounds_after(drafts.first_plan(asked), AttemptFailure(reason))
+        asked = replace(asked, conditions=replace(asked.conditions, workarounds=without))
     return replace(asked, **changes)
+
+
+def after_oom(plan: TrainingPlan, hours: float) -> TrainingPlan:
+    bounds = bounds_after_oom(plan, OutOfMemory())
+    assert bounds is not None
+    return drafts.first_plan(request(hours, conditions=replace(plan.conditions, learned=bounds)))
 
 
 def test_a_plan_is_made_for_what_there_is() -> None:
@@ -89,8 +97,7 @@ def test_nan_and_the_hosts_memory_change_the_next_plan() -> None:
 
 def test_the_ladder_goes_on_when_the_estimate_says_that_there_is_no_time() -> None:
     first = drafts.first_plan(request(0.5))
-    late = OutOfMemory(moment="train", elapsed_s=1700.0)
-    second = drafts.plan_after_oom(first, late)
+    second = after_oom(first, 0.02)
     assert second.verdict.feasible
     assert second.steps.total >= 1
     assert second.batch.micro < first.batch.micro
@@ -98,10 +105,9 @@ def test_the_ladder_goes_on_when_the_estimate_says_that_there_is_no_time() -> No
 
 def test_lessons_only_ever_get_stricter_and_slowness_follows_what_was_measured() -> None:
     plan = drafts.first_plan(request())
-    smaller = drafts.plan_after_oom(plan, OutOfMemory())
-    known = LearnedBounds(micro=1, checkpointing=True)
-    assert drafts.lesson_of(smaller, known, None) is None, "nothing new"
-    learned = drafts.lesson_of(smaller, None, None)
+    smaller = after_oom(plan, 1.0)
+    learned = drafts.lesson_of(smaller, LearnedBounds(micro=64), None)
+    assert drafts.lesson_of(smaller, learned, None) is None, "nothing new"
     assert learned.micro == smaller.batch.micro
     slow = drafts.lesson_of(plan, LearnedBounds(slowness=2.0), plan.time.step_s * 1.5)
     assert slow.slowness == pytest.approx(3.0)

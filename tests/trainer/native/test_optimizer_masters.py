@@ -12,7 +12,7 @@ import torch
 
 from core.domain.choices import LrSchedule, Optimizer, Parallelism
 from core.models.identify import facts_from_config
-from core.planning.candidate import RunCandidate, candidate_of
+from core.planning.candidate import RunCandidate
 from core.planning.memory import persistent
 from core.planning.memory.peak import moments
 from core.planning.plan import AdapterPlan, EmaPlan, FsdpPlan, OptimizerPlan, PrecisionPlan, TrainingPlan
@@ -101,7 +101,7 @@ def weigh_all(rank: int, world: int = 2) -> None:
         plan, ranks = planned(name, world), NativeCommunicator(rank, world, tiny.CPU)
         trainer = tiny.training(Path(), plan, ranks, name=f"{name}-{world}")
         steps(trainer, 2)
-        weighed[name] = held_bytes(trainer), planned_bytes(candidate_of(plan))
+        weighed[name] = held_bytes(trainer), planned_bytes(plan.candidate)
     Path(f"weighed-{world}-{rank}").write_text(json.dumps(weighed))
 
 
@@ -148,7 +148,7 @@ def test_an_update_takes_no_more_than_a_block(
                 weight.grad = torch.ones_like(weight)
 
     most = bytes_allocated(trainer.stepper.masters.step, one_step_and_gradients)
-    work = persistent.optimizer_temporaries(candidate_of(plan))
+    work = persistent.optimizer_temporaries(plan.candidate)
     assert work == block * (4 if master else 24)
     assert most < 1.1 * work
 

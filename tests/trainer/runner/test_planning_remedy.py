@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from core.domain.choices import Attention
-from core.planning.budget import TimelinePhase
-from core.planning.candidate import candidate_of
-from core.planning.memory.peak import peak_bytes
-from core.planning.plan import TrainingPlan
+from core.domain.tasks import TaskType
+from core.planning.plan import TaskSpec, TrainingPlan
+from core.planning.planner import plan_task
 from core.runs.remedies import MAX_ATTEMPTS, MAX_OOM_STEPS
 from core.runs.run_files import RunEnd
-from tests.core.builders import plan
+from tests.core.builders import instruct_data, llama_8b, resolved
+from tests.core.planning.candidates import host
 from tests.doubles.each import each
 from trainer.runner.planning import FailedLaunch, Remedy, remedy_for
 
@@ -22,14 +22,21 @@ def failed(end: RunEnd, **changes: Any) -> FailedLaunch:
     return FailedLaunch(**{"end": end, "moment": "train", "start_s": 60.0, "left_s": 3600.0, **changes})
 
 
-def planned() -> TrainingPlan:
-    whole = plan()
-    phases = (
-        TimelinePhase(name="load", seconds=60),
-        TimelinePhase(name="train", seconds=4000),
-        TimelinePhase(name="finish", seconds=5),
+def planned(**targets: Any) -> TrainingPlan:
+    """Llama 3.1 8B on one H100."""
+    asked: dict[str, Any] = {
+        "micro_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 3e-4,
+        **targets,
+    }
+    return plan_task(
+        TaskSpec(task_type=TaskType.INSTRUCT, hours=3),
+        llama_8b(),
+        instruct_data(),
+        host("1xH100"),
+        resolved(**asked),
     )
-    return whole.model_copy(update={"time": whole.time.model_copy(update={"phases": phases})})
 
 
 def test_out_of_memory_goes_down_one_rung_and_resumes() -> None:
@@ -99,10 +106,7 @@ def test_a_crash_is_tried_again_from_the_last_checkpoint(end: RunEnd, attempts: 
 )
 def test_an_attention_kernel_that_fails_is_done_without(kind: str, said: str, used: str | None) -> None:
     """The same plan again would fail in the same way."""
-    before = planned()
-    precision = before.precision.model_copy(update={"attention": Attention(kind)})
-    before = before.model_copy(update={"precision": precision})
-    remedy = remedy_for(before, failed(RunEnd.CRASHED, detail=said), [])
+    remedy = remedy_for(planned(attention=Attention(kind)), failed(RunEnd.CRASHED, detail=said), [])
     assert remedy is not None
     assert remedy.resumes
     assert remedy.plan.precision.attention == (used or kind)
@@ -113,10 +117,8 @@ LIGER = 'File "/x/liger_kernel/ops/rms_norm.py", line 9, in rms_norm_forward'
 LORA = 'File "/x/axolotl/kernels/lora.py", line 9, in forward'
 
 
-def with_kernels(**changes: Any) -> TrainingPlan:
-    before = planned()
-    precision = before.precision.model_copy(update={"liger": True, "lora_kernels": True, **changes})
-    return before.model_copy(update={"precision": precision})
+def with_kernels() -> TrainingPlan:
+    return planned(liger=True, lora_kernels=True)
 
 
 @each(
@@ -147,9 +149,10 @@ def test_a_kernel_that_a_crash_names_is_left_out_once(said: str, left: set[str])
 
 
 def test_without_liger_a_pass_holds_what_fits_without_it() -> None:
-    before = with_kernels(lora_kernels=False)
-    budget = int(peak_bytes(candidate_of(before)))
-    before = before.model_copy(update={"memory": before.memory.model_copy(update={"budget_bytes": budget})})
+    kernels = {"liger": True, "lora_kernels": False, "gradient_checkpointing": True}
+    budget = planned(**kernels).memory.total_bytes
+    before = planned(**kernels, limits={"gpu_memory": budget})
+    assert before.batch.micro == planned(**kernels).batch.micro
     remedy = remedy_for(before, failed(RunEnd.CRASHED, detail=LIGER), [])
     assert remedy is not None
     assert remedy.plan.batch.micro < before.batch.micro

@@ -11,12 +11,12 @@ import pytest
 from core.data.facts import assumed_facts
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
+from core.planning.conditions import JobConditions
 from core.planning.memory.peak import fits_memory, memory_of
 from core.planning.plan import TaskSpec
 from core.planning.planner import plan_task
 from core.planning.search.ladder import _least, fit_lossless, fit_memory, variations
 from core.planning.search.requirements import Requirements, first_candidate, requirements_for
-from core.planning.time.overheads import JobConditions
 from core.profile.resolve import load_profile, resolve_profile
 from tests.core.planning.candidates import host, resolved
 

@@ -12,7 +12,7 @@ from core.domain.hardware import GPU_KINDS, GpuSet, Hardware
 from core.domain.tasks import TaskType
 from core.models.identify import facts_from_name
 from core.models.kernels import LIGER_PARTS, LORA_KERNELS, LigerPart
-from core.planning.candidate import LossKind, candidate_of
+from core.planning.candidate import LossKind
 from core.planning.memory.peak import peak_bytes
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
@@ -95,11 +95,11 @@ def test_every_architecture_with_kernels_is_one_that_is_known() -> None:
 def test_logits_and_activations_need_less_memory_with_liger() -> None:
     wide = {"effective_batch_size": 64, "micro_batch_size": 64, "gradient_checkpointing": True}
     plain, fast = (plan_of({"liger": asked, **wide}, gpus="1xRTX-4090") for asked in (False, None))
-    assert candidate_of(plain).loss is LossKind.CHUNKED
-    assert candidate_of(fast).loss is LossKind.FUSED
+    assert plain.candidate.loss is LossKind.CHUNKED
+    assert fast.candidate.loss is LossKind.FUSED
     assert fast.batch.micro > plain.batch.micro
     assert fast.batch.effective == plain.batch.effective
-    assert candidate_of(fast).liger == frozenset(LigerPart)
+    assert fast.candidate.liger == frozenset(LigerPart)
 
 
 @each("full", [True, False])
@@ -122,14 +122,14 @@ def test_what_a_layer_saves_with_liger_is_what_was_counted(full: bool) -> None:
 def test_granites_loss_stays_with_axolotl() -> None:
     plan = plan_of({"liger": None}, architecture="granite")
     assert plan.precision.liger
-    assert candidate_of(plan).loss is LossKind.CHUNKED
+    assert plan.candidate.loss is LossKind.CHUNKED
 
 
 @pytest.mark.parametrize("task", [DPO, GRPO])
 def test_losses_of_preferences_and_rewards_keep_their_logits(task: TaskType) -> None:
     plan = plan_of({"liger": True}, task=task)
     assert plan.precision.liger
-    assert candidate_of(plan).loss is LossKind.FULL
+    assert plan.candidate.loss is LossKind.FULL
 
 
 def test_attention_is_left_to_what_the_gpu_has() -> None:

@@ -14,14 +14,13 @@ from core.domain.choices import Engine
 from core.domain.hardware import CPU, GpuSet
 from core.domain.tasks import TaskType
 from core.models.identify import facts_from_name
+from core.planning.conditions import UNBOUNDED, JobConditions, LearnedBounds
 from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.planning.time.calibration import (
     ExpectedSpeed,
-    LearnedBounds,
     MeasuredRun,
-    bounds_from,
     expected_speed,
     flops_utilisation,
     recalibrate,
@@ -32,7 +31,7 @@ from tests.core.planning.candidates import host, resolved
 
 
 def _plan(
-    rows: int = 20_000, learned: LearnedBounds | None = None, hours: float = 6, **targets: Any
+    rows: int = 20_000, learned: LearnedBounds = UNBOUNDED, hours: float = 6, **targets: Any
 ) -> TrainingPlan:
     return plan_task(
         TaskSpec(task_type=TaskType.INSTRUCT, hours=hours),
@@ -40,7 +39,7 @@ def _plan(
         assumed_facts(TaskType.INSTRUCT, rows),
         host("1xH100"),
         resolved(**targets),
-        learned=learned,
+        conditions=JobConditions(host("1xH100"), learned=learned),
     )
 
 
@@ -99,24 +98,9 @@ def test_the_next_plan_starts_where_the_ladder_ended() -> None:
     first = _plan()
     second = next_after_oom(first, OutOfMemory())
     assert second is not None
-    again = _plan(rows=30_000, learned=bounds_from(second))
+    again = _plan(rows=30_000, learned=second.conditions.learned.for_later_jobs())
     assert again.batch.micro <= second.batch.micro < first.batch.micro
     assert again.batch.effective == first.batch.effective
-
-
-@pytest.mark.parametrize(
-    ("steps", "field", "learned"),
-    [
-        (("sequence_len 4096 → 2048",), "length", 2240),
-        (("micro_batch_size 4 → 2", "gpus 1 → 4"), "gpus", 1),
-        ((), "micro", None),
-    ],
-)
-def test_a_bound_is_learned_from_each_step_of_the_ladder(
-    steps: tuple[str, ...], field: str, learned: int | None
-) -> None:
-    bounds = bounds_from(_plan().model_copy(update={"oom_steps": steps}))
-    assert getattr(bounds, field) == learned
 
 
 @pytest.mark.parametrize(

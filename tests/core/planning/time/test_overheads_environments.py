@@ -8,10 +8,11 @@ from core.data.facts import MADE_ROWS, assumed_facts, facts_from_lengths
 from core.domain.choices import GpuStrategy, LrSchedule, Method
 from core.domain.tasks import TaskType
 from core.models.identify import facts_from_name
+from core.planning.conditions import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.planning.search.gpu_count import tournament_count
-from core.planning.time.overheads import JobConditions, making_rows_share
+from core.planning.time.overheads import making_rows_share
 from core.profile.resolve import load_profile, resolve_profile
 from tests.core.planning.candidates import host
 from tests.doubles.each import each

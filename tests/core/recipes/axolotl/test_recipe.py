@@ -37,6 +37,7 @@ from core.profile.targets import Targets
 from core.recipes.axolotl.recipe import BASE_ONLY, LIGER_PLUGIN, SPARE_TOKENS
 from core.recipes.base import RecipeError
 from core.recipes.render import render
+from tests.core.builders import resolved
 from tests.core.recipes.cases import TEXT_TASKS, inputs, noted, text_plan
 from tests.doubles.each import each
 
@@ -317,7 +318,7 @@ def test_notes_are_comments_at_the_top_of_the_file() -> None:
 
 
 def test_a_note_cannot_break_out_of_its_comment() -> None:
-    plan = text_plan(SFT, profile="x\nbase_model: evil", engine_config={})
+    plan = text_plan(SFT, profile=resolved(name="x\nbase_model: evil"), engine_config={})
     assert yaml.safe_load(render(plan, inputs()).files["config.yml"])["base_model"] == "/cache/models/base"
 
 
