@@ -35,8 +35,8 @@ RUN [ -z "${COMFYUI_COMMIT}" ] || { UV_PYTHON_INSTALL_DIR=/opt/god-miner/python 
 # For a reviewer: requirements/evaluator_files.py says what is fetched, from where, and why. "no" builds without.
 ARG EVALUATOR_FILES=yes
 # SHA-256 of ideogram4_fp8_scaled.safetensors; without it ai-toolkit trains ideogram4.
-ARG IDEOGRAM4_BASE_SHA256=""
-RUN [ "${EVALUATOR_FILES}" = no ] || IDEOGRAM4_BASE_SHA256="${IDEOGRAM4_BASE_SHA256}" \
+ARG IDEOGRAM4_SHA256=""
+RUN [ "${EVALUATOR_FILES}" = no ] || IDEOGRAM4_SHA256="${IDEOGRAM4_SHA256}" \
     /opt/god-miner/venv/bin/python /app/god-miner/requirements/evaluator_files.py \
         /app/weights qwen_image_vae.safetensors flux2-vae.safetensors ideogram4_fp8_scaled.safetensors
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 HUB = os.environ.get("HUB", "https://huggingface.co")
 #: By name: where it lies, and its SHA-256. That of Ideogram's base is published nowhere that we could look,
-#: so it has to be given: IDEOGRAM4_BASE_SHA256.
+#: so it has to be given: IDEOGRAM4_SHA256.
 FILES = {
     "clip_l.safetensors": (
         "comfyanonymous/flux_text_encoders/resolve/main/clip_l.safetensors",
@@ -43,7 +43,7 @@ FILES = {
     ),
     "ideogram4_fp8_scaled.safetensors": (
         "Comfy-Org/Ideogram-4/resolve/main/diffusion_models/ideogram4_fp8_scaled.safetensors",
-        os.environ.get("IDEOGRAM4_BASE_SHA256", ""),
+        os.environ.get("IDEOGRAM4_SHA256", ""),
     ),
 }
 #: Seconds for all of them: validators end a build after 30 minutes.
@@ -67,7 +67,7 @@ def bring(target: Path, end: float) -> str:
     """Fetch a file; return what was done."""
     path, digest = FILES[target.name]
     if not digest:
-        return "left out: its digest was not given (IDEOGRAM4_BASE_SHA256)"
+        return "left out: its digest was not given (IDEOGRAM4_SHA256)"
     if any(PRESENT.rglob(target.name)):
         return "is in the base image"
     seen = hashlib.sha256()

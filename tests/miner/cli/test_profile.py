@@ -123,13 +123,13 @@ def test_explain_says_what_becomes_of_each_value_and_what_was_left_out() -> None
 
 def test_sections_for_some_pictures_are_shown_compared_and_explained() -> None:
     few = ("--model", "krea2", "--pictures", "18")
-    assert read("show", "steady", *few)["sections"] == ["image", "krea2", "krea2-few"]
+    assert read("show", "steady", *few)["sections"] == ["image", "krea2", "pictures"]
     assert (
-        "steady for image krea2, 18 pictures; sections: image, krea2, krea2-few"
+        "steady for image krea2, 18 pictures; sections: image, krea2, pictures"
         in run("show", "steady", *few).output
     )
     unknown = run("show", "steady", "--model", "krea2").output
-    assert "steady for image krea2, 30 pictures assumed; sections: image, krea2" in unknown
+    assert "steady for image krea2, 30 pictures assumed; sections: image, krea2, pictures" in unknown
     steps = {each["path"]: each["left"] for each in read("diff", "steady", "base", *few)}
     assert steps["targets.max_steps"] == 1000
     (remark,) = {each["subjects"][0] for each in read("explain", "steady", *few)["remarks"]}

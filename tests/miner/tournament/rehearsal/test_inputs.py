@@ -150,7 +150,7 @@ def test_a_tenth_of_the_pictures_is_kept_for_the_score_with_their_captions(
         others = {given.read(name) for name in set(given.namelist()) - left}
     held = pictures_in(test)
     assert len(held) == kept
-    assert {data for path, caption in held for data in (path.read_bytes(), caption.encode())} == others
+    assert {file.read_bytes() for path in held for file in (path, path.with_suffix(".txt"))} == others
 
 
 def test_pictures_may_lie_in_a_folder_and_lack_captions(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_pictures_may_lie_in_a_folder_and_lack_captions(tmp_path: Path) -> None:
         for number in range(1, 5):
             archive.writestr(f"some folder/{number}.PNG", zipfile.ZipFile(made).read(f"{number}.png"))
     train, test = split_pictures(source, tmp_path)
-    assert [(path.name, caption) for path, caption in pictures_in(test)] == [("1.png", "")]
+    assert [path.name for path in pictures_in(test)] == ["1.png"]
     assert len(zipfile.ZipFile(train).namelist()) == 3
 
 
