@@ -61,7 +61,7 @@ class PictureRecipe(Record):
     held_out_share: float = Field(default=0.1, ge=0, lt=1)
     held_out_least: int = Field(default=3, ge=0)
     #: Share of the time that screening candidates may take.
-    evaluation_share: float = Field(default=0.12, gt=0, lt=1)
+    evaluation_share: float = Field(default=0.08, gt=0, lt=1)
     #: Once the steps to the optimum are known, the rate and its multiples by these are tried for so long.
     rate_factors: tuple[float, ...] = (0.5, 2.0)
     #: Noise draws for each band with which the best candidates are compared at the end.
@@ -72,7 +72,7 @@ class PictureRecipe(Record):
     max_steps: int | None = Field(default=None, ge=0)
 
 
-class HubFile(NamedTuple):
+class PublishedFile(NamedTuple):
     """A file of a repository on the hub."""
 
     repository: str
@@ -89,11 +89,11 @@ class FlowRules:
 
     #: ComfyUI's name of the way in which the encoders' outputs are put together.
     clip_type: str
-    encoders: tuple[HubFile, ...]
+    encoders: tuple[PublishedFile, ...]
     #: z-image is encoded by the `vae` folder of the task's repository, with diffusers, where that is there.
-    vae: HubFile
+    vae: PublishedFile
     #: Only where the evaluator takes another base than the task's.
-    base: HubFile | None = None
+    base: PublishedFile | None = None
     #: Shift of the model's sampling object; it does not move the noise levels that are scored.
     shift: float | None = None
     #: An input of the model.
@@ -195,8 +195,10 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         slowness=3.5,
         flow=FlowRules(
             clip_type="lumina2",
-            encoders=(HubFile("Comfy-Org/z_image_turbo", "split_files/text_encoders/qwen_3_4b.safetensors"),),
-            vae=HubFile("Comfy-Org/z_image_turbo", "split_files/vae/ae.safetensors"),
+            encoders=(
+                PublishedFile("Comfy-Org/z_image_turbo", "split_files/text_encoders/qwen_3_4b.safetensors"),
+            ),
+            vae=PublishedFile("Comfy-Org/z_image_turbo", "split_files/vae/ae.safetensors"),
             recipe=PictureRecipe(rate=3e-4),
         ),
         tournament_hours=1.0,
@@ -221,12 +223,12 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         flow=FlowRules(
             clip_type="qwen_image",
             encoders=(
-                HubFile(
+                PublishedFile(
                     "Comfy-Org/Qwen-Image_ComfyUI",
                     "split_files/text_encoders/qwen_2.5_vl_7b_fp8_scaled.safetensors",
                 ),
             ),
-            vae=HubFile("Comfy-Org/Qwen-Image_ComfyUI", "split_files/vae/qwen_image_vae.safetensors"),
+            vae=PublishedFile("Comfy-Org/Qwen-Image_ComfyUI", "split_files/vae/qwen_image_vae.safetensors"),
             shift=3.0,
             twin=True,
             recipe=PictureRecipe(rank=8, rate=1e-4, targets=r"\.attn\."),
@@ -250,9 +252,11 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         slowness=3.4,
         flow=FlowRules(
             clip_type="ideogram4",
-            encoders=(HubFile("Comfy-Org/Ideogram-4", "text_encoders/qwen3vl_8b_fp8_scaled.safetensors"),),
-            vae=HubFile("Comfy-Org/Ideogram-4", "vae/flux2-vae.safetensors"),
-            base=HubFile("Comfy-Org/Ideogram-4", "diffusion_models/ideogram4_fp8_scaled.safetensors"),
+            encoders=(
+                PublishedFile("Comfy-Org/Ideogram-4", "text_encoders/qwen3vl_8b_fp8_scaled.safetensors"),
+            ),
+            vae=PublishedFile("Comfy-Org/Ideogram-4", "vae/flux2-vae.safetensors"),
+            base=PublishedFile("Comfy-Org/Ideogram-4", "diffusion_models/ideogram4_fp8_scaled.safetensors"),
             twin=True,
         ),
         tournament_hours=1.0,
@@ -272,10 +276,10 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         flow=FlowRules(
             clip_type="flux",
             encoders=(
-                HubFile("comfyanonymous/flux_text_encoders", "t5xxl_fp16.safetensors"),
-                HubFile("comfyanonymous/flux_text_encoders", "clip_l.safetensors"),
+                PublishedFile("comfyanonymous/flux_text_encoders", "t5xxl_fp16.safetensors"),
+                PublishedFile("comfyanonymous/flux_text_encoders", "clip_l.safetensors"),
             ),
-            vae=HubFile("rayonlabs/FLUX.1-dev", "ae.safetensors"),
+            vae=PublishedFile("rayonlabs/FLUX.1-dev", "ae.safetensors"),
             guidance=3.5,
             recipe=PictureRecipe(rate=3e-4),
         ),
@@ -298,8 +302,8 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
         slowness=1.7,
         flow=FlowRules(
             clip_type="krea2",
-            encoders=(HubFile("Comfy-Org/Krea-2", "text_encoders/qwen3vl_4b_fp8_scaled.safetensors"),),
-            vae=HubFile("Comfy-Org/Krea-2", "vae/qwen_image_vae.safetensors"),
+            encoders=(PublishedFile("Comfy-Org/Krea-2", "text_encoders/qwen3vl_4b_fp8_scaled.safetensors"),),
+            vae=PublishedFile("Comfy-Org/Krea-2", "vae/qwen_image_vae.safetensors"),
         ),
         tournament_hours=1.0,
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from core.domain.tasks import ImageModelType
-from core.models.image_families import IMAGE_FAMILIES, FlowRules, HubFile
+from core.models.image_families import IMAGE_FAMILIES, FlowRules, PublishedFile
 from core.recipes.base import ImageFiles
 from core.runs.picture_run import PictureModel
 from trainer.errors import BadModel
@@ -173,7 +173,7 @@ def _weights() -> Path:
     return Path(os.environ.get(WEIGHTS_VARIABLE, WEIGHTS))
 
 
-def _scored_file(wanted: HubFile, folder: Path) -> str | None:
+def _scored_file(wanted: PublishedFile, folder: Path) -> str | None:
     """The very file: fetched at the build, beside the model, in the base image, or in a cache."""
     for place in (_weights(), folder, Path(os.environ.get(FLUX_VARIABLE, FLUX))):
         if (place / wanted.name).is_file():
