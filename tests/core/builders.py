@@ -168,7 +168,7 @@ def _candidate(plan: TrainingPlan) -> RunCandidate:
         prompt_kl=False,
         together=0,
         gathered_layers=0,
-        ema=False,
+        ema=plan.ema is not None,
         image=None
         if image is None or plan.model.image is None
         else ImageCandidate(

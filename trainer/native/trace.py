@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from core.domain.choices import Parallelism
+from core.planning.candidate import vary
 from core.planning.plan import TrainingPlan
 from core.runs.run_files import RunSpec
 from trainer.handoff import LaunchSpec, PrepareSpec
@@ -83,13 +84,14 @@ def steps(spec: LaunchSpec, plan: TrainingPlan) -> Iterator[None]:
 def single_gpu_plan(plan: TrainingPlan) -> TrainingPlan:
     """The plan on one GPU, with exactly its own batch."""
     changes = {
+        "candidate": vary(plan.candidate, parallelism=Parallelism.SINGLE, world=1, hybrid=False),
         "parallelism": Parallelism.SINGLE,
         "fsdp": None,
         "batch": plan.batch.model_copy(update={"world_size": 1}),
         "launch": plan.launch.model_copy(update={"processes": 1}),
         "engine_config": {**plan.engine_config, "probe_batch": False, "batch_ramp": 0.0},
     }
-    return TrainingPlan.model_validate(plan.model_copy(update=changes).model_dump())
+    return TrainingPlan.from_json(plan.model_copy(update=changes).to_json())
 
 
 #: Kernels that are printed; the table on disk has three times as many.
