@@ -17,7 +17,7 @@ from trainer.environments import games
 from trainer.environments.games import Player, board_game
 from trainer.environments.games.goofspiel import known
 from trainer.environments.games.leduc_poker import LeducPlayer
-from trainer.environments.mcts import MctsPlayer
+from trainer.environments.selfplay import MctsPlayer
 
 BASE_SEED = 20_260_701
 

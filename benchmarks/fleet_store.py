@@ -24,7 +24,7 @@ from miner.offers.decide import decide
 from miner.offers.history import SuccessHistory
 from miner.offers.past_offers import HistoricalOffer
 from miner.offers.policies.load import load_policy
-from miner.store import attempts, events, figures, jobs, offers
+from miner.store import attempts, events, jobs, offers
 from miner.store.jobs import StartRequest
 from miner.store.offers import ReservationRow
 
@@ -132,7 +132,7 @@ class StoreWriter:
         attempt = attempts.attempts_of(db, job_id)[0]
         attempts.set_backend_ref(db, attempt.id, key)
         attempts.end_attempt(db, attempt.id, end, EndReason.TRAINED, "all steps are done")
-        figures.save_figures(db, attempt.id, self._figures(now))
+        attempts.save_figures(db, attempt.id, self._figures(now))
         row = attempts.set_job_state(db, job_id, row.lock_token, JobState.PUBLISHING, end)
         for name in _STEPS[2:]:
             self._step(job_id, row.lock_token, name, end)
@@ -149,7 +149,7 @@ class StoreWriter:
     def _task(self, kind: TaskType) -> SampleTask:
         return sample_task(kind, self._draw)
 
-    def _figures(self, now: float) -> figures.StoredFigures:
+    def _figures(self, now: float) -> attempts.StoredFigures:
         """Make a loss curve of some thousand steps: noisy, so that nothing is thinned away."""
         draw, run = self._draw, RunFigures(None)
         for step in range(1, _LOGGED_STEPS + 1):

@@ -28,7 +28,7 @@ from miner.chain.nonces import NonceLedger
 from miner.chain.sources import build_source
 from miner.fleet.base import BackendAbility
 from miner.fleet.nvml import NvmlSource
-from miner.fleet.samples import SampleHistory
+from miner.fleet.sampler import SampleHistory
 from miner.http.prometheus import DaemonCollector
 from miner.jobs.backend_ability import BACKEND_NOT_FOUND_YET
 from miner.jobs.build import BACKEND_RETRY_SECONDS, build_jobs

@@ -1,8 +1,10 @@
-"""Plan and render without a task: for `plan --write` and `profile check`."""
+"""Plan and render without a task, for `plan --write` and `profile check`; compare two plans, down to the keys
+of the engine's configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from core.data.facts import assumed_facts
 from core.domain.choices import Refusal
@@ -23,7 +25,7 @@ from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.explain import ProfileFinding, ProfileFindingLevel, Subject
 from core.profile.schema import ResolvedProfile
-from core.recipes.base import ImageFiles, RunInputs
+from core.recipes.base import ImageFiles, RenderedRun, RunInputs
 from core.recipes.render import render
 
 #: Row formats as in the validators' files.
@@ -41,6 +43,14 @@ DATASETS: dict[TaskType, DatasetType] = {
     ),
     TaskType.ENVIRONMENT: EnvironmentDataset(environment_names=["leduc_poker"]),
 }
+#: Long enough that only a mistake in the profile makes the plan impossible.
+CHECK_HOURS = 24.0
+#: For a profile that does not name its hardware.
+CHECK_HARDWARE = "4xH100"
+#: The size of the model that a CPU is checked with.
+TOY_PARAMS = 20_000_000
+#: Refusals that only the profile can cause.
+PROFILE_REFUSALS = (Refusal.IMPOSSIBLE_LIMIT, Refusal.NO_GPU, Refusal.NO_ENGINE)
 
 
 def example_inputs(task: TaskType, model: str = "base-model") -> RunInputs:
@@ -65,16 +75,6 @@ def example_inputs(task: TaskType, model: str = "base-model") -> RunInputs:
         ),
         port=29500,
     )
-
-
-#: Long enough that only a mistake in the profile makes the plan impossible.
-CHECK_HOURS = 24.0
-#: For a profile that does not name its hardware.
-CHECK_HARDWARE = "4xH100"
-#: The size of the model that a CPU is checked with.
-TOY_PARAMS = 20_000_000
-#: Refusals that only the profile can cause.
-PROFILE_REFUSALS = (Refusal.IMPOSSIBLE_LIMIT, Refusal.NO_GPU, Refusal.NO_ENGINE)
 
 
 def check_profile_plan(profile: ResolvedProfile, about: Subject) -> Iterator[ProfileFinding]:
@@ -104,3 +104,68 @@ def _rendering_problems(plan: TrainingPlan, about: Subject) -> Iterator[ProfileF
     except ConfigError as error:
         for problem in error.problems:
             yield ProfileFinding(ProfileFindingLevel.ERROR, about.label, str(problem))
+
+
+# Differences
+
+
+def render_example(plan: TrainingPlan) -> RenderedRun:
+    """Render the plan with example paths and columns, as there is no task yet."""
+    return render(plan, example_inputs(plan.task.task_type, plan.model.model_id))
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten to dotted paths; a list is one value."""
+    leaves: dict[str, Any] = {}
+    for key, value in config.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            leaves |= flatten(value, f"{path}.")
+        else:
+            leaves[path] = value
+    return leaves
+
+
+class PlanDifference(NamedTuple):
+    #: "configuration" (the engine's keys), "memory" (bytes of one GPU) or "time" (seconds).
+    part: str
+    what: str
+    before: Any
+    after: Any
+
+
+def plan_differences(before: TrainingPlan, after: TrainingPlan) -> list[PlanDifference]:
+    """Return what differs between two plans, from the engine's keys to the totals."""
+    parts = (
+        ("configuration", None, _engine_keys(before), _engine_keys(after)),
+        ("memory", 0, _memory_bytes(before), _memory_bytes(after)),
+        ("time", 0.0, _phase_seconds(before), _phase_seconds(after)),
+    )
+    return [
+        PlanDifference(part, key, there.get(key, missing), here.get(key, missing))
+        for part, missing, there, here in parts
+        for key in sorted({**there, **here}, key="total".__eq__)  # last, after what only one plan has
+        if there.get(key, missing) != here.get(key, missing)
+    ]
+
+
+def _engine_keys(plan: TrainingPlan) -> dict[str, Any]:
+    if not plan.verdict.feasible:
+        return {}
+    made = render_example(plan)
+    gpus = {"gpus": str(plan.gpus), "micro batch × accumulation × GPUs": _batch_words(plan)}
+    return {**gpus, **flatten(made.config)}
+
+
+def _batch_words(plan: TrainingPlan) -> str:
+    return f"{plan.batch.micro} × {plan.batch.accumulation} × {plan.batch.world_size}"
+
+
+def _memory_bytes(plan: TrainingPlan) -> dict[str, Any]:
+    terms = {term.name: term.bytes for term in plan.memory.terms}
+    return {**terms, "total": plan.memory.total_bytes}
+
+
+def _phase_seconds(plan: TrainingPlan) -> dict[str, Any]:
+    phases = {phase.name: phase.seconds for phase in plan.time.phases}
+    return {**phases, "total": plan.time.total_s}

@@ -66,7 +66,7 @@ class PictureRun(Record):
     outcome_path: str
     #: SIGTERM, or this file when it appears, ends the training within seconds, with the best in its place.
     stop_path: str
-    #: What the daemon asks while the training runs (`core.runs.control`). None: nobody asks.
+    #: What the daemon asks while the training runs (`core.runs.run_files`). None: nobody asks.
     control_path: str | None = None
     #: Seconds since the epoch: the last save is over by then.
     end_by: float

@@ -19,6 +19,7 @@ from core.domain.errors import ConfigError, Problem
 from core.domain.evaluation import Era, RewardScore
 from core.domain.records import Record, SanitizedText
 from core.domain.tasks import TASK_TYPE_OF, DatasetType, FileFormat, ImageModelType, TaskType
+from core.system.files import write_atomically
 
 RUN_FILE = "run.json"
 PLAN_FILE = "plan.json"
@@ -29,6 +30,18 @@ LOG_FILE = "log"
 STOP_FILE = "stop"
 
 RUN_VERSION: Literal[1] = 1
+#: Fields of a task file that only a training needs.
+_TRAINING_FIELDS = {
+    "model",
+    "model_folder",
+    "hours_to_complete",
+    "task_id",
+    "expected_repo_name",
+    "file_format",
+}
+CONTROL_FILE = "control.json"
+#: A file that is longer is not ours.
+MAX_CONTROL_BYTES = 4096
 
 
 class RunSpec(Record):
@@ -62,7 +75,7 @@ class RunSpec(Record):
     progress_path: str
     result_path: str
     stop_path: str
-    #: What the daemon asks while the training runs (`core.runs.control`). None: nobody asks.
+    #: What the daemon asks while the training runs (`core.runs.run_files`). None: nobody asks.
     control_path: str | None = None
     #: Seconds since the epoch: the last save is over by `end_by`; the validator's own end is `deadline_at`.
     began_at: float
@@ -213,17 +226,6 @@ class EvalTask(Record):
         return cls(dataset_type=spec.dataset, data=spec.data_path, era=spec.era, kl_coefficient=coefficient)
 
 
-#: Fields of a task file that only a training needs.
-_TRAINING_FIELDS = {
-    "model",
-    "model_folder",
-    "hours_to_complete",
-    "task_id",
-    "expected_repo_name",
-    "file_format",
-}
-
-
 def _rows_fields(task: dict[str, Any], file: Path) -> dict[str, Any]:
     fields = {key: value for key, value in task.items() if key not in _TRAINING_FIELDS}
     if "dataset" in fields and "data" not in fields:
@@ -244,3 +246,33 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(str(file), [Problem(file.name, type(content).__name__, "a JSON object is needed")])
     return content
+
+
+class RunControl(Record):
+    version: Literal[1] = 1
+    #: Grows with every request; the trainer reports it back.
+    number: int = Field(ge=1)
+    #: Sequences of one pass on one GPU, or None to stay as it began.
+    micro: int | None = Field(default=None, ge=1)
+    #: Share of the time in which the GPU computes; the rest is paused between steps.
+    duty: float = Field(default=1.0, ge=0.5, le=1.0)
+
+
+def even_micro(sequences: int, most: int) -> int:
+    """The largest micro-batch where a step's sequences on one GPU (micro × accumulation) are shared out
+    evenly over as few passes as `most` sequences each allow: 16 in passes of up to 7 are 6, 5 and 5."""
+    passes = -(-sequences // most)
+    return -(-sequences // passes)
+
+
+def write_control(path: Path, control: RunControl) -> None:
+    write_atomically(path, control.model_dump_json().encode(), mode=0o644)
+
+
+def read_control(path: Path) -> RunControl | None:
+    """Return the request, or None if there is no readable one: a training goes on as it is."""
+    try:
+        with path.open("rb") as file:
+            return RunControl.model_validate_json(file.read(MAX_CONTROL_BYTES + 1))
+    except (OSError, ValueError):
+        return None

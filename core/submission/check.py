@@ -18,9 +18,7 @@ from core.models.image_families import IMAGE_FAMILIES
 from core.submission import metadata
 from core.submission.digests import FileDigest, OnBytesRead, digest_file, model_hash
 from core.submission.faults import Fault, FaultKind, printable
-from core.submission.folder import SubmissionItem, json_object, open_plain
-from core.submission.safetensors import MAX_HEADER, BadHeader, SafetensorsHeader, StoredTensor
-from core.submission.selection import (
+from core.submission.folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     CARD,
@@ -29,8 +27,12 @@ from core.submission.selection import (
     INDEX,
     SHARD,
     WEIGHTS,
+    SubmissionItem,
     SubmissionKind,
+    json_object,
+    open_plain,
 )
+from core.submission.safetensors import MAX_HEADER, BadHeader, SafetensorsHeader, StoredTensor
 
 # An image adapter as its evaluation sees it: the modules that it loads, and whether they change the model.
 #

@@ -14,8 +14,7 @@ from typing import Any, TypeGuard
 import yaml
 
 from core.submission.faults import Fault, FaultKind, printable
-from core.submission.folder import SubmissionItem, read_item
-from core.submission.selection import ADAPTER_CONFIG, CARD, CONFIG, SubmissionKind
+from core.submission.folder import ADAPTER_CONFIG, CARD, CONFIG, SubmissionItem, SubmissionKind, read_item
 
 _BASE_KEY = "base_model_name_or_path"
 #: True only where the adapter was trained.

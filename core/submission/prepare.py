@@ -11,15 +11,18 @@ from core.submission import metadata
 from core.submission.check import BaseModelRef, SubmissionReport, examine
 from core.submission.digests import counts_for_hash, digest_file, model_hash
 from core.submission.faults import Fault, FaultKind
-from core.submission.folder import SubmissionItem, json_object, list_folder, to_json
-from core.submission.selection import (
+from core.submission.folder import (
     ADAPTER_CONFIG,
     CARD,
     CONFIG,
     FileSelection,
+    SubmissionItem,
     SubmissionKind,
+    json_object,
     kind_of,
+    list_folder,
     select_files,
+    to_json,
 )
 from core.system.files import write_atomically
 

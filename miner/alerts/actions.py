@@ -15,8 +15,8 @@ from statistics import fmean, pstdev
 
 from core.planning.candidate import vary
 from core.planning.memory.peak import peak_bytes
-from core.runs.control import even_micro
 from core.runs.progress import ControlEvent
+from core.runs.run_files import even_micro
 from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.rules import AlertAction, AlertRule
 from miner.alerts.state import RuleTracker, TrackedRule

@@ -17,7 +17,7 @@ from core.domain.units import MetricUnit
 from miner.alerts.requests import RequestWatch
 from miner.api.samples import GPU_NUMBERS, HOST_NUMBERS, GpuSample, HostSample, SampledNumber
 from miner.chain.clock_offsets import ClockOffset
-from miner.fleet.samples import SampleHistory
+from miner.fleet.sampler import SampleHistory
 from miner.jobs.control import RunningTraining
 from miner.observe.alerts import (
     HOST,
@@ -28,8 +28,7 @@ from miner.observe.alerts import (
     job_subject,
     validator_subject,
 )
-from miner.store.attempts import failed_steps
-from miner.store.figures import figures_of_ended
+from miner.store.attempts import failed_steps, figures_of_ended
 from miner.store.jobs import count_ends
 from miner.store.ranks import newest_rank, ranks_between
 

@@ -16,8 +16,7 @@ from miner.fleet.fleet import Fleet
 from miner.fleet.health import GpuHealth
 from miner.fleet.inventory import AutoGpuSource, GpuInventory
 from miner.fleet.nvml import NvmlSource
-from miner.fleet.sampler import GpuSampler, HostMeter, samples_of_fleet
-from miner.fleet.samples import SampleHistory
+from miner.fleet.sampler import GpuSampler, HostMeter, SampleHistory, samples_of_fleet
 from miner.fleet.schedule import QueueRules
 from miner.fleet.sources import (
     FixedGpuSource,

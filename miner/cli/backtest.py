@@ -117,7 +117,7 @@ def _profile_for(
     """Return one profile for all policies, and why. Raise `ConfigError` if it is made for other hardware."""
     from core.domain.hardware import parse_gpus
     from core.profile.resolve import load_profile
-    from miner.offers.policies.selection import ChosenName, active_profile_name
+    from miner.offers.policies.load import ChosenName, active_profile_name
 
     first = policies[0]
     chosen = ChosenName(name, "--profile") if name else active_profile_name(settings, first, hardware)
@@ -137,8 +137,7 @@ def _policies(
     names: Sequence[str] | None, settings: Settings, directories: Sequence[Path], here: Hardware | None
 ) -> list[LoadedPolicy]:
     """Load the policies; overrides from the environment apply to the policy in force only."""
-    from miner.offers.policies.load import load_policy
-    from miner.offers.policies.selection import active_policy_name, settings_overrides
+    from miner.offers.policies.load import active_policy_name, load_policy, settings_overrides
 
     places = (*directories, settings.policy_dir)
     if names:

@@ -144,8 +144,7 @@ def _inspect_images(settings: Settings, which: list[str] | None) -> list[ImageSt
 def _needed_images(settings: Settings) -> set[str]:
     """Return the images that tasks accepted by the policy train in."""
     from core.domain.tasks import OFFERED_TASKS, TaskType
-    from miner.offers.policies.load import load_policy
-    from miner.offers.policies.selection import active_policy_name, settings_overrides
+    from miner.offers.policies.load import active_policy_name, load_policy, settings_overrides
 
     policy = load_policy(
         active_policy_name(settings, None).name, [settings.policy_dir], settings_overrides(settings)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from core.domain.hardware import Hardware
     from core.profile.explain import ProfileFinding
     from core.profile.resolve import LoadedProfile
-    from miner.offers.policies.selection import ActiveConfig
+    from miner.offers.policies.load import ActiveConfig
     from miner.settings import Settings
 
 
@@ -37,6 +39,35 @@ Since = Annotated[
 
 #: Planned for if neither options, settings, this host, the policy nor the profile name GPUs.
 DEFAULT_GPUS = "4xH100"
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take a dataclass: each of its fields is an option, as if it were a parameter."""
+    hints = get_type_hints(command, include_extras=True)
+    records: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    options: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name not in records:
+            options.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            continue
+        types = get_type_hints(records[name], include_extras=True)
+        for one in fields(records[name]):
+            default = Parameter.empty if one.default is MISSING else one.default
+            options.append(
+                Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[one.name])
+            )
+
+    def run(**given: Any) -> None:
+        made = {
+            name: record(**{one.name: given.pop(one.name) for one in fields(record)})
+            for name, record in records.items()
+        }
+        command(**given, **made)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    run.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    return run
 
 
 def load_settings() -> Settings:
@@ -82,7 +113,7 @@ def local_hardware(settings: Settings) -> Hardware | None:
 def local_policy_and_profile() -> ActiveConfig:
     """Return the policy and profile that a daemon with these settings would use here."""
     from miner.backends.build_fleet import scan_once
-    from miner.offers.policies.selection import active_config
+    from miner.offers.policies.load import active_config
 
     settings = load_settings()
     return active_config(settings, scan_once(settings)[0].inventory.installed)
@@ -99,7 +130,7 @@ def local_policy_and_profile_or_warn() -> ActiveConfig | None:
 
 def warn_if_not_in_force(word: str, name: str) -> None:
     """Warn on stderr if another policy or profile (`word`) than the one shown is in force."""
-    from miner.offers.policies.selection import ChosenName, inactive_text
+    from miner.offers.policies.load import ChosenName, inactive_text
 
     found = local_policy_and_profile_or_warn()
     if found is None:

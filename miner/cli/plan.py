@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -18,6 +18,7 @@ from miner.cli.options import (
     load_settings,
     local_hardware,
     read_json_object,
+    with_options,
 )
 from miner.cli.output import echo, echo_json, print_pages
 
@@ -71,95 +72,129 @@ class PlannedTask:
         )
 
 
-Model = Annotated[str, typer.Option(help="Name of a model, or a directory with its config.json.")]
-TaskWord = Annotated[
-    str,
-    typer.Option(
-        help="Task type: instruct, chat, dpo, grpo, image, environment, or a validator's word.",
-        autocompletion=options.complete_task_types,
-    ),
-]
-Hours = Annotated[float, typer.Option(help="Time to the deadline.")]
-Rows = Annotated[int | None, typer.Option(min=0, help="Number of training rows, or of images.")]
-Dataset = Annotated[
-    Path | None, typer.Option(exists=True, dir_okay=False, help="File of rows, JSON or JSON lines.")
-]
-Gpus = Annotated[
-    str | None,
-    typer.Option(
-        help="GPUs to plan for, e.g. 4xH100. Default: this host's, or the profile's hardware if it has none."
-    ),
-]
-CpuCores = Annotated[
-    int | None, typer.Option(min=1, help="Cores of the host. Default: FLEET_FILE, this host's, or 32.")
-]
-Memory = Annotated[
-    str | None, typer.Option(help="Host memory, e.g. 512GB. Default: FLEET_FILE, this host's, or 256GB.")
-]
-Profile = Annotated[
-    str | None,
-    typer.Option(
-        help="Name or path of a profile. Default: the one in force.",
-        autocompletion=options.complete_profiles,
-    ),
-]
-Params = Annotated[str | None, typer.Option(help="Number of parameters, e.g. 8B. Default: from the name.")]
-ImageWord = Annotated[
-    str | None, typer.Option(help="Type of an image model: sdxl, flux, z-image, … Default: from the name.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")]
-InTournament = Annotated[
-    bool,
-    typer.Option("--tournament", help="Plan as in a tournament's container; default: one H100, steady."),
-]
-WriteTo = Annotated[
-    Path | None,
-    typer.Option(file_okay=False, help="Directory to write the plan and the rendered configuration to."),
-]
-Against = Annotated[
-    str | None,
-    typer.Option(
-        help="Profile or plan.json to compare with: show only the differences.",
-        autocompletion=options.complete_profiles,
-    ),
-]
-Dirs = Annotated[
-    list[Path] | None, typer.Option("--dir", help="Directory to search before PROFILE_DIR (repeatable).")
-]
+@dataclass(frozen=True)
+class TaskOptions:
+    """The options that describe a task."""
+
+    model: Annotated[str, typer.Option(help="Name of a model, or a directory with its config.json.")]
+    task_type: Annotated[
+        str,
+        typer.Option(
+            help="Task type: instruct, chat, dpo, grpo, image, environment, or a validator's word.",
+            autocompletion=options.complete_task_types,
+        ),
+    ]
+    hours: Annotated[float, typer.Option(help="Time to the deadline.")]
+    rows: Annotated[int | None, typer.Option(min=0, help="Number of training rows, or of images.")] = None
+    dataset: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="File of rows, JSON or JSON lines.")
+    ] = None
+    params: Annotated[
+        str | None, typer.Option(help="Number of parameters, e.g. 8B. Default: from the name.")
+    ] = None
+    image_type: Annotated[
+        str | None,
+        typer.Option(help="Type of an image model: sdxl, flux, z-image, … Default: from the name."),
+    ] = None
+    tournament: Annotated[
+        bool,
+        typer.Option("--tournament", help="Plan as in a tournament's container; default: one H100, steady."),
+    ] = False
+
+    def read(self) -> PlannedTask:
+        kind, image = _parse_task(self.task_type, self.model, self.image_type)
+        data = _dataset_facts(kind, image, self.rows, self.dataset, self.hours)
+        stated = _parse_params(self.params)
+        model = _model_facts(self.model, stated, image)
+        return PlannedTask(kind, image, self.hours, stated, model, data, self.tournament)
 
 
+@dataclass(frozen=True)
+class TargetOptions:
+    """The options that name the hardware and the profile to plan for."""
+
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            help="GPUs to plan for, e.g. 4xH100. Default: this host's, or the profile's hardware if it has "
+            "none."
+        ),
+    ] = None
+    cpu_cores: Annotated[
+        int | None, typer.Option(min=1, help="Cores of the host. Default: FLEET_FILE, this host's, or 32.")
+    ] = None
+    memory: Annotated[
+        str | None, typer.Option(help="Host memory, e.g. 512GB. Default: FLEET_FILE, this host's, or 256GB.")
+    ] = None
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Name or path of a profile. Default: the one in force.",
+            autocompletion=options.complete_profiles,
+        ),
+    ] = None
+    directories: Annotated[
+        list[Path] | None,
+        typer.Option("--dir", help="Directory to search before PROFILE_DIR (repeatable)."),
+    ] = None
+
+    def read(self) -> PlanTarget:
+        """Return the host from options, FLEET_FILE or this machine, and the profile that a daemon would use
+        on it.
+        """
+        from core.domain.hardware import Hardware, parse_gpus
+        from miner.offers.policies.load import ChosenName, active_config, inactive_text
+
+        settings = load_settings()
+        here = None if self.gpus else local_hardware(settings)
+        try:
+            found = active_config(settings, here or Hardware(gpus=parse_gpus(self.gpus or DEFAULT_GPUS)))
+        except ConfigError:
+            if self.profile is None:
+                raise
+            loaded = load_profile_from(self.profile, self.directories)
+            why = f"profile {self.profile}: the one in force cannot be used"
+        else:
+            loaded = found.profile
+            if self.profile or self.directories:
+                loaded = load_profile_from(self.profile or found.profile.name, self.directories)
+            where = "is in force" if here else "would be in force there"
+            why = f"profile {loaded.name} {where}, because {found.why_profile}"
+            if loaded.file != found.profile.file:
+                chosen = ChosenName(found.profile.name, found.why_profile)
+                why = inactive_text("profile", loaded.name, found.profile.name, chosen)
+        hardware = here or Hardware(gpus=parse_gpus(self.gpus or loaded.hardware or DEFAULT_GPUS))
+        hardware, host = _on_host(hardware, settings, here is not None, self.cpu_cores, self.memory)
+        return PlanTarget(hardware, loaded, (host, why))
+
+
+@with_options
 def plan(
-    model: Model,
-    task_type: TaskWord,
-    hours: Hours,
-    rows: Rows = None,
-    dataset: Dataset = None,
-    gpus: Gpus = None,
-    cpu_cores: CpuCores = None,
-    memory: Memory = None,
-    profile: Profile = None,
-    params: Params = None,
-    image_type: ImageWord = None,
-    tournament: InTournament = False,
-    as_json: AsJson = False,
-    write: WriteTo = None,
-    against: Against = None,
-    directories: Dirs = None,
+    asked: TaskOptions,
+    where: TargetOptions,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole plan as JSON.")] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Directory to write the plan and the rendered configuration to."),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Profile or plan.json to compare with: show only the differences.",
+            autocompletion=options.complete_profiles,
+        ),
+    ] = None,
 ) -> None:
     """Show a task's plan: GPUs, memory, timeline, concessions and the configuration.
 
     Exit code 1 when the task cannot be done.
     """
-    kind, image = _parse_task(task_type, model, image_type)
-    data = _dataset_facts(kind, image, rows, dataset, hours)
-    stated = _parse_params(params)
-    task = PlannedTask(kind, image, hours, stated, _model_facts(model, stated, image), data, tournament)
-    if tournament:
-        gpus, profile = gpus or "1xH100", profile or "steady"
-    target = _plan_target(gpus, cpu_cores, memory, profile, directories)
+    if asked.tournament:
+        where = replace(where, gpus=where.gpus or "1xH100", profile=where.profile or "steady")
+    task, target = asked.read(), where.read()
     made = task.plan(target.hardware, target.profile)
     if against is not None:
-        _print_comparison(_plan_before(against, task, target, directories), made, as_json)
+        _print_comparison(_plan_before(against, task, target, where.directories), made, as_json)
     elif as_json:
         echo(made.to_json())
     else:
@@ -246,44 +281,6 @@ def _dataset_facts(
     return facts_from_rows(kind, sample, counted if rows is None else rows)
 
 
-def _plan_target(
-    gpus: str | None,
-    cpu_cores: int | None,
-    memory: str | None,
-    profile: str | None,
-    directories: list[Path] | None,
-) -> PlanTarget:
-    """Return the host from options, FLEET_FILE or this machine, and the profile that a daemon would use
-    on it.
-    """
-    from core.domain.hardware import Hardware, parse_gpus
-    from miner.offers.policies.selection import ChosenName, active_config, inactive_text
-
-    settings = load_settings()
-    here = None if gpus else local_hardware(settings)
-    try:
-        found = active_config(settings, here or Hardware(gpus=parse_gpus(gpus or DEFAULT_GPUS)))
-    except ConfigError:
-        if profile is None:
-            raise
-        loaded, why = (
-            load_profile_from(profile, directories),
-            f"profile {profile}: the one in force cannot be used",
-        )
-    else:
-        loaded = found.profile
-        if profile or directories:
-            loaded = load_profile_from(profile or found.profile.name, directories)
-        where = "is in force" if here else "would be in force there"
-        why = f"profile {loaded.name} {where}, because {found.why_profile}"
-        if loaded.file != found.profile.file:
-            chosen = ChosenName(found.profile.name, found.why_profile)
-            why = inactive_text("profile", loaded.name, found.profile.name, chosen)
-    hardware = here or Hardware(gpus=parse_gpus(gpus or loaded.hardware or DEFAULT_GPUS))
-    hardware, host = _on_host(hardware, settings, here is not None, cpu_cores, memory)
-    return PlanTarget(hardware, loaded, (host, why))
-
-
 def _on_host(
     hardware: Hardware, settings: Settings, is_here: bool, cpu_cores: int | None, memory: str | None
 ) -> tuple[Hardware, str]:
@@ -311,7 +308,7 @@ def _on_host(
 
 
 def _print_comparison(before: TrainingPlan, after: TrainingPlan, as_json: bool) -> None:
-    from core.recipes.differences import plan_differences
+    from core.recipes.dry_run import plan_differences
     from miner.cli.render.plan import comparison_pages
 
     if as_json:

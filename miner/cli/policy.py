@@ -192,7 +192,7 @@ def _checked(
     from core.domain.hardware import Hardware, parse_gpus
     from core.profile.resolve import load_profile
     from miner.offers.backtest.policy_check import acceptance_counts, policy_findings
-    from miner.offers.policies.selection import default_profile_name
+    from miner.offers.policies.load import default_profile_name
 
     try:
         policy = _load_policy(name, directories)

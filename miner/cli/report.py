@@ -16,7 +16,7 @@ from miner.cli.output import echo_json
 if TYPE_CHECKING:
     from core.domain.hardware import Hardware
     from miner.offers.policies.load import LoadedPolicy
-    from miner.reports.periods import ReportPeriod
+    from miner.reports.report import ReportPeriod
     from miner.settings import Settings
 
 app = typer.Typer(help="Report on jobs, GPUs, points, rank and goals.", no_args_is_help=True)
@@ -53,8 +53,7 @@ def _print_report(
     from miner.api.reports import PeriodKind
     from miner.observe.redact import Redactor
     from miner.reports import text as report_text
-    from miner.reports.periods import calendar_period, last_period
-    from miner.reports.report import build_report, redacted_report
+    from miner.reports.report import build_report, calendar_period, last_period, redacted_report
     from miner.store.database import open_store
 
     settings, now = load_settings(), time.time()
@@ -90,8 +89,7 @@ def _moment(text: str) -> float:
 
 
 def policy_in_force(settings: Settings, here: Hardware | None) -> LoadedPolicy:
-    from miner.offers.policies.load import load_policy
-    from miner.offers.policies.selection import active_policy_name, settings_overrides
+    from miner.offers.policies.load import active_policy_name, load_policy, settings_overrides
 
     name = active_policy_name(settings, here).name
     return load_policy(name, [settings.policy_dir], settings_overrides(settings))
@@ -102,8 +100,7 @@ def _backtest(
 ) -> list[PolicyOutcome]:
     from core.domain.hardware import Hardware, parse_gpus
     from core.profile.resolve import load_profile
-    from miner.offers.policies.load import load_policy
-    from miner.offers.policies.selection import active_profile_name
+    from miner.offers.policies.load import active_profile_name, load_policy
     from miner.reports.report import backtest_policies
     from miner.store.database import open_store
 

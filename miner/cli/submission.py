@@ -196,8 +196,7 @@ def _publish_request(
     import time
 
     from core.domain.tasks import TaskType
-    from core.submission.folder import list_folder
-    from core.submission.selection import SubmissionKind, kind_of
+    from core.submission.folder import SubmissionKind, kind_of, list_folder
     from miner.publish.publisher import PublishRequest
 
     kind = task_type_of(name)

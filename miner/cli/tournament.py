@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from miner.cli.options import (
     load_settings,
     profile_directories,
     read_json_object,
+    with_options,
 )
 from miner.cli.output import echo, echo_json, terminal
 
@@ -46,8 +48,31 @@ def tournament() -> None:
     """Tournaments: check, prepare and rehearse an entry."""
 
 
+@dataclass(frozen=True)
+class CheckOptions:
+    """The options of `check`."""
+
+    commit: Annotated[str | None, typer.Option(help="The commit of a URL or DIR.")] = None
+    kind: Kinds = None
+    upstream: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="A checkout of the validators' repository, for the licence."
+        ),
+    ] = None
+    other: Annotated[
+        list[str] | None, typer.Option(metavar="DIR|URL", help="Another entry to compare with; repeatable.")
+    ] = None
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run another's code also where bubblewrap does not work.")
+    ] = False
+    offline: Annotated[bool, typer.Option("--offline", help="Ask nothing of the network.")] = False
+
+
 @app.command()
+@with_options
 def check(
+    options: CheckOptions,
     subject: Annotated[
         str | None,
         typer.Argument(
@@ -55,21 +80,6 @@ def check(
             help="A commit of this checkout, or a repository's address or directory. Default: HEAD here.",
         ),
     ] = None,
-    commit: Annotated[str | None, typer.Option(help="The commit of a URL or DIR.")] = None,
-    kind: Kinds = None,
-    upstream: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, file_okay=False, help="A checkout of the validators' repository, for the licence."
-        ),
-    ] = None,
-    other: Annotated[
-        list[str] | None, typer.Option(metavar="DIR|URL", help="Another entry to compare with; repeatable.")
-    ] = None,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Run another's code also where bubblewrap does not work.")
-    ] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Ask nothing of the network.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check an entry by every rule of admission. Exit code 1 if one is broken, or after ten minutes.
@@ -96,14 +106,14 @@ def check(
             open_entry,
             subject,
             folder,
-            commit=commit,
-            kinds=kind or USUAL_KINDS,
+            commit=options.commit,
+            kinds=options.kind or USUAL_KINDS,
             settings=settings,
             settings_problem=problem,
-            others=other or (),
-            upstream=upstream,
-            trust=trust,
-            offline=offline,
+            others=options.other or (),
+            upstream=options.upstream,
+            trust=options.trust,
+            offline=options.offline,
             now=datetime.now(UTC),
             say=lambda line: echo(line, err=True),
         )

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +16,14 @@ import typer
 
 from core.domain.records import without_terminal_codes
 from core.domain.units import show_bytes
-from miner.cli.options import end_on_signals, load_settings, parse_build_arguments
+from miner.cli.options import AsJson, end_on_signals, load_settings, parse_build_arguments, with_options
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
     from miner.backends.docker.client import DockerClient
+    from miner.observe.redact import Redactor
     from miner.settings import Settings
-    from miner.tournament.rehearsal.options import RehearsalInputs
+    from miner.tournament.rehearsal.inputs import RehearsalInputs, RehearsalOptions, Say
     from miner.tournament.rules import TournamentTask
 
 _WIDTH = 80
@@ -34,7 +36,88 @@ _WHY_NOT = {
 }
 
 
+@dataclass(frozen=True)
+class RehearseOptions:
+    """The options of `rehearse` as they are written."""
+
+    commit: Annotated[str | None, typer.Option(help="Commit of that repository. Default: its head.")] = None
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="Task kind (repeatable); text or image for all of that kind. Default: instruct."),
+    ] = None
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[KIND=]DIR|NAME", help="Model to train from: a directory, or its name on the hub."
+        ),
+    ] = None
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[KIND=]FILE", help="Rows as a JSON file, or a zip of pictures."),
+    ] = None
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="A dataset that the entry requests (repeatable)."),
+    ] = None
+    hub_cache: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="The hub's cache with what image families need."),
+    ] = None
+    trigger_word: Annotated[str | None, typer.Option(help="The trigger word of image tasks.")] = None
+    hours: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Hours of each task. Default: the usual hours of its kind."),
+    ] = None
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(help="GPU UUID (repeatable), or none for the CPU. Default: idle GPUs."),
+    ] = None
+    against: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Another submission, such as the champion's."),
+    ] = None
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Kill one more training after its first submission.")
+    ] = False
+    argument: Annotated[
+        list[str] | None,
+        typer.Option("--build-arg", metavar="NAME=VALUE", help="For a stand-in base; validators give none."),
+    ] = None
+    build_network: Annotated[str | None, typer.Option(help="The network of the build: host, none, …")] = None
+    output: Annotated[
+        Path | None, typer.Option(help="A new directory for report.json and logs. Default: in DATA_DIR.")
+    ] = None
+    keep: Annotated[bool, typer.Option("--keep", help="Leave images, caches and submissions there.")] = False
+
+    def read(
+        self, settings: Settings, tasks: list[TournamentTask], hide: Redactor, say: Say
+    ) -> RehearsalOptions:
+        """Read what is written, and fetch the models that are named."""
+        from miner.tournament.rehearsal.inputs import RehearsalOptions
+
+        by_default = settings.data_dir / "rehearsals" / time.strftime("%Y%m%d-%H%M%S")
+        return RehearsalOptions(
+            output=_output(self.output or by_default),
+            tasks=tasks,
+            commit=self.commit,
+            datasets=_datasets(settings, tasks, self.dataset or [], say),
+            inputs=_inputs(settings, tasks, self.model or [], self.data or []),
+            hours=self.hours,
+            hub_cache=self.hub_cache.resolve() if self.hub_cache else None,
+            trigger_word=self.trigger_word,
+            gpus=_gpus(settings, self.gpu or []),
+            build_arguments=parse_build_arguments(self.argument or []),
+            build_network=self.build_network,
+            against=self.against.resolve() if self.against else None,
+            kill=self.kill,
+            hide=hide,
+            keep=self.keep,
+        )
+
+
+@with_options
 def rehearse(
+    options: RehearseOptions,
     source: Annotated[
         str | None,
         typer.Argument(
@@ -42,56 +125,7 @@ def rehearse(
             help="A commit of this checkout, or a repository. Default: the head of this checkout.",
         ),
     ] = None,
-    commit: Annotated[str | None, typer.Option(help="Commit of that repository. Default: its head.")] = None,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(help="Task kind (repeatable); text or image for all of that kind. Default: instruct."),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[KIND=]DIR|NAME", help="Model to train from: a directory, or its name on the hub."
-        ),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[KIND=]FILE", help="Rows as a JSON file, or a zip of pictures."),
-    ] = None,
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=DIR", help="A dataset that the entry requests (repeatable)."),
-    ] = None,
-    hub_cache: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="The hub's cache with what image families need."),
-    ] = None,
-    trigger_word: Annotated[str | None, typer.Option(help="The trigger word of image tasks.")] = None,
-    hours: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Hours of each task. Default: the usual hours of its kind."),
-    ] = None,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(help="GPU UUID (repeatable), or none for the CPU. Default: idle GPUs."),
-    ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="Another submission, such as the champion's."),
-    ] = None,
-    kill: Annotated[
-        bool,
-        typer.Option("--kill", help="Kill one more training after its first submission."),
-    ] = False,
-    argument: Annotated[
-        list[str] | None,
-        typer.Option("--build-arg", metavar="NAME=VALUE", help="For a stand-in base; validators give none."),
-    ] = None,
-    build_network: Annotated[str | None, typer.Option(help="The network of the build: host, none, …")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="A new directory for report.json and logs. Default: in DATA_DIR.")
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave images, caches and submissions there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Do with a commit what validators do: clone, build, run, kill at the limit, upload, score.
 
@@ -102,38 +136,21 @@ def rehearse(
     from miner.backends.docker.client import docker_client
     from miner.observe.redact import Redactor
     from miner.reports.report import redact_report
-    from miner.tournament.rehearsal.options import RehearsalOptions
     from miner.tournament.rehearsal.rehearse import rehearse as rehearse_all
     from miner.tournament.rehearsal.report import report_lines
 
     settings = load_settings()
     hide = Redactor(settings.secrets())
-    tasks = _tasks(task or ["instruct"])
-    place, chosen = _source(source, commit)
+    tasks = _tasks(options.task or ["instruct"])
+    place, commit = _source(source, options.commit)
     end_on_signals()
     with closing(docker_client(settings)) as client, _progress(hide) as say:
         _mention_leftovers(client, settings, say)
-        options = RehearsalOptions(
-            output=_output(output or settings.data_dir / "rehearsals" / time.strftime("%Y%m%d-%H%M%S")),
-            tasks=tasks,
-            commit=chosen,
-            datasets=_datasets(settings, tasks, dataset or [], say),
-            inputs=_inputs(settings, tasks, model or [], data or []),
-            hours=hours,
-            hub_cache=hub_cache.resolve() if hub_cache else None,
-            trigger_word=trigger_word,
-            gpus=_gpus(settings, gpu or []),
-            build_arguments=parse_build_arguments(argument or []),
-            build_network=build_network,
-            against=against.resolve() if against else None,
-            kill=kill,
-            hide=hide,
-            keep=keep,
-        )
+        chosen = replace(options, commit=commit).read(settings, tasks, hide, say)
         try:
-            report = rehearse_all(client, place, options, say)
+            report = rehearse_all(client, place, chosen, say)
         except KeyboardInterrupt:
-            if (partial := options.output / "report.json").exists():
+            if (partial := chosen.output / "report.json").exists():
                 echo(f"interrupted; what was found until then is in {partial}", err=True)
             raise
     if as_json:
@@ -283,7 +300,7 @@ def _by_kind(written: list[str], tasks: list[TournamentTask], option: str) -> di
 def _inputs(
     settings: Settings, tasks: list[TournamentTask], models: list[str], data: list[str]
 ) -> dict[str, RehearsalInputs]:
-    from miner.tournament.rehearsal.options import STAND_IN_MODEL, RehearsalInputs
+    from miner.tournament.rehearsal.inputs import STAND_IN_MODEL, RehearsalInputs
 
     named_models, named_data = _by_kind(models, tasks, "--model"), _by_kind(data, tasks, "--data")
     found = {}

@@ -8,6 +8,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from core.domain.errors import ConfigError, Problem
-from miner.cli.options import AsJson, complete_profiles, load_settings, read_json_object
+from miner.cli.options import AsJson, complete_profiles, load_settings, read_json_object, with_options
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -24,69 +25,91 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Train models of your own with the native trainer.", no_args_is_help=True)
 
-Model = Annotated[
-    Path | None, typer.Option(exists=True, file_okay=False, help="Directory of the model to train.")
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        exists=True,
-        help="Rows as JSON or JSON lines; for pretraining text, a table of text, or a token file.",
-    ),
-]
 #: Repeated here, because importing them would slow every command down. A test compares.
 ModeName = Literal["sft", "dpo", "pretrain"]
-Mode = Annotated[ModeName, typer.Option(help="Objective of the training.")]
-Hours = Annotated[float, typer.Option(min=0.01, help="Hours after which everything ends.")]
-Profile = Annotated[
-    str,
-    typer.Option(help="Name or path of a tuning profile.", autocompletion=complete_profiles),
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Target of the profile, e.g. learning_rate=2e-4 (repeatable)."),
-]
-Natives = Annotated[
-    list[str] | None,
-    typer.Option("--native", help="Setting of configs/base/native.yaml, e.g. batch_ramp=0.1 (repeatable)."),
-]
-Columns = Annotated[
-    list[str] | None,
-    typer.Option("--column", help="Name of a column, e.g. output=reply or chosen=better (repeatable)."),
-]
-EventsAsJson = Annotated[
-    bool, typer.Option("--json", help="Print every event as a line of JSON, the result at the end.")
-]
-
-DEFAULT_PROFILE = "steady"
 
 
-@app.command()
-def native(
-    folder: Annotated[Path, typer.Argument(help="Directory of the run; an existing run is resumed.")],
-    model: Model = None,
-    data: Data = None,
-    mode: Mode = "sft",
-    hours: Hours = 1.0,
-    profile: Profile = DEFAULT_PROFILE,
-    sets: Sets = None,
-    natives: Natives = None,
-    columns: Columns = None,
+@dataclass(frozen=True)
+class TrainOptions:
+    """The options of `native` that say what is trained, and how."""
+
+    model: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Directory of the model to train.")
+    ] = None
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            help="Rows as JSON or JSON lines; for pretraining text, a table of text, or a token file.",
+        ),
+    ] = None
+    mode: Annotated[ModeName, typer.Option(help="Objective of the training.")] = "sft"
+    hours: Annotated[float, typer.Option(min=0.01, help="Hours after which everything ends.")] = 1.0
+    profile: Annotated[
+        str, typer.Option(help="Name or path of a tuning profile.", autocompletion=complete_profiles)
+    ] = "steady"
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Target of the profile, e.g. learning_rate=2e-4 (repeatable)."),
+    ] = None
+    natives: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--native", help="Setting of configs/base/native.yaml, e.g. batch_ramp=0.1 (repeatable)."
+        ),
+    ] = None
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="Name of a column, e.g. output=reply or chosen=better (repeatable)."),
+    ] = None
     params: Annotated[
-        str | None,
-        typer.Option(help="Pretrain a new Llama-style model of this size, e.g. 125M."),
-    ] = None,
+        str | None, typer.Option(help="Pretrain a new Llama-style model of this size, e.g. 125M.")
+    ] = None
     tokenizer: Annotated[
         Path | None,
         typer.Option(
             exists=True, file_okay=False, help="Directory of the model whose tokenizer to use, with --params."
         ),
-    ] = None,
-    length: Annotated[int, typer.Option(min=16, help="Longest sequence, with --params.")] = 2048,
+    ] = None
+    length: Annotated[int, typer.Option(min=16, help="Longest sequence, with --params.")] = 2048
     kl: Annotated[
         float | None,
         typer.Option(min=0, help="Cost of a nat of divergence from the base model. Default: none."),
-    ] = None,
+    ] = None
+
+    def run_in(self, folder: Path, python: Path) -> RunSpec:
+        """Make the run, or resume the one that is in the directory."""
+        from miner.jobs import native_runs
+
+        model = self.model
+        if self.params is not None:
+            model = _make_base_model(python, folder, self.params, self.tokenizer, self.length)
+        if model is None and self.data is None:
+            return native_runs.resume_run(folder)
+        if model is None or self.data is None:
+            missing = "--model" if model is None else "--data"
+            raise ConfigError("train", [Problem(missing, "", "a new run needs both a model and data")])
+        parse, plan = native_runs.parse_pairs, folder / "plan.json"
+        options = native_runs.NativeRunOptions(
+            mode=native_runs.NativeMode(self.mode),
+            model=model,
+            data=self.data,
+            hours=self.hours,
+            profile=self.profile,
+            targets=parse(self.sets or [], "--set"),
+            settings=parse(self.natives or [], "--native"),
+            columns={key: str(value) for key, value in parse(self.columns or [], "--column").items()},
+            plan=plan if plan.is_file() else None,
+            kl=self.kl,
+        )
+        return native_runs.make_run(folder, options)
+
+
+@app.command()
+@with_options
+def native(
+    folder: Annotated[Path, typer.Argument(help="Directory of the run; an existing run is resumed.")],
+    options: TrainOptions,
     trace: Annotated[
         bool, typer.Option("--trace", help="Run a few steps under torch's profiler instead of a training.")
     ] = False,
@@ -97,41 +120,21 @@ def native(
         int | None,
         typer.Option(min=0, help="Write RUN/job.sbatch, for a node with this many GPUs, and start nothing."),
     ] = None,
-    as_json: EventsAsJson = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print every event as a line of JSON, the result at the end.")
+    ] = False,
 ) -> None:
     """Train a model here with the native trainer: supervised, on preferences, or on plain text.
 
     Without --model and --data the run in the directory is resumed. A plan.json there is followed."""
-    from miner.jobs import native_runs
-
     python = _training_python()
     folder = folder.resolve()
-    if params is not None:
-        model = _make_base_model(python, folder, params, tokenizer, length)
-    if model is None and data is None:
-        run = native_runs.resume_run(folder)
-    elif model is None or data is None:
-        missing = "--model" if model is None else "--data"
-        raise ConfigError("train", [Problem(missing, "", "a new run needs both a model and data")])
-    else:
-        parse, plan = native_runs.parse_pairs, folder / "plan.json"
-        options = native_runs.NativeRunOptions(
-            mode=native_runs.NativeMode(mode),
-            model=model,
-            data=data,
-            hours=hours,
-            profile=profile,
-            targets=parse(sets or [], "--set"),
-            settings=parse(natives or [], "--native"),
-            columns={key: str(value) for key, value in parse(columns or [], "--column").items()},
-            plan=plan if plan.is_file() else None,
-            kl=kl,
-        )
-        run = native_runs.make_run(folder, options)
+    run = options.run_in(folder, python)
     if sbatch is not None:
         from miner.backends.slurm.plugin import own_job
 
-        (folder / "job.sbatch").write_text(own_job(load_settings(), folder, sbatch, hours), encoding="utf-8")
+        job = own_job(load_settings(), folder, sbatch, options.hours)
+        (folder / "job.sbatch").write_text(job, encoding="utf-8")
     if write_only or sbatch is not None:
         typer.echo(str(folder / ("run.json" if sbatch is None else "job.sbatch")))
         return

@@ -21,8 +21,7 @@ from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task, usable_hours
 from core.profile.explain import ProfileFinding, ProfileFindingLevel, check_profile
 from core.profile.resolve import PROFILE_KIND, LoadedProfile, load_profile
-from core.recipes.differences import flatten, plan_differences
-from core.recipes.dry_run import check_profile_plan
+from core.recipes.dry_run import check_profile_plan, flatten, plan_differences
 from miner.alerts.rules import AlertRule, LoadedAlertRules, alert_rules_of_text, load_alert_rules
 from miner.api.config_files import (
     EditedValue,
@@ -37,17 +36,20 @@ from miner.api.config_files import (
     TextCheck,
     TextProblem,
 )
-from miner.api.offers import BacktestComparison
-from miner.config_files.backtest import compare_policies, read_past_offers
+from miner.api.offers import BacktestComparison, ChangedAnswer
 from miner.config_files.files import LoadedFile
-from miner.config_files.what_if import CheckOrder
+from miner.config_files.what_if import BacktestOrder, CheckOrder
 from miner.offers.backtest.policy_check import policy_findings
-from miner.offers.backtest.replay import PastOffers
+from miner.offers.backtest.replay import Backtest, DecisionChange, PastOffers, decision_changes
 from miner.offers.parsed_offer import parse_offer
+from miner.offers.past_offers import OfferFilter
 from miner.offers.policies.load import POLICY_KIND, LoadedPolicy, load_policy
+from miner.offers.views import backtest_figures
+from miner.store.database import open_store
 
-# Effects of an edit: plan and memory of typical tasks for a profile, the last weeks' offers for a policy
-
+#: The newest offers: 10,000 take 10 to 20 seconds and 280 MB.
+MAX_BACKTEST_OFFERS = 10_000
+MAX_LISTED_CHANGES = 200
 #: How far back typical tasks and a policy's backtest look, and how many offers they take.
 _DAYS = 14.0
 _MAX_OFFERS = 1000
@@ -62,9 +64,59 @@ _SAMPLES: tuple[tuple[TaskType, str, int | None, float], ...] = (
     (TaskType.IMAGE, "stabilityai/stable-diffusion-xl-base-1.0", None, 2.0),
     (TaskType.IMAGE, "rayonlabs/FLUX.1-dev", None, 2.0),
 )
-
-
 Effects = RuleEffects | PlanEffects | BacktestComparison
+MAX_EDITS = 100
+_ERROR = ProfileFindingLevel.ERROR
+
+
+def read_past_offers(store_dir: str, since: float, now: float, most: int = MAX_BACKTEST_OFFERS) -> PastOffers:
+    with open_store(Path(store_dir)) as connection:
+        return PastOffers.read(connection, OfferFilter(since=since, most=most), now)
+
+
+def compare_policies(
+    test: Backtest, before: LoadedPolicy, after: LoadedPolicy, most: int = MAX_BACKTEST_OFFERS
+) -> BacktestComparison:
+    """Return both policies' figures, and the offers that they answer differently."""
+    runs = test.run("now", before), test.run("changed", after)
+    changes = decision_changes(*runs)
+    return BacktestComparison(
+        offers=len(test.offers),
+        is_limited=len(test.offers) >= most,
+        policy=before.name,
+        profile=test.profile.name,
+        gpus=str(test.hardware.gpus),
+        before=backtest_figures(runs[0]),
+        after=backtest_figures(runs[1]),
+        changed=len(changes),
+        changes=[_changed_answer(change) for change in reversed(changes[-MAX_LISTED_CHANGES:])],
+    )
+
+
+def backtest_changes(order: BacktestOrder) -> BacktestComparison:
+    """Carry out an order: the policy in force against the same with other values."""
+    policy = order.terms.loaded_policy()
+    changed = policy.with_overrides(order.changes)
+    past = read_past_offers(order.store_dir, order.since, order.now)
+    test = past.backtest(order.terms.loaded_profile(), order.terms.hardware, policy.terms)
+    return compare_policies(test, policy, changed)
+
+
+def _changed_answer(change: DecisionChange) -> ChangedAnswer:
+    past = change.after.historical
+    return ChangedAnswer(
+        at=past.at,
+        task_id=past.offer.task_id,
+        task_type=past.offer.task_type,
+        model=past.offer.model,
+        hours=past.offer.hours_to_complete,
+        accepted=change.after.decision.accepted,
+        why=change.why,
+        points=change.after.value.points if change.after.value else None,
+    )
+
+
+# Effects of an edit: plan and memory of typical tasks for a profile, the last weeks' offers for a policy
 
 
 class TypicalTask(NamedTuple):
@@ -228,10 +280,6 @@ def _differences(before: TrainingPlan, after: TrainingPlan) -> Iterator[PlanChan
 
 def _word(value: Any) -> str:
     return "–" if value is None else str(value)
-
-
-MAX_EDITS = 100
-_ERROR = ProfileFindingLevel.ERROR
 
 
 def check_text(order: CheckOrder) -> TextCheck:

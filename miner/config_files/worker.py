@@ -27,7 +27,7 @@ MAX_MEMORY = 2 << 30
 
 def carry_out(order: WhatIfOrder, _: EventWriter) -> BacktestDone | CheckDone:
     if isinstance(order, BacktestOrder):
-        from miner.config_files.backtest import backtest_changes
+        from miner.config_files.checks import backtest_changes
 
         return BacktestDone(answer=backtest_changes(order))
     if isinstance(order, CheckOrder):

@@ -1,6 +1,6 @@
 """Find what would keep this miner from working, and say how to fix it."""
 
-from miner.doctor.checks import links, machine, notifications, packages, subnet, training
+from miner.doctor.checks import machine, notifications, packages, subnet, training
 from miner.doctor.examine import CheckContext, DoctorCheck, examine
 from miner.settings import Settings
 from miner.support.findings import Finding, FindingStatus, is_healthy
@@ -20,7 +20,7 @@ CHECKS: tuple[DoctorCheck, ...] = (
     training.GPUS_CHECK,
     training.TUNING_CHECK,
     training.BACKEND_CHECK,
-    links.LINKS_CHECK,
+    training.LINKS_CHECK,
     notifications.NOTIFICATIONS_CHECK,
     machine.PM2_CHECK,
 )

@@ -12,7 +12,7 @@ from miner.fleet.base import Gpu, InventoryState
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
 from miner.fleet.node_view import node_entries, windows
-from miner.fleet.samples import FRESH_SECONDS, SampleHistory
+from miner.fleet.sampler import FRESH_SECONDS, SampleHistory
 from miner.fleet.schedule import ClaimStage, GpuClaim
 from miner.store.offers import OpenReservation, TaskName
 

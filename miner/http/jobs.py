@@ -26,7 +26,7 @@ from miner.api.jobs import (
     StartedJob,
 )
 from miner.http.operator import MAX_ROW, Daemon, OperatorDaemon, caller_address, operator_only
-from miner.jobs import training_views, views
+from miner.jobs import views
 from miner.jobs.figures import FiguresSnapshot
 from miner.jobs.folder import job_folder
 from miner.jobs.manager import JobManager
@@ -215,7 +215,7 @@ async def job_series(job: str, daemon: Daemon) -> Response:
     """Show the curves of all attempts over their steps (at most 500 points each), their results and the
     actions of rules."""
     row = await daemon.store.read(find_job, job)
-    body = await daemon.store.read(training_views.series_json, row, _running(daemon, row))
+    body = await daemon.store.read(views.series_json, row, _running(daemon, row))
     return Response(body, media_type="application/json")
 
 
@@ -223,7 +223,7 @@ async def job_series(job: str, daemon: Daemon) -> Response:
 async def job_plan(job: str, daemon: Daemon, attempt: Annotated[int | None, Query(ge=1)] = None) -> Response:
     """Show the plan of an attempt, by default of the newest, beside what was measured."""
     row = await daemon.store.read(find_job, job)
-    body = await daemon.store.read(training_views.plan_json, row, attempt, _running(daemon, row))
+    body = await daemon.store.read(views.plan_json, row, attempt, _running(daemon, row))
     return Response(body, media_type="application/json")
 
 
@@ -232,7 +232,7 @@ async def job_files(job: str, daemon: Daemon) -> JobFiles:
     """List the files of the attempts and the submission, without inputs."""
     row = await daemon.store.read(find_job, job)
     folder = job_folder(daemon.settings.data_dir, row.id)
-    artefacts = await asyncio.to_thread(training_views.files_view, folder)
+    artefacts = await asyncio.to_thread(views.files_view, folder)
     return JobFiles(job_id=row.id, artefacts=artefacts)
 
 

@@ -18,8 +18,7 @@ from miner.chain.metagraph_refresh import MetagraphRefresher
 from miner.chain.nonces import NonceLedger
 from miner.fleet.fleet import Fleet
 from miner.fleet.inventory import GpuInventory
-from miner.fleet.sampler import GpuSampler
-from miner.fleet.samples import SampleHistory
+from miner.fleet.sampler import GpuSampler, SampleHistory
 from miner.http.prometheus import DaemonCollector
 from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager

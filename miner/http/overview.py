@@ -1,4 +1,4 @@
-"""The daemon's state on the operator's port: status, overview, fleet, measurements and reports."""
+"""The daemon's state on the operator's port: status, overview, fleet, measurements, reports and alerts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from operator import attrgetter
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from core.domain.errors import GodMinerError
 from core.domain.units import MetricUnit
 from miner import __version__
-from miner.api.alerts import Alert
+from miner.api.alerts import (
+    Alert,
+    AlertsPage,
+    EndedSilence,
+    Silence,
+    SilenceRequest,
+    TrialDelivery,
+    TrialNotification,
+    TrialReport,
+)
 from miner.api.fleet import FleetStatus
 from miner.api.jobs import RunningJob
 from miner.api.reports import Kpi, PeriodKind, Report
@@ -40,15 +51,16 @@ from miner.api.status import (
     TrainingStatus,
 )
 from miner.fleet.fleet_view import fleet_view
-from miner.fleet.samples import KEPT_SECONDS, SampleT
-from miner.http.operator import Daemon, OperatorDaemon, operator_only
+from miner.fleet.sampler import KEPT_SECONDS, SampleT
+from miner.http.operator import MAX_ROW, Daemon, OperatorDaemon, operator_only
 from miner.jobs import views
 from miner.observe.redact import Redactor
 from miner.offers.past_offers import OfferFilter, stored_offers
 from miner.offers.views import offer_summary
-from miner.reports.periods import calendar_period, last_period
+from miner.reports.report import calendar_period, last_period
 from miner.store import alerts as store_alerts
 from miner.store import jobs as store_jobs
+from miner.store.alerts import AlertRow
 from miner.store.offers import task_names
 from miner.store.samples import HOUR, MINUTE, rollups
 
@@ -68,6 +80,7 @@ MAX_HOURS = 31.0 * 24
 _values = attrgetter(*ROLLUP_COLUMNS)
 
 router = APIRouter(dependencies=[Depends(operator_only)])
+MAX_ALERTS_LISTED = 1000
 
 
 @router.get("/status")
@@ -320,3 +333,61 @@ async def report(
         return redacted_report(build_report(connection, wanted, policy), redact)
 
     return await daemon.store.read(query)
+
+
+class NobodyNotified(GodMinerError):
+    """There is no channel to send anything to."""
+
+    code = "nobody_notified"
+
+
+@router.get("/alerts")
+async def list_alerts(
+    daemon: Daemon,
+    limit: Annotated[int, Query(ge=1, le=MAX_ALERTS_LISTED)] = 100,
+    open_only: Annotated[bool, Query(alias="open")] = False,
+) -> AlertsPage:
+    """List alerts, newest first; every rule with its state; the silences in force."""
+    now = daemon.clock()
+
+    def query(connection: sqlite3.Connection) -> tuple[list[Alert], list[Silence]]:
+        alerts = store_alerts.newest_alerts(connection, limit, only_open=open_only)
+        return Alert.of_each(alerts), store_alerts.silences_in_force(connection, now)
+
+    alerts, silences = await daemon.store.read(query)
+    service = daemon.alert_service
+    return AlertsPage(
+        alerts=alerts, silences=silences, rules=service.rule_states(), problem=service.rules.problem
+    )
+
+
+@router.post("/alerts/silences", status_code=HTTPStatus.CREATED)
+async def add_silence(silence: SilenceRequest, daemon: Daemon) -> Silence:
+    """Notify nobody of alerts like `gpu-*` for a while; they are still stored and shown."""
+    now = daemon.clock()
+    return await daemon.store.write(
+        store_alerts.add_silence, silence.rule, silence.subject, silence.reason, now, now + silence.seconds
+    )
+
+
+@router.post("/alerts/test")
+async def send_test(daemon: Daemon, test: TrialNotification | None = None) -> TrialReport:
+    """Send a notification to every target now, without storing or counting it as an alert. Return each
+    target's result."""
+    if not daemon.settings.notify_urls:
+        raise NobodyNotified("nobody is notified: NOTIFY_URLS names no target")
+    wanted, now = test or TrialNotification(), daemon.clock()
+    alert = AlertRow(wanted.rule, wanted.subject, wanted.severity, wanted.text, raised_at=now, last_at=now)
+    deliveries = await daemon.notifier.test(alert)
+    return TrialReport(
+        targets=[
+            TrialDelivery(target=delivery.target, error=delivery.error or None) for delivery in deliveries
+        ]
+    )
+
+
+@router.delete("/alerts/silences/{silence}")
+async def end_silence(silence: Annotated[int, Path(ge=1, le=MAX_ROW)], daemon: Daemon) -> EndedSilence:
+    """End a silence before its time."""
+    await daemon.store.write(store_alerts.end_silence, silence, daemon.clock())
+    return EndedSilence(ended=silence)

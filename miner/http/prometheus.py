@@ -27,7 +27,7 @@ from miner.chain.auth import Authenticator
 from miner.chain.metagraph_refresh import MetagraphRefresher
 from miner.chain.nonces import NonceLedger
 from miner.fleet.fleet import Fleet
-from miner.fleet.samples import FRESH_SECONDS, SampleHistory
+from miner.fleet.sampler import FRESH_SECONDS, SampleHistory
 from miner.fleet.schedule import ClaimStage
 from miner.jobs.control import RunningTraining
 from miner.offers.service import OfferService

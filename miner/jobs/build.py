@@ -10,13 +10,13 @@ from typing import NoReturn
 
 from core.domain.errors import GodMinerError
 from core.profile.resolve import LoadedProfile
-from miner.backends import choose
+from miner.backends import registry
 from miner.backends.base import Backend, BackendUnreachable
 from miner.backends.registry import build_backend
 from miner.backends.trial import BackendTrials
 from miner.fleet.base import BackendAbility
 from miner.fleet.fleet import Fleet
-from miner.fleet.samples import SampleHistory
+from miner.fleet.sampler import SampleHistory
 from miner.inputs.fetch import JobInputs
 from miner.jobs.context import JobServices, WorthOfTask
 from miner.jobs.events import JobEventBus
@@ -66,7 +66,7 @@ async def wait_for_backend(settings: Settings, kind: BackendKind, alert: SendAle
     """
     alerted = ""
     while True:
-        choice = await choose.choose_backend(settings, kind)
+        choice = await registry.choose_backend(settings, kind)
         if choice.backend is not None:
             log.info("trainings run on %s: %s", choice.backend.name, choice.why)
             return choice.backend

@@ -23,7 +23,7 @@ from miner.backends.base import Backend
 from miner.backends.trial import BackendTrials
 from miner.fleet.base import FleetSnapshot, GpuGrant
 from miner.fleet.fleet import Fleet
-from miner.fleet.samples import SampleHistory
+from miner.fleet.sampler import SampleHistory
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobTask
 from miner.jobs.control import RunningTraining
 from miner.jobs.events import JobEventBus

@@ -8,8 +8,8 @@ import logging
 from pydantic import ValidationError
 
 from core.planning.plan import TrainingPlan
-from core.runs.control import MAX_CONTROL_BYTES, RunControl
 from core.runs.progress import ControlEvent
+from core.runs.run_files import MAX_CONTROL_BYTES, RunControl
 from miner.api.jobs import LiveJob
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.progress import RunProgress

@@ -11,7 +11,7 @@ import json
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -26,8 +26,7 @@ from miner.api.jobs import AttemptFigures, LiveJob
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.history import read_plan
 from miner.jobs.progress import WARM_UP_STEPS, ProgressTail
-from miner.store.figures import StoredFigures
-from miner.support.thinning import kept_points
+from miner.store.attempts import StoredFigures
 
 #: Points of a curve that is stored for good, that is shown of a running attempt, and while it grows.
 STORED_POINTS, MAX_POINTS, MAX_GROWING_POINTS = 200, 500, 2000
@@ -40,6 +39,7 @@ CURVES = ("loss", "lr", "tokens_s", "samples_s", "mfu", "wait", "memory_bytes", 
 #: Curves whose peaks stay when they are thinned.
 _PEAKS = ("loss", "grad_norm", "samples_s")
 _MEANS = ("tokens_s", "samples_s", "mfu", "wait")
+Column = Sequence[float | None]
 
 
 def misses(goal: GoalPlan, best: HeldOutScore | None, gain: float | None) -> bool | None:
@@ -287,3 +287,29 @@ def _finite(value: float | None) -> float | None:
 def _short(value: float | None) -> float | None:
     """Six digits are enough for a picture, and shorter in JSON; a time has eleven."""
     return float(f"{value:.{11 if abs(value) >= 1e9 else 6}g}") if isinstance(value, float) else value
+
+
+def kept_points(x: Sequence[float], columns: Sequence[Column], most: int) -> list[int]:
+    """The indices of at most `most` points: the first, the last, and of every equal range of `x`, which
+    rises, those with the lowest and the highest value of each column."""
+    count = len(x)
+    if count <= most:
+        return list(range(count))
+    ranges = max((most - 2) // (2 * max(len(columns), 1)), 1)
+    kept = {0, count - 1}
+    width, start = (x[-1] - x[0]) / ranges, 0
+    for number in range(1, ranges + 1):
+        end = count if number == ranges else bisect_left(x, x[0] + number * width, start)
+        if end > start:
+            for column in columns:
+                kept.update(_peaks(column, start, end))
+        start = end
+    return sorted(kept)
+
+
+def _peaks(column: Column, start: int, end: int) -> tuple[int, ...]:
+    part = column[start:end]
+    known = [value for value in part if value is not None]
+    if not known:
+        return (start,)
+    return start + part.index(min(known)), start + part.index(max(known))

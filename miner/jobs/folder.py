@@ -23,8 +23,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from core.domain.units import show_bytes
-from core.runs.control import CONTROL_FILE
-from core.runs.run_files import LOG_FILE, PLAN_FILE, PROGRESS_FILE, RESULT_FILE, RUN_FILE, STOP_FILE
+from core.runs.run_files import (
+    CONTROL_FILE,
+    LOG_FILE,
+    PLAN_FILE,
+    PROGRESS_FILE,
+    RESULT_FILE,
+    RUN_FILE,
+    STOP_FILE,
+)
 from core.system.files import remove_tree, write_atomically
 from miner.store.jobs import jobs_finished_before
 from miner.store.store import Store

@@ -27,7 +27,7 @@ from core.runs.progress import (
     parse_events,
 )
 from core.runs.run_files import HeldOutScore
-from miner.fleet.samples import SampleHistory
+from miner.fleet.sampler import SampleHistory
 from miner.jobs.timeline import JobTimings
 from miner.support.untrusted_files import read_untrusted_from
 

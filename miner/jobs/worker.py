@@ -29,7 +29,6 @@ from miner.jobs.training import AttemptSupervisor
 from miner.jobs.verdict import AttemptVerdict, NextAction, RetrySituation, next_action
 from miner.observe.alerts import AlertKind
 from miner.store import attempts as store_attempts
-from miner.store import figures as store_figures
 from miner.store.attempts import AttemptRow, StaleJob
 from miner.store.database import StoreUnavailable
 from miner.support.untrusted_files import touch_untrusted
@@ -287,12 +286,12 @@ class JobWorker:
             utilization=await self._utilization(attempt, now),
             points=STORED_POINTS,
         )
-        await self.job.services.store.write(store_figures.save_figures, attempt.id, snapshot.to_stored())
+        await self.job.services.store.write(store_attempts.save_figures, attempt.id, snapshot.to_stored())
 
     async def _utilization(self, attempt: AttemptRow, now: float) -> float | None:
         """Mean utilisation of the attempt's GPUs, from the store or, if it was short, from live samples."""
         stored = await self.job.services.store.read(
-            store_figures.mean_utilization, attempt.gpus, attempt.started_at, now
+            store_attempts.mean_utilization, attempt.gpus, attempt.started_at, now
         )
         if stored is not None:
             return stored

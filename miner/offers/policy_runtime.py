@@ -27,9 +27,10 @@ from miner.observe.alerts import AlertKind, SendAlert
 from miner.offers.decide import decide_parsed, training_worth
 from miner.offers.history import JobOutcome, SuccessHistory
 from miner.offers.parsed_offer import ParsedOffer, parse_offer
-from miner.offers.policies.load import POLICY_KIND, LoadedPolicy
-from miner.offers.policies.selection import (
+from miner.offers.policies.load import (
+    POLICY_KIND,
     ChosenName,
+    LoadedPolicy,
     active_policy_name,
     active_profile_name,
     default_policy_name,

@@ -23,9 +23,8 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import _xet_progress_reporting
 from huggingface_hub.utils._http import default_client_factory, get_session
 
-from core.submission.folder import SubmissionItem, open_plain
+from core.submission.folder import CARD, SubmissionItem, open_plain
 from core.submission.metadata import model_card
-from core.submission.selection import CARD
 from miner import __version__
 from miner.publish.messages import HubAccount, HubTrouble, PublishedRepo, PublishTrouble
 from miner.publish.packing import PackedSubmission

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from core.submission.check import BaseModelRef
+from core.submission.digests import digest_file
 from core.submission.faults import BadSubmission
+from core.submission.folder import open_plain
+from core.submission.swap import put_in_place, recover_swap
 from miner.publish.messages import (
     PROTOCOL,
     HubAccount,
     HubTrouble,
+    PublishedRepo,
     PublishEvent,
     PublishFailed,
     PublishNote,
@@ -29,13 +35,15 @@ from miner.publish.messages import (
     PublishTask,
     PublishTrouble,
 )
+from miner.publish.packing import PackedSubmission
 from miner.support.child_main import EventWriter, serve
 from miner.support.rate_limits import retry_after
 
 if TYPE_CHECKING:
     from miner.publish.huggingface import HuggingFaceHub
 
-
+#: The owner of the repositories if none is set.
+DEFAULT_USER = "local"
 #: A server cannot ask for a longer pause.
 MAX_REQUESTED_SECONDS = 3600.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -56,6 +64,66 @@ _WAY_OUT = {
     PublishTrouble.FORBIDDEN: "HF_TOKEN may not write there, or the account's quota is used up: see "
     "its permissions and HF_USER",
 }
+#: Behind whatever answers validators.
+NICENESS = 5
+#: Log messages of the client while it waits, which would look like a standstill otherwise.
+_FORWARDED_LOGGERS = ("huggingface_hub.utils._http",)
+
+
+class LocalHub:
+    """HUB=local: a directory instead of the hub, with the same checks and the same fingerprint."""
+
+    def __init__(self, folder: Path, user: str | None) -> None:
+        self.folder = folder
+        self.user = user or DEFAULT_USER
+
+    def publish(self, repo_name: str, packed: PackedSubmission) -> PublishedRepo:
+        repo = f"{self.user}/{repo_name}"
+        path = self.folder / repo
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.tmp")
+        shutil.rmtree(partial, ignore_errors=True)
+        for name, item in packed.items.items():
+            target = partial / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(item, bytes):
+                target.write_bytes(item)
+            else:
+                _copy_file(item, target)
+            _verify_copy(target, packed.sha256(name))
+        put_in_place(partial, path)
+        report = packed.report
+        return PublishedRepo(
+            repo=repo,
+            model_hash=report.model_hash,
+            files=len(report.files),
+            size=report.size,
+            sent=report.size,
+        )
+
+    def move(self, earlier: str, repo_name: str) -> PublishedRepo:
+        repo = f"{self.user}/{repo_name}"
+        old, new = self.folder / earlier, self.folder / repo
+        recover_swap(old)
+        if not recover_swap(new):
+            if not old.is_dir():
+                raise HubTrouble(PublishTrouble.GONE, f"{earlier} is not in {self.folder} (any more)")
+            new.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(old, new)
+        return PublishedRepo(repo=repo, model_hash=None)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """A copy and not a link: what is published must not change when its source does."""
+    with open(open_plain(source), "rb") as reader, target.open("xb") as writer:
+        shutil.copyfileobj(reader, writer, 4 << 20)
+
+
+def _verify_copy(target: Path, sha256: str) -> None:
+    written = digest_file(target, plain=True).sha256
+    if written != sha256:
+        text = f"{target} has the SHA-256 {written}, but {sha256} was checked: it was changed meanwhile"
+        raise HubTrouble(PublishTrouble.MISMATCH, text)
 
 
 def failure_of(error: BaseException) -> PublishFailed:
@@ -133,12 +201,6 @@ def _error_text(error: BaseException) -> str:
     return " ".join(str(text).split())[:1000]
 
 
-#: Behind whatever answers validators.
-NICENESS = 5
-#: Log messages of the client while it waits, which would look like a standstill otherwise.
-_FORWARDED_LOGGERS = ("huggingface_hub.utils._http",)
-
-
 class _ClientLogHandler(logging.Handler):
     def __init__(self, on_note: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -155,7 +217,7 @@ def carry_out(order: PublishOrder, write: EventWriter) -> PublishEvent:
     if order.task is PublishTask.PUBLISH:
         return _publish(order, write, on_note)
     if order.local is not None:
-        from miner.publish.local_hub import LocalHub
+        from miner.publish.worker import LocalHub
 
         local = LocalHub(Path(order.local), order.user)
         if order.task is PublishTask.MOVE:
@@ -185,7 +247,7 @@ def _publish(order: PublishOrder, write: EventWriter, on_note: Callable[[str], N
     for note in packed.notes:
         on_note(note)
     if order.local is not None:
-        from miner.publish.local_hub import LocalHub
+        from miner.publish.worker import LocalHub
 
         return LocalHub(Path(order.local), order.user).publish(order.repo_name, packed)
     hub = _hub(order, on_note)

@@ -26,7 +26,7 @@ from miner.api.reports import QualityWeek, SuccessFigures, SuccessRow, SuccessTa
 from miner.offers.decide import work_score
 from miner.offers.history import job_outcomes
 from miner.offers.policies.schema import ValueTerms
-from miner.store.figures import figures_of_ended
+from miner.store.attempts import figures_of_ended
 from miner.store.offers import read_part
 
 #: Most parameters, in billions, that validators count.

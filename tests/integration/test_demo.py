@@ -10,9 +10,8 @@ import pytest
 from miner.dev import demo
 from miner.dev.demo import run_demo
 from miner.settings import BackendKind
-from miner.store.attempts import attempts_of
+from miner.store.attempts import attempts_of, figures_of
 from miner.store.database import open_store
-from miner.store.figures import figures_of
 from tests.doubles.slurm import OwnSlurm
 
 pytestmark = [pytest.mark.training, pytest.mark.small]

@@ -65,7 +65,7 @@ def slower_steps() -> None:
 
 def worse_every_time() -> None:
     """The held-out score after the first evaluation."""
-    from trainer.axolotl.scorers import HeldOutScorer
+    from trainer.axolotl.plugin import HeldOutScorer
 
     scores: list[float] = []
 
@@ -79,7 +79,7 @@ def worse_every_time() -> None:
 
 def better_every_time() -> None:
     """Judged every other step and in no time: so often is there a submission."""
-    from trainer.axolotl.scorers import HeldOutScorer
+    from trainer.axolotl.plugin import HeldOutScorer
     from trainer.session.clock import RunClock
 
     scores: list[float] = []
@@ -95,7 +95,7 @@ def better_every_time() -> None:
 
 def all_rows_are_judged() -> None:
     """However slow this machine is: on a busy one a scorer affords some of them, which score otherwise."""
-    from trainer.axolotl.scorers import HeldOutScorer
+    from trainer.axolotl.plugin import HeldOutScorer
 
     plain = HeldOutScorer.score_base
     HeldOutScorer.score_base = lambda self, _, untouched: plain(self, 1e9, untouched)  # type: ignore[method-assign]
@@ -214,7 +214,7 @@ def dumps_arguments() -> None:
 
 def asks_after(step: str, micro: str, duty: str) -> None:
     """The control file comes after this step; it is looked at after every one."""
-    from core.runs.control import RunControl, write_control
+    from core.runs.run_files import RunControl, write_control
     from trainer.handoff import LaunchSpec
     from trainer.session import session
     from trainer.session.control import ControlFile

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from core.planning.plan import TrainingPlan
-from core.runs.control import even_micro
+from core.runs.run_files import even_micro
 from trainer.inputs.tables import PAIR_COLUMNS
 from trainer.inputs.tokens import IGNORED
 from trainer.session.control import MicroChange, release_memory

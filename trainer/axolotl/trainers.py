@@ -28,9 +28,8 @@ from trl.trainer.utils import use_adapter
 from trainer.axolotl.answer_logits import SelectiveHead
 from trainer.axolotl.prompt_kl import PROMPT_COUNTS, prompt_counts
 from trainer.inputs.tables import PAIR_COLUMNS
-from trainer.rewards.calls import RewardCalls
+from trainer.rewards.calls import RewardCalls, RewardWatch
 from trainer.rewards.source import REWARD_MODULE
-from trainer.rewards.watch import RewardWatch
 from trainer.scoring.completions import complete
 from trainer.scoring.forward import Predicted, log_probs
 from trainer.scoring.sampling import SamplingRules

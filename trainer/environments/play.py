@@ -126,7 +126,7 @@ def _mcts(simulations: str) -> Callable[[str, pyspiel.Game, int, int], Choose]:
         raise BadContestant(f"mcts:{simulations}: the number of simulations is 1 or more")
 
     def make(game: str, loaded: pyspiel.Game, seat: int, seed: int) -> Choose:
-        search = importlib.import_module("trainer.environments.mcts").MctsPlayer
+        search = importlib.import_module("trainer.environments.selfplay").MctsPlayer
         choose: Choose = search(loaded, int(simulations or board_game(game).simulations), seed + seat).choose
         return choose
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from core.runs.control import even_micro
+from core.runs.run_files import even_micro
 from trainer.native.batches import MicroBatch, SampleOrder, TokenBatch, TokenRows
 from trainer.session.control import MicroChange
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from core.runs.control import RunControl, read_control
 from core.runs.progress import ControlEvent
+from core.runs.run_files import RunControl, read_control
 from trainer.session.clock import RunClock
 from trainer.session.progress_log import ProgressLog
 

@@ -18,9 +18,8 @@ from core.domain.evaluation import RewardScore
 from core.domain.units import show_seconds
 from core.planning.plan import LrSearchPlan, TrainingPlan
 from core.planning.time.schedule import EVALUATIONS
-from core.runs.control import RunControl
 from core.runs.progress import CheckpointEvent, EvalEvent, StepEvent, SubmissionEvent
-from core.runs.run_files import HeldOutScore, RunEnd
+from core.runs.run_files import HeldOutScore, RunControl, RunEnd
 from trainer.handoff import LaunchSpec, TrainingOutcome
 from trainer.session.clock import EVAL_SHARE, STOP_GRACE_S, BestScore, RunClock, StepOrders
 from trainer.session.control import ControlFile, Controls, MicroChange

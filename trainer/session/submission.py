@@ -21,11 +21,10 @@ from core.runs.run_files import HeldOutScore
 from core.submission.check import BaseModelRef, DigestFile, examine
 from core.submission.digests import FileDigest, OnBytesRead, check_weights
 from core.submission.faults import BadSubmission, Fault, FaultKind
-from core.submission.folder import list_folder, open_plain
+from core.submission.folder import CONFIG, SubmissionKind, list_folder, open_plain, select_files
+from core.submission.folder import kind_of as kind_by_names
 from core.submission.prepare import mend_in_place
 from core.submission.safetensors import SafetensorsHeader, read_header
-from core.submission.selection import CONFIG, SubmissionKind, select_files
-from core.submission.selection import kind_of as kind_by_names
 from core.submission.swap import put_in_place, recover_swap
 from core.system.files import write_atomically
 

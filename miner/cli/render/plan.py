@@ -19,8 +19,7 @@ from core.domain.errors import ConfigError
 from core.domain.units import show_bytes, show_params, show_seconds
 from core.planning.plan import TrainingPlan
 from core.recipes.base import RenderedRun
-from core.recipes.differences import flatten, plan_differences, render_example
-from core.recipes.dry_run import example_inputs
+from core.recipes.dry_run import example_inputs, flatten, plan_differences, render_example
 from core.recipes.launch import run_script
 from core.recipes.render import render
 from miner.cli.render.terminal import plain_table

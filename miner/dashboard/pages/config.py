@@ -22,8 +22,8 @@ from miner.api.config_files import (
     TextToCheck,
     TextToSave,
 )
-from miner.dashboard.config_effects import EffectsView
 from miner.dashboard.daemons import SLOW_TIMEOUT_SECONDS, DaemonTrouble
+from miner.dashboard.effects import EffectsView
 from miner.dashboard.layout import PageView, Question, page, page_head
 from miner.dashboard.parts import Column, KeyedRows, Link, Table, Text, Tone, box, empty, panel, set_visible
 from miner.dashboard.yaml_text import insert_key

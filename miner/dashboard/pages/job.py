@@ -23,9 +23,7 @@ from miner.api.jobs import (
     PlanDetails,
 )
 from miner.dashboard.daemons import DaemonTrouble
-from miner.dashboard.job_charts import JobCharts
-from miner.dashboard.job_log import JobLog
-from miner.dashboard.job_plan import PlanPanel
+from miner.dashboard.job_panels import JobCharts, JobLog, PlanPanel
 from miner.dashboard.job_texts import (
     NOT_LIVE,
     deadline_text,

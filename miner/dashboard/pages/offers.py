@@ -20,8 +20,8 @@ from miner.api.offers import (
     OfferOutcome,
     OfferSummary,
 )
-from miner.dashboard.backtest_view import BacktestView
 from miner.dashboard.daemons import DaemonTrouble
+from miner.dashboard.effects import BacktestView
 from miner.dashboard.job_texts import answer_text, task_name
 from miner.dashboard.layout import PageView, page, page_head
 from miner.dashboard.parts import (

@@ -1,4 +1,4 @@
-"""Model and data of a rehearsed task: the operator's, or stand-ins.
+"""The operator's options of a rehearsal, and model and data of a task: the operator's, or stand-ins.
 
 Stand-in models are made by `stand_in_worker` inside the image. There are none for image tasks."""
 
@@ -13,6 +13,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from core.data.archives import BadArchive
@@ -20,12 +21,52 @@ from core.data.pictures import inspect_picture_zip
 from core.data.rows import BadRows, JsonRows
 from core.domain.units import show_bytes
 from miner.backends.docker.client import DockerClient
+from miner.observe.redact import Redactor
 from miner.tournament.rehearsal import stand_in_worker
 from miner.tournament.rehearsal.build import find_dockerfile, no_dockerfile
 from miner.tournament.rehearsal.cache_layout import BadInput, require_model
 from miner.tournament.rehearsal.container import run_helper
-from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions
 from miner.tournament.rules import TournamentTask, training_pictures
+
+STAND_IN_MODEL = "stand-in/tiny"
+#: Shows a line of progress.
+Say = Callable[[str], None]
+#: Writes down what is known so far.
+Save = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class RehearsalInputs:
+    """The operator's inputs of one task; the rest is made up."""
+
+    model: Path | None = None
+    model_id: str = STAND_IN_MODEL
+    data: Path | None = None
+
+
+@dataclass(frozen=True)
+class RehearsalOptions:
+    output: Path
+    tasks: Sequence[TournamentTask]
+    commit: str | None = None
+    inputs: Mapping[str, RehearsalInputs] = field(default_factory=dict)
+    #: None: what the kind usually gets, or `STAND_IN_HOURS`.
+    hours: float | None = None
+    #: Directories of datasets that the entry requests, by their names on the hub.
+    datasets: Mapping[str, Path] = field(default_factory=dict)
+    hub_cache: Path | None = None
+    trigger_word: str | None = None
+    gpus: tuple[str, ...] = ()
+    build_arguments: Mapping[str, str] = field(default_factory=dict)
+    build_network: str | None = None
+    against: Path | None = None
+    #: Kill one more training after its first submission.
+    kill: bool = False
+    #: Removes secrets from a text.
+    hide: Callable[[str], str] = field(default_factory=Redactor)
+    #: Leave images, caches and checkpoints behind.
+    keep: bool = False
+
 
 # — stand-ins
 

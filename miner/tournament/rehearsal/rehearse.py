@@ -36,13 +36,16 @@ from miner.tournament.rehearsal.container import (
 )
 from miner.tournament.rehearsal.inputs import (
     STATISTICS,
+    RehearsalInputs,
+    RehearsalOptions,
+    Save,
+    Say,
     check_entry,
     check_inputs,
     make_model_and_statistics,
     training_data,
 )
 from miner.tournament.rehearsal.leftovers import IMAGE, RECORD, RehearsalRecord, rehearsal_record
-from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions, Save, Say
 from miner.tournament.rehearsal.report import (
     KilledTraining,
     Rehearsal,

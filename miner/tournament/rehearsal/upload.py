@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-from core.submission.selection import ADAPTER_CONFIG, CARD
+from core.submission.folder import ADAPTER_CONFIG, CARD
 from miner.tournament import rules
 
 _BASE_KEY, _BASE_LINE = "base_model_name_or_path", "base_model:"

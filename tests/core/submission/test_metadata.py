@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.submission.faults import FaultKind
+from core.submission.folder import SubmissionKind
 from core.submission.metadata import (
     COMPARED,
     card_fault,
@@ -17,7 +18,6 @@ from core.submission.metadata import (
     restored_config,
     vocabulary_rows,
 )
-from core.submission.selection import SubmissionKind
 from tests.core.submission.folders import BASE_CONFIG, SAVED_CONFIG
 from tests.doubles.each import each
 

@@ -12,8 +12,8 @@ import pytest
 from core.planning.budget import Concession, conceded
 from core.planning.conditions import LearnedBounds
 from core.planning.plan import TrainingPlan
-from core.runs.control import RunControl, read_control
 from core.runs.progress import ControlEvent
+from core.runs.run_files import RunControl, read_control
 from miner.alerts.actions import LEAST_DUTY, larger_micro, smaller_micro
 from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.requests import RequestWatch
@@ -21,7 +21,7 @@ from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import AlertService
 from miner.api.jobs import LiveJob
 from miner.api.samples import GpuSample
-from miner.fleet.samples import SampleHistory
+from miner.fleet.sampler import SampleHistory
 from miner.jobs.control import RunningTraining
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.progress import RunProgress

@@ -16,7 +16,7 @@ from miner.api.alerts import Severity
 from miner.api.samples import GpuSample
 from miner.chain.clock_offsets import ClockOffset
 from miner.doctor.checks.machine import SYNC_FIX
-from miner.fleet.samples import SampleHistory
+from miner.fleet.sampler import SampleHistory
 from miner.observe.alerts import (
     MINER,
     AlertKind,

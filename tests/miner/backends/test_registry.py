@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from core.system import wrapper
-from miner.backends.choose import AUTOMATIC
 from miner.backends.environment import SOURCE_ROOT
-from miner.backends.registry import NoBackend, backend_kinds, build_backend, plugin_of
+from miner.backends.registry import AUTOMATIC, NoBackend, backend_kinds, build_backend, plugin_of
 from miner.settings import load_settings
 from tests.doubles.backend_bench import context_in
 

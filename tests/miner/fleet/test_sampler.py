@@ -15,8 +15,7 @@ from miner.api.samples import GpuRollup, GpuSample, HostSample
 from miner.fleet.base import Gpu, InventoryState
 from miner.fleet.fleet import Fleet
 from miner.fleet.nvml import NumberedSample
-from miner.fleet.sampler import MAX_PAUSE_SECONDS, GpuSampler, HostMeter, samples_of_fleet
-from miner.fleet.samples import SampleHistory
+from miner.fleet.sampler import MAX_PAUSE_SECONDS, GpuSampler, HostMeter, SampleHistory, samples_of_fleet
 from miner.fleet.sources import NoNvidiaDriver, ScanFailed
 from miner.store import database
 from miner.store.database import StoreUnavailable

@@ -12,9 +12,9 @@ import pytest
 
 from core.runs.progress import EvalEvent, StepEvent
 from core.runs.run_files import HeldOutScore, RunEnd
-from miner.jobs import training_views
+from miner.jobs import views
 from miner.jobs.folder import AttemptFolder, job_folder
-from miner.jobs.training_views import files_view
+from miner.jobs.views import files_view
 from tests.miner.http.job_port import Port, open_port
 from tests.miner.jobs.harness import Trainer
 
@@ -79,7 +79,7 @@ async def test_curves_grow_with_the_training_and_are_the_same_when_it_is_over(
     job = await harness.start()
     live = harness.jobs.live(job)
     await harness.until(lambda: live.best_score == 1.5)
-    monkeypatch.setattr(training_views, "read_figures", None)  # a running attempt is shown from memory
+    monkeypatch.setattr(views, "read_figures", None)  # a running attempt is shown from memory
     shown = await series(port, job)
     assert (shown["metric"], shown["lower_is_better"]) == ("eval_loss", True)
     (running,) = shown["attempts"]
@@ -154,6 +154,6 @@ def test_a_folder_that_was_replaced_by_a_link_is_not_followed(tmp_path: Path) ->
 def test_so_many_files_are_listed_and_no_more(tmp_path: Path) -> None:
     folder = job_folder(tmp_path, 1)
     (folder.path / "attempt_1").mkdir(parents=True)
-    for number in range(training_views.MAX_FILES + 10):
+    for number in range(views.MAX_FILES + 10):
         (folder.path / "attempt_1" / str(number)).touch()
-    assert len(files_view(folder)) == training_views.MAX_FILES
+    assert len(files_view(folder)) == views.MAX_FILES

@@ -19,7 +19,7 @@ from core.domain.units import parse_seconds
 from miner import __version__
 from miner.alerts.rules import load_alert_rules
 from miner.api.samples import GpuSample, HostSample
-from miner.fleet.samples import FRESH_SECONDS, SampleHistory
+from miner.fleet.sampler import FRESH_SECONDS, SampleHistory
 from miner.http.prometheus import STORE_SECONDS, WEEK_SECONDS
 from miner.store.database import StoreUnavailable
 from miner.store.store import Store

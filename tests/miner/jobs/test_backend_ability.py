@@ -12,7 +12,7 @@ import pytest
 
 from core.domain.choices import Engine
 from miner.backends import trial
-from miner.backends.choose import BackendChoice
+from miner.backends.registry import BackendChoice
 from miner.fleet.base import BackendAbility
 from miner.jobs import build
 from miner.settings import BackendKind, load_settings
@@ -109,7 +109,7 @@ async def test_until_there_is_a_backend_nothing_can_be_trained(
     async def choose(_settings: object, _kind: object) -> BackendChoice:
         return choices[-1]
 
-    monkeypatch.setattr(build.choose, "choose_backend", choose)
+    monkeypatch.setattr(build.registry, "choose_backend", choose)
     monkeypatch.setattr(build, "BACKEND_RETRY_SECONDS", 0.01)
     fleet, alerts = fleet_of(), []
     settings = load_settings(env={"DATA_DIR": str(tmp_path)}, env_file=None)

@@ -25,7 +25,7 @@ from miner.jobs.figures import (
     relative_gain,
 )
 from miner.jobs.folder import AttemptFolder
-from miner.store.figures import StoredFigures, figures_of, mean_utilization
+from miner.store.attempts import StoredFigures, figures_of, mean_utilization
 from tests.core.builders import plan
 from tests.miner.jobs.harness import JobsHarness, Trainer
 

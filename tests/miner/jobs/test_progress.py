@@ -18,7 +18,7 @@ from core.runs.progress import (
 )
 from core.runs.run_files import HeldOutScore
 from miner.api.samples import GpuSample
-from miner.fleet.samples import SampleHistory
+from miner.fleet.sampler import SampleHistory
 from miner.jobs.progress import (
     CHUNK,
     WARM_UP_STEPS,

@@ -20,7 +20,7 @@ from miner.backends.base import AttemptSpec, EndCause
 from miner.fleet.base import GpuOption
 from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs.context import JobContext
-from miner.jobs.recovery import sweep_orphans
+from miner.jobs.manager import sweep_orphans
 from miner.store import attempts
 from tests.miner.jobs.harness import CAP_S, FAST, EndedBy, JobsHarness, Trainer, open_harness, waits
 

@@ -10,8 +10,15 @@ from core.domain.decisions import ExpectedValue
 from core.domain.tasks import TaskType
 from miner.api.reports import ActionCount, PeriodKind, Report, SummaryFigure
 from miner.offers.policies.load import load_policy
-from miner.reports.periods import ReportPeriod, calendar_period, finished_period, last_period
-from miner.reports.report import FIRST_PLACE, TOURNAMENTS, build_report
+from miner.reports.report import (
+    FIRST_PLACE,
+    TOURNAMENTS,
+    ReportPeriod,
+    build_report,
+    calendar_period,
+    finished_period,
+    last_period,
+)
 from miner.store.database import insert_row
 from miner.store.ranks import record_rank
 from miner.store.store import Store

@@ -13,8 +13,7 @@ import pytest
 from miner.api.reports import PeriodKind, Report
 from miner.observe.redact import Redactor
 from miner.offers.policies.load import load_policy
-from miner.reports.periods import last_period
-from miner.reports.report import build_report, redacted_report
+from miner.reports.report import build_report, last_period, redacted_report
 from miner.reports.text import as_html, as_markdown, as_text
 from miner.store.database import insert_row
 from miner.store.store import Store

@@ -7,9 +7,19 @@ import pytest
 
 from core.domain.job_states import EndReason, JobState
 from miner.store import attempts
-from miner.store.attempts import AttemptRow, StaleJob, attempts_of, open_attempts, set_job_state, steps_of
+from miner.store.attempts import (
+    NO_CURVES,
+    AttemptRow,
+    StaleJob,
+    StoredFigures,
+    attempts_of,
+    figures_of,
+    open_attempts,
+    save_figures,
+    set_job_state,
+    steps_of,
+)
 from miner.store.events import prune_history
-from miner.store.figures import NO_CURVES, StoredFigures, figures_of, save_figures
 from miner.store.jobs import JobRow, get_job, record_start
 from miner.store.store import Store
 from tests.miner.store.rows import start_request

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from tests.trainer import tiny
 from trainer.axolotl import trainers
 from trainer.axolotl.trainers import PromptTrainer, _grouped, by_length
-from trainer.rewards import calls, watch
+from trainer.rewards import calls
 from trainer.rewards.source import REWARD_MODULE
 
 CHANCE = random.Random(2)
@@ -243,11 +243,11 @@ def test_an_operators_own_functions_get_all_that_trl_hands_over(folder: Path) ->
 
 
 def test_rewards_that_teach_nothing_are_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "PROMPTS", 4)
+    monkeypatch.setattr(calls, "PROMPTS", 4)
     said: list[str] = []
     equal = of_the_task(lambda prompts, completions, **_: [1.0] * len(completions))
     trainer = made(PromptTrainer, folder, [equal])
-    trainer.watch = watch.RewardWatch([1.0], said.append)
+    trainer.watch = calls.RewardWatch([1.0], said.append)
     trainer.train()
     first, second = said
     assert first == "reward 0 gave 1 to every completion of 4 prompts: it teaches nothing"

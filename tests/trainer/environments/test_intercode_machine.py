@@ -21,10 +21,15 @@ from core.system.seccomp import ARCHITECTURES, BREAKOUTS
 from tests.doubles.each import each
 from trainer.environments.intercode.commands import FIRST_COMMANDS_UID
 from trainer.environments.intercode.filesystems import FileEntry, FileSystem, file_system
-from trainer.environments.intercode.machine import ShellMachine, ShellUnavailable, remove_open_folders
-from trainer.environments.intercode.shell import MALFORMED, TIMED_OUT, Shell
-from trainer.environments.intercode.tasks import ShellTask
-from trainer.environments.intercode.templates import Template
+from trainer.environments.intercode.machine import (
+    MALFORMED,
+    TIMED_OUT,
+    Shell,
+    ShellMachine,
+    ShellUnavailable,
+    remove_open_folders,
+)
+from trainer.environments.intercode.tasks import ShellTask, Template
 
 pytestmark = pytest.mark.process
 

@@ -14,8 +14,7 @@ import pytest
 
 from tests.doubles.each import each
 from trainer.environments.intercode import prompts
-from trainer.environments.intercode.reward import shell_reward
-from trainer.environments.intercode.shell import resolved
+from trainer.environments.intercode.machine import resolved, shell_reward
 from trainer.environments.tool_calls import ToolCall
 
 UPSTREAM = os.environ.get("GOD_MINER_UPSTREAM")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.environments.intercode.reward import PathState, State, changed_paths, likeness, shell_reward
+from trainer.environments.intercode.machine import PathState, State, changed_paths, likeness, shell_reward
 
 FOLDER: PathState = ("<DIR>", 0o40755)
 BEFORE: State = {"/t/a": ("aa", 1), "/t/b": ("bb", 2), "/t/d": FOLDER}

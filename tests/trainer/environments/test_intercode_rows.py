@@ -18,8 +18,7 @@ from trainer.environments.intercode.filesystems import FileSystem, file_system
 from trainer.environments.intercode.generation import Row, generate, rows_of
 from trainer.environments.intercode.machine import ShellMachine
 from trainer.environments.intercode.rehearsal import play_task, rehearse
-from trainer.environments.intercode.tasks import draw_tasks, fill
-from trainer.environments.intercode.templates import TEMPLATES, Template
+from trainer.environments.intercode.tasks import TEMPLATES, Template, draw_tasks, fill
 from trainer.environments.models import AnswerTimeout, ChatAnswer, Messages, ScriptedModel, Tools
 from trainer.environments.tool_calls import ToolCall, template_tools
 
@@ -104,7 +103,7 @@ from trainer.environments.intercode.filesystems import FileSystem, file_system
 from trainer.environments.intercode.generation import rows_of
 from trainer.environments.intercode.machine import ShellMachine
 from trainer.environments.intercode.tasks import fill
-from trainer.environments.intercode.templates import Template
+from trainer.environments.intercode.tasks import Template
 files, made = file_system(1, Random(1)), []
 with ShellMachine() as machine:
     for gold in ("wc -l < <text>", "touch <dir>/<new>.txt", "rm <file>", "sort <text> > <root>/<new>"):

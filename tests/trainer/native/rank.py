@@ -17,8 +17,7 @@ from typing import NoReturn
 
 from core.domain.choices import Parallelism
 from core.planning.plan import EmaPlan, FsdpPlan
-from core.runs.control import CONTROL_FILE, RunControl, write_control
-from core.runs.run_files import EXIT_OF, TrainerExitCode
+from core.runs.run_files import CONTROL_FILE, EXIT_OF, RunControl, TrainerExitCode, write_control
 from tests.trainer.native import tiny
 from trainer.native import checkpoints, distributed
 from trainer.native.train import Trainer, resume, run_loop

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.runs.control import RunControl
 from core.runs.progress import ControlEvent, parse_events
-from core.runs.run_files import RunEnd
+from core.runs.run_files import RunControl, RunEnd
 from tests.trainer.native import tiny
 from trainer.native import model as nets
 from trainer.native.batches import BatchLayout, SampleOrder, TokenRows, collate

@@ -10,9 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from core.runs.control import RunControl, write_control
 from core.runs.picture_run import PictureRun
-from core.runs.run_files import HeldOutScore, RunEnd
+from core.runs.run_files import HeldOutScore, RunControl, RunEnd, write_control
 from tests.trainer.pictures.little import (
     events,
     notes,

@@ -20,10 +20,17 @@ from core.domain.evaluation import Era
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import image_model_facts
 from core.planning.plan import BatchPlan, ImagePlan, OptimizerPlan, StepsPlan, TrainingPlan
-from core.runs.control import CONTROL_FILE, RunControl, write_control
 from core.runs.progress import ControlEvent, NoteEvent, StepEvent, SubmissionEvent, parse_events
 from core.runs.remedies import with_image_steps
-from core.runs.run_files import RunEnd, RunResult, RunSpec, TrainerExitCode
+from core.runs.run_files import (
+    CONTROL_FILE,
+    RunControl,
+    RunEnd,
+    RunResult,
+    RunSpec,
+    TrainerExitCode,
+    write_control,
+)
 from core.system.wrapper import descendant_pids
 from tests.core.recipes.cases import image_plan
 from tests.core.submission.folders import image_adapter

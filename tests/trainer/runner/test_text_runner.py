@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from benchmarks.loadable import load
 from core.domain.choices import Method
 from core.domain.tasks import GrpoDataset, RewardFunction, TaskType
-from core.runs.control import CONTROL_FILE
 from core.runs.progress import (
     CheckpointEvent,
     ControlEvent,
@@ -25,7 +24,7 @@ from core.runs.progress import (
     StepEvent,
     parse_events,
 )
-from core.runs.run_files import RunEnd, RunResult, RunSpec
+from core.runs.run_files import CONTROL_FILE, RunEnd, RunResult, RunSpec
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
 from tests.trainer.tasks import plan_of, planned, task, write_profile

@@ -12,10 +12,9 @@ from typing import Any
 
 from core.domain.evaluation import RewardScore
 from core.planning.plan import StepsPlan, TrainingPlan
-from core.runs.control import RunControl
 from core.runs.progress import ProgressEvent, parse_events
-from core.runs.run_files import HeldOutScore
-from core.submission.selection import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from core.runs.run_files import HeldOutScore, RunControl
+from core.submission.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tests.core.builders import plan
 from trainer.handoff import TrainingOutcome
 from trainer.session.clock import RunClock

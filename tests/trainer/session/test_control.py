@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from core.runs.control import CONTROL_FILE, RunControl, even_micro, write_control
 from core.runs.progress import ControlEvent
-from core.runs.run_files import RunEnd
+from core.runs.run_files import CONTROL_FILE, RunControl, RunEnd, even_micro, write_control
 from tests.trainer.session.simulated import Simulation, plan_of
 from trainer.session.control import PAUSE_CHECK_S, ControlFile
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from trainer.environments.intercode.machine import ShellMachine
+from trainer.environments.intercode.machine import Shell, ShellMachine
 from trainer.environments.intercode.prompts import NO_CALL, execute, history_of, messages, submit, tools
-from trainer.environments.intercode.shell import Shell
 from trainer.environments.intercode.tasks import ShellTask, draw_tasks
 from trainer.environments.tool_calls import ToolCall, assistant_message, template_tools
 

@@ -1,4 +1,4 @@
-"""A throw-away copy of a file system, and commands that run in it.
+"""A throw-away copy of a file system, the shell that runs commands in it, and their reward.
 
 The copy lies in a folder of its own, because a container without capabilities can neither mount nor change
 its root: absolute paths of the evaluator's are rewritten in a command and translated back in its output.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import socket
@@ -18,15 +19,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from core.system.files import remove_tree
-from trainer.environments.intercode.filesystems import FileSystem
-from trainer.environments.intercode.reward import PathState
+from trainer.environments.intercode.filesystems import MANAGED, FileSystem
+from trainer.environments.intercode.tasks import ShellTask
 from trainer.errors import TrainingError
 
+#: What is at a path: a folder with its mode, a link with its target, or a file's digest with its size.
+PathState = tuple[str, int | str]
+State = Mapping[str, PathState]
+
+_WORD = re.compile(r"(?u)\b\w\w+\b")
+_PART, _BASE = 0.33, 0.01
 #: Seconds of a command in the evaluation.
 COMMAND_S = 30.0
 #: Seconds beyond a command's own after which the process that runs it is given up.
@@ -41,6 +49,65 @@ _PATH = re.compile(
 #: What most tasks are done with.
 _NEEDED = "find grep sed sort wc"
 _UNSAFE = ("its files", "its processes", "devices", "everything")
+#: Of machines that are not closed.
+_open_folders: set[str] = set()
+TIMED_OUT, MALFORMED = "Command timed out", "Malformed command"
+
+
+class ShellReward(NamedTuple):
+    """A reward and its parts."""
+
+    paths: float
+    contents: float
+    output: float
+
+    @property
+    def total(self) -> float:
+        return _BASE + self.paths + self.contents + self.output
+
+
+def shell_reward(
+    before: State, agent: State, gold: State, agent_output: str, gold_output: str
+) -> ShellReward:
+    """Compare what an agent did with what the gold command did from the same state on, as the evaluator does.
+
+    Each of three parts is worth up to 0.33 and is rounded to hundredths: no path missed or changed in
+    addition, common changes that are identical, and the cosine of the outputs' words. A task that changes
+    nothing has the first two for free.
+    """
+    by_agent, by_gold = changed_paths(before, agent), changed_paths(before, gold)
+    common = by_agent & by_gold
+    alike = sum(agent.get(path) == gold.get(path) for path in common)
+    return ShellReward(
+        paths=round(_PART * (1 - math.erf(len(by_agent ^ by_gold))), 2),
+        contents=round(_PART * (alike / len(common)), 2) if common else _PART,
+        output=round(_PART * likeness(agent_output, gold_output), 2),
+    )
+
+
+def changed_paths(before: State, after: State) -> set[str]:
+    """Every path that is new, gone or different."""
+    return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+
+
+def likeness(one: str, other: str) -> float:
+    """The cosine of two texts' words, weighted as scikit-learn's TfidfVectorizer weights them by default.
+
+    Where neither has a word of two letters, they are alike when they are equal."""
+    counts = [Counter(_WORD.findall(text.lower())) for text in (one, other)]
+    if not any(counts):
+        return float(one == other)
+    # Of two texts a word is in one or in both.
+    rare = math.log(3 / 2) + 1
+    vectors = [
+        {word: count * (1.0 if word in counts[1 - place] else rare) for word, count in counts[place].items()}
+        for place in (0, 1)
+    ]
+    lengths = [math.sqrt(sum(weight * weight for weight in vector.values())) for vector in vectors]
+    if not all(lengths):
+        return 0.0
+    dot = sum(weight * vectors[1].get(word, 0.0) for word, weight in vectors[0].items())
+    return dot / (lengths[0] * lengths[1])
 
 
 class ShellUnavailable(TrainingError):
@@ -57,10 +124,6 @@ class Output(NamedTuple):
     late: bool
     #: Nothing was run: the folder is missing, or no shell takes the text.
     malformed: bool
-
-
-#: Of machines that are not closed.
-_open_folders: set[str] = set()
 
 
 def remove_open_folders() -> None:
@@ -222,3 +285,65 @@ class ShellMachine:
                 )
         except OSError:
             return ("<ERR>", 0)
+
+
+class Shell:
+    """The shell of one task on a machine, whose copy it replaces."""
+
+    def __init__(self, machine: ShellMachine, task: ShellTask, *, command_s: float = COMMAND_S) -> None:
+        self._machine, self._task, self._command_s = machine, task, command_s
+        self._roots = MANAGED[task.files.kind]
+        machine.restore(task.files)
+        self._before = machine.state(self._roots)
+        self.workdir = "/"
+        #: The last command's output, whole: what a submission submits.
+        self.observation = ""
+        #: Whether the last command wrote to its error output.
+        self.complained = False
+
+    def step(self, command: str) -> str:
+        """Run it. A command that begins with `cd` runs at the root, its folder being all that follows: with
+        `cd a && ls` the working folder becomes one that does not exist, and the next commands fail."""
+        workdir, target = self.workdir, None
+        if command.startswith("cd"):
+            workdir = "/"
+            if "cd " in command:
+                target = resolved(self.workdir, command[command.index("cd ") + 3 :].strip())
+                command = f"cd {target}"
+        output = self._machine.run(command, workdir, self._command_s)
+        self.complained = bool(output.stderr)
+        if output.malformed:
+            self.observation = MALFORMED
+        elif output.late:
+            self.observation = TIMED_OUT
+        else:
+            self.observation = output.stdout or output.stderr
+            if target is not None and output.code == 0:
+                self.workdir = target
+        return self.observation
+
+    def has_changes(self) -> bool:
+        """Return True if the recorded state differs from that at the beginning."""
+        return self._machine.state(self._roots) != self._before
+
+    def reward(self) -> ShellReward:
+        """End the task; return the reward of the state and the output as they are."""
+        agent = self._machine.state(self._roots)
+        self._machine.restore(self._task.files)
+        output = self._machine.run(self._task.gold, "/", self._command_s)
+        shown = "" if output.late or output.malformed else output.stdout + output.stderr
+        gold = self._machine.state(self._roots)
+        return shell_reward(self._before, agent, gold, self.observation, shown)
+
+
+def resolved(workdir: str, target: str) -> str:
+    """The folder that `cd` is taken to go to, whether it is there or not."""
+    if not target:
+        return workdir
+    path: list[str] = []
+    for part in (target if target.startswith("/") else f"{workdir}/{target}").split("/"):
+        if part == "..":
+            path = path[:-1]
+        elif part not in ("", "."):
+            path.append(part)
+    return "/" + "/".join(path)

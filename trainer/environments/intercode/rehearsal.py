@@ -14,7 +14,7 @@ from itertools import islice
 from random import Random
 
 from core.domain.errors import GodMinerError
-from trainer.environments.intercode.machine import ShellMachine
+from trainer.environments.intercode.machine import Shell, ShellMachine
 from trainer.environments.intercode.prompts import (
     EXECUTE,
     MAX_TOKENS,
@@ -26,7 +26,6 @@ from trainer.environments.intercode.prompts import (
     messages,
     tools,
 )
-from trainer.environments.intercode.shell import Shell
 from trainer.environments.intercode.tasks import ShellTask, draw_tasks
 from trainer.environments.match import INTERRUPTED, threads_until_interrupted
 from trainer.environments.models import AnswerTimeout, ChatModel, ContextOverflow

@@ -7,10 +7,13 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
+from pathlib import Path
 from random import Random
+from typing import Any, NamedTuple
+
+import yaml
 
 from trainer.environments.intercode.filesystems import WORDS, FileEntry, FileSystem, file_system
-from trainer.environments.intercode.templates import TEMPLATES, Template
 
 _SLOT = re.compile(r"<([a-z]+2?)>")
 #: Slots that are paths: quoted in a command where they have a blank.
@@ -24,6 +27,31 @@ _TEXT_SUFFIXES = ("txt", "log", "doc", "md")
 _SHARES = {1: 60, 2: 53, 3: 60, 4: 27}
 #: Tasks that are drawn for one file system, one after the other.
 _TASKS_OF_ONE = 8
+
+
+class Template(NamedTuple):
+    """A gold command and ways to ask for it."""
+
+    gold: str
+    questions: tuple[str, ...]
+    #: Kinds of file systems that it fits.
+    kinds: tuple[int, ...] = (1, 2, 3)
+    #: Commands that do not answer it, as a model tries them.
+    wrong: tuple[str, ...] = ()
+    #: What the command does is to leave its output empty and the recorded state as it was.
+    silent: bool = False
+
+
+def _templates() -> Iterator[Template]:
+    text = Path(__file__).with_name("templates.yaml").read_text("utf-8")
+    rows: list[dict[str, Any]] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    for row in rows:
+        kinds = tuple(row.get("kinds", (1, 2, 3)))
+        wrong, silent = tuple(row.get("wrong", ())), row.get("silent", False)
+        yield Template(row["gold"], tuple(row["questions"]), kinds, wrong, silent)
+
+
+TEMPLATES = tuple(_templates())
 
 
 @dataclass(frozen=True)

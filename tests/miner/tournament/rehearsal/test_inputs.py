@@ -16,6 +16,8 @@ from miner.tournament.rehearsal.cache_layout import BadInput, CacheLayout
 from miner.tournament.rehearsal.container import TrainingMachine
 from miner.tournament.rehearsal.inputs import (
     PICTURES,
+    RehearsalInputs,
+    RehearsalOptions,
     check_entry,
     check_inputs,
     split_pictures,
@@ -23,7 +25,6 @@ from miner.tournament.rehearsal.inputs import (
     stand_in_pictures,
     training_data,
 )
-from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions
 from miner.tournament.rehearsal.rehearse import RehearsalSetup, TaskRun
 from miner.tournament.rehearsal.scoring import pictures_in
 from miner.tournament.rules import TASKS, TEXT_DOCKERFILE

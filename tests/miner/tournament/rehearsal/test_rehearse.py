@@ -16,7 +16,7 @@ import pytest
 from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal.cache_layout import BadInput
 from miner.tournament.rehearsal.container import run_helper
-from miner.tournament.rehearsal.options import RehearsalInputs, RehearsalOptions
+from miner.tournament.rehearsal.inputs import RehearsalInputs, RehearsalOptions
 from miner.tournament.rehearsal.rehearse import rehearse
 from miner.tournament.rehearsal.report import Rehearsal, TaskRehearsal, report_lines
 from miner.tournament.rules import TASKS

@@ -11,7 +11,7 @@ pytest.importorskip("numba")
 from tests.trainer.environments.games.playing import NO_DISCARD, after, at_random, game, returns, score  # noqa: E402
 from trainer.environments.games import gin_rummy as gin  # noqa: E402
 from trainer.environments.games import returns_of  # noqa: E402
-from trainer.environments.mcts import MctsPlayer  # noqa: E402
+from trainer.environments.selfplay import MctsPlayer  # noqa: E402
 
 _OTHER = [13, 16, 19, 22, 26, 29, 32, 35]
 

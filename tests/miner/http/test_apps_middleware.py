@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from miner.chain.fiber import sign_headers
-from miner.http.apps import public_app
-from miner.http.middleware import CLIENT_GONE
+from miner.http.apps import CLIENT_GONE, public_app
 from tests.miner.http.daemon_in_process import (
     FEW_FAILURES,
     MINER,

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from core.domain.hardware import CPU, GpuSet, Hardware, parse_gpus
-from miner.offers.policies.load import load_policy
-from miner.offers.policies.selection import active_config, settings_overrides
+from miner.offers.policies.load import active_config, load_policy, settings_overrides
 from miner.settings import Settings, load_settings
 from tests.doubles.each import each
 

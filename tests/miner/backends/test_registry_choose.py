@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from miner.backends import choose, environment
+from miner.backends import environment, registry
 from miner.backends.docker import plugin
 from miner.backends.docker.plugin import DockerState
 from miner.backends.process.run_registry import RunRegistry
@@ -49,8 +49,8 @@ def docker(monkeypatch: pytest.MonkeyPatch) -> Callable[[DockerState], None]:
     return set_state
 
 
-async def chosen(given: Settings) -> choose.BackendChoice:
-    return await choose.choose_backend(given, given.backend[0])
+async def chosen(given: Settings) -> registry.BackendChoice:
+    return await registry.choose_backend(given, given.backend[0])
 
 
 async def backend_name(settings: Settings) -> str | None:
@@ -128,7 +128,7 @@ def test_choosing_imports_no_training_stack_and_no_other_backend(tmp_path: Path)
     code = """
 import asyncio, sys
 from pathlib import Path
-from miner.backends.choose import choose_backend
+from miner.backends.registry import choose_backend
 from miner.settings import load_settings
 given = load_settings(env={}, env_file=None, data_dir=Path(sys.argv[1]), backend='process',
                       trainer_python=sys.executable, trainer_sandbox='off')

@@ -13,7 +13,7 @@ from core.domain.job_states import EndReason, JobState
 from miner.backends.base import AttemptSpec
 from miner.jobs.build import UnavailableBackend
 from miner.jobs.folder import JobFolder
-from miner.jobs.recovery import sweep_orphans
+from miner.jobs.manager import sweep_orphans
 from tests.miner.jobs.harness import CAP_S, Gate, JobsHarness, Trainer, deaf, waits
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miner.support.thinning import kept_points
+from miner.jobs.figures import kept_points
 
 
 def test_a_short_series_stays_whole() -> None:

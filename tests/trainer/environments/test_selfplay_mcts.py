@@ -6,7 +6,7 @@ import pytest
 
 pyspiel = pytest.importorskip("pyspiel")
 
-from trainer.environments.mcts import MctsPlayer  # noqa: E402
+from trainer.environments.selfplay import MctsPlayer  # noqa: E402
 
 
 @pytest.mark.parametrize("seed", range(5))

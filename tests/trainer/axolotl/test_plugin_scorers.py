@@ -14,8 +14,8 @@ from core.domain.tasks import TaskType
 from tests.trainer import tiny
 from tests.trainer.forks import ForkServer
 from tests.trainer.sharding import together
-from trainer.axolotl import scorers as module
-from trainer.axolotl.scorers import MIN_ROWS, HeldOutScorer, frozen_base
+from trainer.axolotl import plugin as module
+from trainer.axolotl.plugin import MIN_ROWS, HeldOutScorer, frozen_base
 from trainer.scoring.held_out import HeldOutSums
 from trainer.session.ranks import Communicator
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from core.domain.hardware import GPU_KINDS
-from miner.doctor.checks import links
-from miner.doctor.checks.links import all_reduce_finding, check_links, idle_gpus, link_finding
+from miner.doctor.checks import training
+from miner.doctor.checks.training import all_reduce_finding, check_links, idle_gpus, link_finding
 from miner.doctor.examine import CheckContext
 from miner.fleet.base import Gpu, InventoryState
 from miner.settings import load_settings
@@ -60,8 +60,8 @@ def test_boards_without_the_links_that_they_come_with_are_warned_of() -> None:
 def test_beside_a_daemon_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take the measurement for somebody else's use, and its GPUs out."""
     stock = inventory_of(gpus(), sees_memory=True)
-    monkeypatch.setattr(links, "scan_once", lambda _: (SimpleNamespace(inventory=stock), "driver"))
-    monkeypatch.setattr(links, "running_daemon", lambda _: {"pid": 1})
+    monkeypatch.setattr(training, "scan_once", lambda _: (SimpleNamespace(inventory=stock), "driver"))
+    monkeypatch.setattr(training, "running_daemon", lambda _: {"pid": 1})
     context = CheckContext(load_settings(env={}, env_file=None, data_dir=tmp_path))
     found = {one.what: one.status for one in check_links(context)}
     assert found == {"links": FindingStatus.OK, "all-reduce": FindingStatus.SKIP}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from core.domain.tasks import TaskType
 from core.submission.faults import FaultKind
-from core.submission.selection import SubmissionKind, kind_of, select_files
+from core.submission.folder import SubmissionKind, kind_of, select_files
 from tests.doubles.each import each
 
 AXOLOTL = {
