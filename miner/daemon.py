@@ -110,7 +110,7 @@ class Daemon:
         self.offer_service.on_started = self._on_started
         #: Empty until it is known.
         self._hotkey_problem: dict[str, str | None] = {}
-        self._build_watch()
+        self._build_alerts()
         self.periodic_tasks = PeriodicTasks(
             [
                 PeriodicTask("the database's files", self._check_store_files),
@@ -158,7 +158,7 @@ class Daemon:
         self.samples = SampleHistory()
         self.sampler = build_sampler(settings, self.fleet, nvml, self.samples, self.store, self.clock)
 
-    def _build_watch(self) -> None:
+    def _build_alerts(self) -> None:
         """Alert rules, notifications, indicators, and what a scrape shows."""
         settings = self.settings
         self.request_watch = RequestWatch()
