@@ -14,12 +14,12 @@ Whatever the planner changes beside a step, no later plan needs more by the memo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pydantic import Field, JsonValue
 
-from core.domain.choices import Method
+from core.domain.choices import Method, Refusal
 from core.domain.records import Record
 from core.planning.budget import conceded
 from core.planning.candidate import RunCandidate, vary
@@ -76,11 +76,12 @@ def next_after_oom(
 
 def bounds_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> LearnedBounds | None:
     """Tighten the plan's bounds by one step; None when there is none left."""
-    candidate = plan.candidate
-    step = _next_step(plan, candidate, failure)
-    if step is None:
-        return None
-    learned = plan.conditions.learned
+    steps = (_tightened(plan, step, failure) for step in _steps(plan, plan.candidate, failure))
+    return next((bounds for bounds in steps if _leaves_a_plan(plan, bounds, failure)), None)
+
+
+def _tightened(plan: TrainingPlan, step: OomStep, failure: OutOfMemory) -> LearnedBounds:
+    candidate, learned = plan.candidate, plan.conditions.learned
     given = conceded(step.field, step.wanted, step.got, f"out of memory in {failure.moment}")
     changes: dict[str, object] = {
         "micro": candidate.micro,
@@ -95,32 +96,43 @@ def bounds_after_oom(plan: TrainingPlan, failure: OutOfMemory) -> LearnedBounds 
     return learned.model_copy(update=changes)
 
 
-def _next_step(plan: TrainingPlan, candidate: RunCandidate, failure: OutOfMemory) -> OomStep | None:
+def _leaves_a_plan(plan: TrainingPlan, bounds: LearnedBounds, failure: OutOfMemory) -> bool:
+    """A step helps if rows are left, and no more memory is needed: where nothing fits, or shards cost a small
+    model more than they save, the plan would be as large as the profile asks."""
+    hardware = plan.conditions.hardware
+    if (failure.available or 0) > hardware.gpus.count:
+        gpus = hardware.gpus.model_copy(update={"count": failure.available})
+        hardware = hardware.model_copy(update={"gpus": gpus})
+    after = replan(plan, replace(plan.conditions, hardware=hardware, learned=bounds), plan.task.hours)
+    no_larger = peak_bytes(after.candidate) <= peak_bytes(plan.candidate)
+    return no_larger and after.verdict.code is not Refusal.ROWS_TOO_LONG
+
+
+def _steps(plan: TrainingPlan, candidate: RunCandidate, failure: OutOfMemory) -> Iterator[OomStep]:
+    """All steps that there are, in their order."""
     if failure.moment == "evaluation" and candidate.eval_micro > 1:
         half = candidate.eval_micro // 2
-        return OomStep({"eval_micro": half}, "eval_micro", candidate.eval_micro, half)
+        yield OomStep({"eval_micro": half}, "eval_micro", candidate.eval_micro, half)
     if failure.moment == "train" and failure.grown_micro and failure.grown_micro > candidate.micro:
-        return OomStep({}, "micro_batch_size", failure.grown_micro, candidate.micro)
-    if failure.moment == "generation":
+        yield OomStep({}, "micro_batch_size", failure.grown_micro, candidate.micro)
+    smaller = (_smaller_batch(candidate), _checkpointing(candidate))
+    if failure.moment == "generation" and candidate.task.generates:
         # A generation has no micro batches, and saves nothing for a backward pass.
-        step = (
-            _less_vllm(candidate, VLLM_LESS)
-            or _smaller_generation(plan, candidate)
-            or _fewer_completions(candidate)
+        first = (
+            _less_vllm(candidate, VLLM_LESS),
+            _smaller_generation(plan, candidate),
+            _fewer_completions(candidate),
         )
     elif failure.moment == "load":  # where vLLM takes its share
-        less = _less_vllm(candidate, VLLM_LESS)
-        step = less or _smaller_batch(candidate) or _checkpointing(candidate)
+        first = (_less_vllm(candidate, VLLM_LESS), *smaller)
     else:
         # A vLLM that sleeps takes no less with a smaller share.
-        less = _less_vllm(candidate, 0.0 if candidate.vllm_sleep else VLLM_LESS)
-        step = _smaller_batch(candidate) or _checkpointing(candidate) or less
-    step = step or _sharded_over_nodes(candidate) or _smaller_samples(plan, candidate)
-    if step:
-        return step
+        first = (*smaller, _less_vllm(candidate, 0.0 if candidate.vllm_sleep else VLLM_LESS))
+    yield from filter(None, (*first, _sharded_over_nodes(candidate), _smaller_samples(plan, candidate)))
     if failure.shared_gpus and not plan.launch.exclusive:
-        return OomStep({"exclusive": True}, "exclusive", False, True)
-    return _more_gpus(plan, candidate, failure.available or candidate.world) or _four_bit_base(candidate)
+        yield OomStep({"exclusive": True}, "exclusive", False, True)
+    more = _more_gpus(plan, candidate, failure.available or candidate.world)
+    yield from filter(None, (more, _four_bit_base(candidate)))
 
 
 def _saves(smaller: RunCandidate, candidate: RunCandidate) -> bool:

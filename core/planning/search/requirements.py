@@ -398,7 +398,7 @@ def first_candidate(needs: Requirements, world: int) -> RunCandidate:
         generations=targets.grpo_generations,
         kl=(grpo and targets.grpo_beta > 0) or bool(needs.task.kl_coefficient),
         prompt_kl=grpo and targets.grpo_prompt_kl > 0,
-        together=0,
+        together=together if (together := needs.learned.together or 0) < per_gpu else 0,
         gathered_layers=0,
         ema=targets.ema_decay is not None,
         image=_image_candidate(needs),

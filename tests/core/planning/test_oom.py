@@ -163,3 +163,19 @@ def test_lost_time_shortens_what_is_left_and_without_any_a_retry_is_refused() ->
 def test_every_step_is_a_valid_plan(task: TaskType) -> None:
     for plan in _ladder(_plan(task, "4xH100", gpu_strategy="auto"), available=4):
         assert TrainingPlan.from_json(plan.to_json()) == plan
+
+
+def test_more_gpus_are_no_step_where_shards_cost_a_small_model_more_than_they_save() -> None:
+    model, data = facts_from_name("facebook/opt-125m"), assumed_facts(TaskType.INSTRUCT, 800)
+    spec = TaskSpec(task_type=TaskType.INSTRUCT, hours=2)
+    first = plan_task(spec, model, data, host("2xRTX-3090"), resolved(gpu_strategy="auto"))
+    steps = _ladder(first, available=2)
+    assert {plan.gpus.count for plan in steps} == {1}
+    assert all(plan.verdict.feasible for plan in steps)
+
+
+def test_who_generates_nothing_takes_the_steps_of_a_training_whatever_it_says() -> None:
+    first = _plan()
+    after = next_after_oom(first, OutOfMemory(moment="generation"))
+    assert after.oom_steps == ("micro_batch_size 4 → 2",)
+    assert after.batch == next_after_oom(first, OutOfMemory()).batch

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import NamedTuple
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.data.facts import assumed_facts
+from core.domain.choices import Refusal
 from core.domain.hardware import GPU_KINDS, GpuKind, GpuSet, Hardware
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.identify import facts_from_name
-from core.planning.memory.peak import memory_of
+from core.planning.memory.peak import memory_of, peak_bytes
+from core.planning.oom import OutOfMemory, next_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import load_profile, resolve_profile
@@ -56,6 +59,7 @@ cases = texts | images
 profiles = st.sampled_from(list(PROFILES))
 kinds = st.sampled_from(list(GPU_KINDS.values()))
 counts = st.integers(1, 8)
+moments = st.sampled_from(["train", "evaluation", "generation", "load"])
 hours = st.floats(min_value=0.3, max_value=12)
 quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -97,6 +101,24 @@ def test_one_more_gpu_never_makes_a_task_infeasible(
 ) -> None:
     if case.plan(profile, kind, count, time).verdict.feasible:
         assert case.plan(profile, kind, count + 1, time).verdict.feasible
+
+
+@quick
+@given(cases, profiles, kinds, counts, hours, st.lists(moments, min_size=1, max_size=4))
+def test_each_plan_after_memory_ran_out_needs_no_more_than_the_last_and_the_ladder_ends(
+    case: Case, profile: str, kind: GpuKind, count: int, time: float, failures: list[str]
+) -> None:
+    plan, steps = case.plan(profile, kind, count, time), 0
+    feasible = plan.verdict.feasible
+    for moment in cycle(failures):
+        after = next_after_oom(plan, OutOfMemory(moment=moment, available=count))
+        if after is None:
+            break
+        assert after.candidate != plan.candidate
+        assert peak_bytes(after.candidate) <= peak_bytes(plan.candidate)
+        assert not feasible or after.verdict.code is not Refusal.ROWS_TOO_LONG
+        plan, steps = after, steps + 1
+        assert steps < 40, plan.oom_steps
 
 
 def _learning(plan: TrainingPlan) -> tuple[object, ...]:
