@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
+import io
+import itertools
 import runpy
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,43 @@ def test_what_does_not_come_in_time_is_left_out(
     script["main"](tmp_path / "weights", ["good"])
     assert list((tmp_path / "weights").iterdir()) == []
     assert "not here after" in capsys.readouterr().out
+
+
+class Trickle(io.BytesIO):
+    """A server that sends a byte at a time, and never as much as is asked for."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        raise AssertionError("waits until all of it has come")
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        return super().read(1) or b"1"
+
+
+def test_a_server_that_trickles_cannot_stretch_the_build(
+    tmp_path: Path,
+    script: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: 100.0 * next(ticks))
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: Trickle())
+    script["main"](tmp_path / "weights", ["good"])
+    assert "not here after" in capsys.readouterr().out
+
+
+def test_an_answer_that_breaks_off_costs_the_file_and_not_the_build(
+    tmp_path: Path,
+    script: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> Any:
+        raise http.client.IncompleteRead(b"weig")
+
+    monkeypatch.setattr("urllib.request.urlopen", broken)
+    script["main"](tmp_path / "weights", ["good"])
+    assert "good: left out" in capsys.readouterr().out
 
 
 def test_they_are_the_evaluators_own_files() -> None:
