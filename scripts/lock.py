@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -57,6 +57,16 @@ SOURCES = {
     "word2number": "3.11",
     "zstandard": "3.13",
 }
+#: The evaluator's stack (dockerfiles/standalone-image*): its versions, and what its ComfyUI's own
+#: requirements ask for, less the browser's files; in a Python of its own.
+PICTURES = (
+    *("torch==2.9.1", "transformers==5.10.2", "diffusers==0.39.0"),
+    *("comfy-aimdo==0.4.10", "comfy-kitchen==0.2.16", "accelerate", "aiohttp", "alembic", "av", "blake3"),
+    *("einops", "filelock", "kornia", "numpy", "pillow", "protobuf", "psutil", "pydantic"),
+    *("pydantic-settings", "pyyaml", "requests", "safetensors", "scipy", "sentencepiece", "simpleeval"),
+    *("spandrel", "sqlalchemy", "tokenizers", "torchaudio", "torchsde", "torchvision", "tqdm", "yarl"),
+)
+PICTURES_PYTHON = "3.12"
 #: Files split off from the others of their set.
 DERIVED = ("sources", "torch-cuda")
 #: Packages that only torch's CUDA build needs.
@@ -89,17 +99,26 @@ def sets() -> list[dict[str, tuple[str, ...]]]:
     }
     # Needed by the trainer's tests beside a training environment.
     test = tuple(name for name in extras["dev"] if re.match(r"pytest|hypothesis", name))
-    return [daemon, trainer, {"test": test}, {"uv": ("uv",)}, {"audit": ("pip-audit",)}]
+    alone = [{"test": test}, {"uv": ("uv",)}, {"audit": ("pip-audit",)}, {"pictures": PICTURES}]
+    return [daemon, trainer, *alone]
 
 
-def compiled(uv: str, requirements: Iterable[str], output: Path, *options: str) -> str:
+def pythons_of(files: Iterable[str]) -> tuple[str, ...]:
+    """Return the Pythons that these files are for."""
+    return (PICTURES_PYTHON,) if "pictures" in files else PYTHONS
+
+
+def compiled(
+    uv: str, requirements: Iterable[str], output: Path, *options: str, pythons: Sequence[str] = PYTHONS
+) -> str:
     """Run `uv pip compile` on a project of its own, without the user's settings; return its output."""
     needed = ", ".join(f"'''{requirement}'''" for requirement in requirements)
+    platform = (f"python_full_version < '3.{_number(pythons[-1]) + 1}'", *PLATFORM[1:])
     (output.parent / "pyproject.toml").write_text(
-        f'[project]\nname = "god-miner-lock"\nversion = "0"\nrequires-python = ">={PYTHONS[0]}"\n'
-        f'dependencies = [{needed}]\n[tool.uv]\nenvironments = ["{" and ".join(PLATFORM)}"]\n'
+        f'[project]\nname = "god-miner-lock"\nversion = "0"\nrequires-python = ">={pythons[0]}"\n'
+        f'dependencies = [{needed}]\n[tool.uv]\nenvironments = ["{" and ".join(platform)}"]\n'
     )
-    command = [uv, "pip", "compile", "-q", "--no-header", "--universal", "--python-version", PYTHONS[0]]
+    command = [uv, "pip", "compile", "-q", "--no-header", "--universal", "--python-version", pythons[0]]
     done = subprocess.run(
         [*command, "pyproject.toml", "-o", output.name, *options],
         cwd=output.parent,
@@ -155,16 +174,19 @@ class Resolved:
 def resolved(uv: str, files: dict[str, tuple[str, ...]], *options: str) -> Resolved:
     """Resolve a set of files together, starting from their current versions."""
     requirements = [name for needed in files.values() for name in needed]
+    pythons = pythons_of(files)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         chosen = folder / "chosen.txt"
         chosen.write_text("".join(f"{pin}\n" for pin in current(files)))
-        annotated = compiled(uv, requirements, chosen, *options)
-        locked = compiled(
-            uv, requirements, folder / "pylock.toml", "-c", "chosen.txt", "--format", "pylock.toml"
-        )
+        annotated = compiled(uv, requirements, chosen, *options, pythons=pythons)
+        more = ("-c", "chosen.txt", "--format", "pylock.toml")
+        locked = compiled(uv, requirements, folder / "pylock.toml", *more, pythons=pythons)
     packages = tomllib.loads(locked)["packages"]
     uploaded = {(package["name"], package["version"]): _uploaded(package) for package in packages}
+    if "pictures" in files:
+        pins = [pin for package in packages for pin, _ in pins_of(package, pythons)]
+        return Resolved({"pictures": pins}, uploaded)
     return Resolved(divided(files, needs(annotated), packages), uploaded)
 
 
@@ -218,16 +240,16 @@ def _closure(graph: dict[str, set[str]], requirements: Iterable[str]) -> set[str
     return found
 
 
-def pins_of(package: dict[str, Any]) -> Iterator[tuple[Pin, bool]]:
+def pins_of(package: dict[str, Any], pythons: Sequence[str] = PYTHONS) -> Iterator[tuple[Pin, bool]]:
     """Yield the installable pins of a package: its wheels, and its source if it lacks some. True marks a
     source."""
     name, version = package["name"], package["version"]
-    marker = shortened(package.get("marker", ""))
-    wheels = [wheel for wheel in package.get("wheels", []) if any(fits(_file(wheel), one) for one in PYTHONS)]
-    without = [one for one in PYTHONS if not any(fits(_file(wheel), one) for wheel in wheels)]
+    marker = shortened(package.get("marker", "")) if len(pythons) > 1 else ""
+    wheels = [wheel for wheel in package.get("wheels", []) if any(fits(_file(wheel), one) for one in pythons)]
+    without = [one for one in pythons if not any(fits(_file(wheel), one) for wheel in wheels)]
     without = [one for one in without if applies(marker, one)]
     first = SOURCES.get(name, "")
-    if without != [one for one in PYTHONS if first and _number(one) >= _number(first)]:
+    if without != [one for one in pythons if first and _number(one) >= _number(first)]:
         raise Failed(
             f"{name} {version} has no wheel for Python {', '.join(without) or 'some (SOURCES says)'}: take "
             "another version, or name it correctly in SOURCES of scripts/lock.py"

@@ -133,6 +133,28 @@ def test_each_package_is_in_the_first_file_that_needs_it_and_cuda_is_divided_off
     assert str(found["torch-cuda"][0]) == "torch===1"
 
 
+def test_the_evaluators_stack_is_resolved_for_one_python_with_torch_in_its_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+
+    def compiled(_uv: str, _needed: object, output: Path, *_: str, pythons: tuple[str, ...]) -> str:
+        asked.append(pythons)
+        if output.suffix == ".txt":
+            return "torch==2\n"
+        return "".join(
+            f"[[packages]]\nname = '{name}'\nversion = '1'\nmarker = \"python_full_version < '3.13'\"\n"
+            f"wheels = [{{ name = '{name}-1-cp312-cp312-manylinux_2_28_x86_64.whl', hashes.sha256 = 'a' }}]\n"
+            for name in ("torch", "nvidia-cublas")
+        )
+
+    monkeypatch.setattr(lock, "compiled", compiled)
+    found = lock.resolved("uv", {"pictures": lock.PICTURES}).files
+    assert asked == [("3.12",), ("3.12",)]
+    assert [str(pin) for pin in found.pop("pictures")] == ["torch==1", "nvidia-cublas==1"]
+    assert not found
+
+
 OURS = Pin("sesame", "1", "", ("a", "b"))
 
 
