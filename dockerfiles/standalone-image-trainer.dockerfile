@@ -62,7 +62,8 @@ RUN chmod a+rx /root \
     && python -c "import trainer.image, trainer.runner.check_engines" \
     && { [ -z "${COMFYUI_COMMIT}" ] || /opt/god-miner/pictures/bin/python -c "from pathlib import Path; \
         from trainer.pictures.stack import import_comfyui; import_comfyui(Path('/app/ComfyUI')); \
-        import comfy.sd, comfy_extras.nodes_model_advanced"; } \
+        import comfy.sd, comfy.samplers, comfy_extras.nodes_model_advanced, folder_paths, node_helpers; \
+        import trainer.pictures.train, trainer.pictures.evaluate; from diffusers import AutoencoderKL"; } \
     && test -f /app/sd-scripts/sdxl_train_network.py && test -f /app/sd-scripts/flux_train_network.py \
     && PYTHONPATH= /opt/god-miner/engine-python -c "import accelerate, torch"
 
