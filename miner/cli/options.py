@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -22,12 +22,13 @@ from core.domain.units import parse_seconds
 
 if TYPE_CHECKING:
     from core.domain.hardware import Hardware
+    from core.domain.records import Record
     from core.profile.explain import ProfileFinding
     from core.profile.resolve import LoadedProfile
     from miner.offers.policies.load import ActiveConfig
     from miner.settings import Settings
 
-
+R = TypeVar("R", bound="Record")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _LIMIT_HELP = "Show at most this many, the newest."
 Limit = Annotated[int, typer.Option("-n", "--limit", min=1, help=_LIMIT_HELP)]
@@ -218,6 +219,14 @@ def read_json_object(path: Path) -> dict[str, object]:
     if not isinstance(found, dict):
         raise _bad_file(path, type(found).__name__, "a JSON object is needed")
     return found
+
+
+def read_record(path: Path, kind: type[R]) -> R:
+    """Read a record that another command has written, or an operator."""
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise _bad_file(path, "", f"holds no {kind.__name__}: {error}") from None
 
 
 def _bad_file(path: Path, value: str, rule: str) -> ConfigError:

@@ -21,6 +21,7 @@ from miner.cli.options import (
     load_settings,
     profile_directories,
     read_json_object,
+    read_record,
     with_options,
 )
 from miner.cli.output import echo, echo_json, terminal
@@ -162,7 +163,7 @@ def replay(
     else:
         with open_public_api(load_settings()) as public:
             result = public.task(task)
-    found = replayed(result, PictureScores.model_validate_json(scores.read_bytes()), ours)
+    found = replayed(result, read_record(scores, PictureScores), ours)
     hidden = found.hidden
     if as_json:
         echo_json({**asdict(found), "place": found.place, "found": hidden.found})

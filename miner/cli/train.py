@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from core.domain.errors import ConfigError, Problem
-from miner.cli.options import AsJson, complete_profiles, load_settings, read_json_object, with_options
+from miner.cli.options import (
+    AsJson,
+    complete_profiles,
+    load_settings,
+    read_json_object,
+    read_record,
+    with_options,
+)
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -281,7 +288,7 @@ def _evaluate_pictures(task: Path, models: Sequence[Path], as_json: bool) -> int
     from miner.cli.render.terminal import Terminal, plain_table
     from miner.jobs import native_runs
 
-    job = PictureEvaluation.read(task)
+    job = read_record(task, PictureEvaluation)
     files = [str(one / "last.safetensors" if one.is_dir() else one) for one in models]
     python = os.environ.get("GOD_MINER_PICTURES_PYTHON", "python")
     with tempfile.TemporaryDirectory() as name:

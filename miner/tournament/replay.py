@@ -41,7 +41,7 @@ class HiddenPictures:
 
     @property
     def found(self) -> bool:
-        return self.off <= CLOSE and self.next_off >= MARGIN * self.off
+        return self.off <= CLOSE and self.next_off > MARGIN * self.off
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,13 @@ class Replay:
 def replay(task: TournamentTaskResult, scores: PictureScores, ours: str | None = None) -> Replay:
     """`ours` is a path in the scores, by default the last. Entries are recognised by the first eight letters
     of their hotkey in their file's path."""
-    scored = {row.path: losses for row in scores.adapters if (losses := picture_losses(row))}
-    ranked = tuple(sorted((one for one in task.entries if one.loss is not None), key=_loss))
+    scored = {row.path: picture_losses(row) for row in scores.adapters if row.score is not None}
+    if not scores.pictures:
+        raise CannotReplay("the scores name no picture: score adapters on all pictures of the task")
+    for path, losses in scored.items():
+        if len(losses) != len(scores.pictures):
+            raise CannotReplay(f"{path} has {len(losses)} losses of {len(scores.pictures)} pictures")
+    ranked = tuple(sorted((one for one in task.entries if one.loss is not None and one.loss > 0), key=_loss))
     mine = ours if ours is not None else next(reversed(scored), "")
     if mine not in scored or not mine:
         raise CannotReplay(f"{mine or 'no adapter'} has no losses among the scores: score it on all pictures")
@@ -70,7 +75,7 @@ def replay(task: TournamentTaskResult, scores: PictureScores, ours: str | None =
         (entry, scored[path])
         for entry in ranked
         for path in scored
-        if path != mine and entry.hotkey[:8] in path
+        if path != mine and len(entry.hotkey) >= 8 and entry.hotkey[:8] in path
     ]
     if not known:
         raise CannotReplay("no entry of the task is among the scores: its file's path must hold its hotkey")
@@ -84,9 +89,9 @@ def _loss(entry: Entry) -> float:
 
 
 def picture_losses(row: AdapterScore) -> list[float]:
-    """Half with the caption, half without; empty where it was not scored."""
-    pairs = zip(row.text_losses, row.no_text_losses, strict=True)
-    return [(text + no_text) / 2 for text, no_text in pairs] if row.score is not None else []
+    """Half with the caption, half without."""
+    pairs = zip(row.text_losses, row.no_text_losses, strict=False)
+    return [(text + no_text) / 2 for text, no_text in pairs]
 
 
 def find_hidden(names: Sequence[str], known: Sequence[tuple[Entry, Sequence[float]]]) -> HiddenPictures:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from core.domain.errors import ConfigError
 from core.runs.picture_run import AdapterScore, PictureScores
 from miner.__main__ import app
 from miner.tournament.public_api import TournamentTaskResult, task_result
@@ -68,6 +69,37 @@ def test_what_says_nothing_of_the_task_is_refused() -> None:
         replay(task(), scores(entries=0))
     with pytest.raises(CannotReplay, match="no adapter has no losses"):
         replay(task(), PictureScores(pictures=PICTURES))
+    with pytest.raises(CannotReplay, match="name no picture"):
+        replay(task(), PictureScores())
+
+
+def test_losses_that_distinguish_no_pictures_fit_no_set_clearly() -> None:
+    same = (0.3,) * len(PICTURES)
+    rows = [AdapterScore(path=path, score=0.3, text_losses=same, no_text_losses=same) for path in "ab"]
+    known = rows[0].model_copy(update={"path": HOTKEYS[0]})
+    entry = [{"hotkey": HOTKEYS[0], "test_loss": 0.3}]
+    found = replay(
+        task_result({"hotkey_details": entry}, "t"),
+        PictureScores(pictures=PICTURES, adapters=(known, rows[1])),
+    )
+    assert not found.hidden.found
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"hotkey": HOTKEYS[0], "test_loss": 0}, {"hotkey": "o", "test_loss": 0.3}],
+    ids=["a loss of nothing", "a name that is in every path"],
+)
+def test_an_entry_that_cannot_be_true_is_not_compared(entry: dict[str, object]) -> None:
+    with pytest.raises(CannotReplay, match="no entry of the task"):
+        replay(task_result({"hotkey_details": [entry]}, "t"), scores())
+
+
+def test_scores_of_some_pictures_are_refused() -> None:
+    good = scores()
+    short = good.adapters[0].model_copy(update={"no_text_losses": (0.3,)})
+    with pytest.raises(CannotReplay, match="has 1 losses of 21 pictures"):
+        replay(task(), good.model_copy(update={"adapters": (short, *good.adapters[1:])}))
 
 
 def test_the_command_reads_saved_files(tmp_path: Path) -> None:
@@ -81,3 +113,13 @@ def test_the_command_reads_saved_files(tmp_path: Path) -> None:
     assert "03.png, 11.png, 17.png" in done.output
     found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
     assert (found["place"], found["found"]) == (replay(result, scores()).place, True)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"adapters": 3}'])
+def test_a_file_that_holds_no_scores_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "task.json").write_text("{}")
+    (tmp_path / "scores.json").write_text(text)
+    asked = ["tournament", "replay", str(tmp_path / "task.json"), "--scores", str(tmp_path / "scores.json")]
+    error = CliRunner().invoke(app, asked).exception
+    assert isinstance(error, ConfigError)
+    assert "scores.json" in str(error)
