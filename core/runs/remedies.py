@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from core.domain.choices import Refusal
 from core.domain.job_states import END_MEANINGS, EndReason, RetryRule
 from core.planning.budget import PlanVerdict
 from core.planning.conditions import Workarounds
@@ -139,6 +140,11 @@ def forced_feasible(plan: TrainingPlan, at_least: int = 1) -> TrainingPlan:
         total = max(plan.steps.wanted or 0, total)
         # What was planned for fewer steps, or none, would save far too often.
         longer = plan if total == plan.steps.total else with_image_steps(plan, total)
+        image = longer.image
+        if image is not None and image.recipe is not None and plan.verdict.code is Refusal.NO_MEMORY:
+            recipe = image.recipe.model_copy(update={"checkpointing": True})
+            lean = image.model_copy(update={"recipe": recipe, "twin": False})
+            longer = longer.model_copy(update={"image": lean})
         return _noted(longer, note, verdict=PlanVerdict(feasible=True))
     steps = plan.steps.model_copy(
         update={"total": total, "epochs": max(plan.steps.epochs, total / max(plan.steps.per_epoch, 1))}

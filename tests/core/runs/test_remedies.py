@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from core.data.facts import assumed_facts
-from core.domain.choices import Attention
+from core.domain.choices import Attention, Refusal
+from core.domain.evaluation import Era
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.job_states import EndReason
 from core.domain.tasks import ImageModelType, TaskType
@@ -146,6 +147,19 @@ def test_an_infeasible_plan_of_pictures_that_is_tried_saves_four_times(
     assert tried.image is not None
     epochs = tried.steps.total / tried.steps.per_epoch
     assert 3 <= epochs / tried.image.save_every_epochs <= 4
+
+
+def test_a_picture_training_that_fits_nowhere_is_tried_with_the_least_memory() -> None:
+    kind, hardware = ImageModelType.QWEN_IMAGE, Hardware(gpus=parse_gpus("1xRTX-4090"))
+    conditions = JobConditions(hardware, era=Era.TOURNAMENTS, pictures=True)
+    spec = TaskSpec(task_type=TaskType.IMAGE, hours=1.0, image_type=kind)
+    data, model = assumed_facts(TaskType.IMAGE, 18, image_type=kind), facts_from_name("a/model", None, kind)
+    plan = plan_task(spec, model, data, hardware, load_profile("steady"), conditions=conditions)
+    assert plan.verdict.code is Refusal.NO_MEMORY
+    tried = forced_feasible(plan)
+    assert tried.image is not None
+    assert tried.image.recipe is not None
+    assert (tried.image.recipe.checkpointing, tried.image.twin) == (True, False)
 
 
 def test_the_remedies_reach_the_next_plan(profile: LoadedProfile) -> None:
