@@ -118,7 +118,7 @@ def _file(repository: str, pattern: str) -> str | None:
     return str(matches[-1]) if matches else None
 
 
-#: Files of the evaluator that the image was built with (`EVALUATOR_FILES` in the Dockerfiles), and its ComfyUI.
+#: Files of the evaluator that the image was built with (EVALUATOR_FILES of the build), and its ComfyUI.
 WEIGHTS_VARIABLE, WEIGHTS = "GOD_MINER_WEIGHTS", "/app/weights"
 COMFYUI_VARIABLE, COMFYUI = "GOD_MINER_COMFYUI", "/app/ComfyUI"
 #: A base is larger: what lies beside it in the repository's root is not.
