@@ -180,7 +180,10 @@ class ImageRunner:
         def hear(line: str) -> None:
             heard[0] = time.time()
 
-        child = self.start(rendered.command, env, self.work, hear)
+        try:
+            child = self.start(rendered.command, env, self.work, hear)
+        except OSError as error:
+            return LaunchResult(RunEnd.CRASHED, f"{python} cannot be started: {error}")
         signs = (Path(self.run.progress_path),)
         end = self.run.end_by + min(OVERRUN_S, (self.run.deadline_at - self.run.end_by) / 2)
         limits = SupervisionLimits(end, signs=signs, hang_s=HANG_S, heard=lambda: heard[0])
