@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from core.domain.job_states import EndReason, StepFailed
 from miner.inputs.part_files import (
+    PROGRESS_BYTES,
     DiskReserve,
     FetchRetries,
     PartFile,
@@ -135,8 +136,8 @@ def pauses(failures: list[StepFailed], **more: Any) -> tuple[list[float], StepFa
     return waited, None
 
 
-def network(retry_after: float | None = None) -> StepFailed:
-    return StepFailed(EndReason.NETWORK, "x", retry_after)
+def network() -> StepFailed:
+    return StepFailed(EndReason.NETWORK, "x")
 
 
 def test_pauses_double_up_to_a_limit_and_then_it_is_over() -> None:
@@ -164,3 +165,20 @@ def test_jitter_takes_up_to_half_of_a_pause_away() -> None:
 )
 def test_what_trying_again_cannot_help_is_raised_at_once(reason: EndReason, expected: list[float]) -> None:
     assert pauses([StepFailed(reason, "x")] * 5)[0] == expected
+
+
+def test_what_the_other_side_asks_for_is_waited_unless_it_is_too_long() -> None:
+    assert pauses([StepFailed(EndReason.RATE_LIMITED, "x", 7.0)] * 2)[0] == [7.0, 7.0]
+    waited, raised = pauses([StepFailed(EndReason.RATE_LIMITED, "x", 300.0)])
+    assert waited == []
+    assert raised.retry_after == 300.0
+
+
+def test_only_progress_worth_the_name_begins_the_count_anew() -> None:
+    waited: list[float] = []
+    retries = FetchRetries(tries=2, pause=waited.append, jitter=lambda: 1.0)
+    for _ in range(5):
+        retries.wait(network(), PROGRESS_BYTES)
+    with pytest.raises(StepFailed):
+        retries.wait(network(), PROGRESS_BYTES - 1)
+    assert waited == [1] * 5

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from core.domain.job_states import EndReason, JobState
+from core.domain.keys import ReservationKind
 from core.domain.tasks import TaskType
 from core.runs.run_files import RunEnd
 from miner.jobs import manager
@@ -18,7 +19,7 @@ from miner.jobs.manager import JobStateConflict
 from miner.store import database
 from miner.store import jobs as store_jobs
 from miner.store.jobs import NoSuchJob, StartRequest
-from tests.miner.jobs.harness import Gate, JobsHarness, deaf, ending, obeys, request
+from tests.miner.jobs.harness import Gate, JobsHarness, Trainer, deaf, ending, obeys, request
 
 OTHER_VALIDATOR = "5CiPPseXPECbkjWCa6MnjNokrgYjMqmKndv2rSnekmSK2DjL"
 
@@ -176,6 +177,26 @@ async def test_a_start_that_is_noted_as_the_worker_leaves_is_not_lost(
     job = await harness.start()
     await harness.until(lambda: "me/repo-7" in harness.hub.repos)
     await published_as(harness, job, "me/repo-7")
+
+
+async def test_a_run_that_could_not_be_ended_in_time_keeps_its_gpus_while_its_model_is_published(
+    harness: JobsHarness,
+) -> None:
+    async def saves_and_is_deaf(trainer: Trainer) -> None:
+        trainer.save(0.5)
+        await asyncio.sleep(60)
+
+    harness.backend.default = saves_and_is_deaf
+    job = await harness.start()
+    await harness.until(lambda: bool(harness.hub.commits))
+    harness.backend.gone = True
+    await harness.start(seconds=3)
+    await harness.in_state(job, JobState.DONE)
+    assert [hold.kind for hold in harness.fleet.ledger.reservations] == [ReservationKind.JOB]
+    harness.backend.gone = False
+    await harness.over_within(job)
+    assert not harness.backend.runs
+    await harness.until(lambda: not harness.fleet.ledger.reservations)
 
 
 async def test_no_validator_gets_another_ones_repository(harness: JobsHarness) -> None:
