@@ -56,7 +56,8 @@ class LearnedBounds(Record):
     def for_later_jobs(self) -> Self:
         """The part that does not depend on one job's rows and neighbours."""
         own: dict[str, object] = dict.fromkeys(("rank", "optimizer", "batch", "memory_bytes"))
-        return self.model_copy(update={**own, "no_average": False, "exclusive": False})
+        steps = [step for step in self.steps if step.field not in ("effective_batch_size", "exclusive")]
+        return self.model_copy(update={**own, "no_average": False, "exclusive": False, "steps": tuple(steps)})
 
 
 def tightest(first: LearnedBounds, second: LearnedBounds) -> LearnedBounds:

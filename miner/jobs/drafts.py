@@ -65,6 +65,8 @@ class DraftFacts:
     task: JobTask
     learned: LearnedLookup
     worth: TrainingWorth = IDLE_HOST
+    #: Bounds of the draft that its GPUs were requested for: who shares them may have changed since.
+    drafted: LearnedBounds | None = None
 
     def request(self, hardware: Hardware) -> JobPlanRequest:
         conditions = JobConditions(hardware, model_cached=True, worth=self.worth)
@@ -79,7 +81,7 @@ class DraftFacts:
         if plan.gpus.kind.name == conditions.hardware.gpus.kind.name:
             learned = plan.conditions.learned
             if failure.reason is EndReason.OOM:
-                learned = _bounds_after_oom(self, plan, conditions.hardware)
+                learned = self.drafted or _bounds_after_oom(self, plan, conditions.hardware)
         return replace(conditions, learned=learned, workarounds=workarounds_after(plan, failure))
 
 
@@ -141,8 +143,8 @@ def _plan_for_each(
     most_nodes = resolve_profile(facts.profile, facts.spec.task_type, model, pictures).targets.nodes
     drafts, refusals = list[_ClassDraft](), list[StepFailed]()
     for nodes in classes:
-        request = facts.request(nodes.of_nodes(most_nodes))
         try:
+            request = facts.request(nodes.of_nodes(most_nodes))
             plan = first_plan(request)
         except StepFailed as refused:
             refusals.append(refused)
@@ -206,6 +208,13 @@ def _bounds_after_oom(facts: DraftFacts, plan: TrainingPlan, hardware: Hardware)
         steps = ", ".join(plan.oom_steps) or "the first plan"
         raise StepFailed(EndReason.OOM, f"the GPU's memory ran out and no smaller plan is left after {steps}")
     return bounds
+
+
+def with_draft(facts: DraftFacts, plan: TrainingPlan) -> DraftFacts:
+    """Keep to the step after an OOM that the draft took."""
+    last = facts.history.plan
+    same_kind = last is not None and last.gpus.kind.name == plan.gpus.kind.name
+    return replace(facts, drafted=plan.conditions.learned) if same_kind else facts
 
 
 def draft_granted(facts: DraftFacts, grant: GpuGrant) -> TrainingPlan:

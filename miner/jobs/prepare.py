@@ -181,7 +181,7 @@ async def acquire(job: JobContext, inputs: FetchedInputs, history: AttemptHistor
             "plan", lambda: _draft(job, inputs, history), job.useful_until, history.next_number
         )
         gpus = await _wait_for_gpus(job, history, drafted)
-    facts = _read_facts(job, inputs, history)
+    facts = drafts.with_draft(_read_facts(job, inputs, history), drafted.plan)
     plan = await asyncio.to_thread(draft_granted, facts, gpus)
     until = keep_gpus(job, plan)
     if until is None:

@@ -23,7 +23,7 @@ from miner.tournament.rules import TASKS
 from tests.doubles import ai_toolkit, base_image
 from tests.doubles.backend_fixtures import own_dockerd, places_of
 from tests.doubles.dockerd import Dockerd
-from tests.integration.test_images import build_base
+from tests.integration.test_images import OFFLINE, build_base
 from tests.miner.tournament.rehearsed_entries import commit_all
 
 pytestmark = pytest.mark.training
@@ -33,7 +33,7 @@ BASE = "training-base:1"
 #: What the image is built from.
 INGREDIENTS = ("configs", "core", "dockerfiles", "requirements", "trainer")
 TEXT_BASE = {"BASE_IMAGE": BASE, "REWARD_PACKAGES": ""}
-IMAGE_BASE = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1"}
+IMAGE_BASE = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1", **OFFLINE}
 SHELL_BASE = "shell-base:1"
 #: What shell tasks are done with, beside what the base has.
 COMMANDS = (

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from core.domain.choices import Method
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.job_states import EndReason, StepFailed
-from core.domain.tasks import TaskType
+from core.domain.keys import GpuReservation, ReservationKind, TaskKey
+from core.domain.tasks import FileFormat, TaskType
 from core.planning.conditions import JobConditions, LearnedBounds
 from core.planning.oom import OutOfMemory, bounds_after_oom
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.runs.remedies import NAN_RATE_FACTOR, AttemptFailure, workarounds_after
-from miner.inputs.fetch import FetchedInputs
+from miner.fleet.base import FleetSnapshot, InventoryState
+from miner.inputs.fetch import FetchedInputs, JobTask
 from miner.jobs import drafts
+from miner.jobs.history import AttemptHistory
 from tests.core.planning.candidates import on_all_gpus
 from tests.miner.jobs.harness import MODEL, ROWS
 
@@ -119,3 +124,31 @@ def test_lessons_only_ever_get_stricter_and_slowness_follows_what_was_measured()
     for _ in range(20):
         lesson = drafts.lesson_of(plan, lesson, plan.time.step_s * 1e6) or lesson
     assert lesson.slowness == 20.0
+
+
+def test_gpus_that_were_requested_alone_are_planned_alone_though_the_neighbour_has_left() -> None:
+    bounds = LearnedBounds(micro=1, checkpointing=True, length=256, method=Method.QLORA)
+    asked = request()
+    last = drafts.first_plan(replace(asked, conditions=replace(asked.conditions, learned=bounds)))
+    neighbour = GpuReservation(TaskKey("5Other", "b"), ReservationKind.JOB, ("0",), 0.0, 9.0)
+    history = AttemptHistory(2, (AttemptFailure(EndReason.OOM),), last, gpus=("0",))
+    state = InventoryState()
+    shared = drafts.DraftFacts(
+        spec=asked.spec,
+        inputs=INPUTS,
+        history=history,
+        profile=PROFILE,
+        fleet=FleetSnapshot(state, (neighbour,), 0.0),
+        reserved=(),
+        task=JobTask(1, TaskType.INSTRUCT, "a/model", "", FileFormat.S3, Path()),
+        learned=asked.learned,
+    )
+    hardware = asked.conditions.hardware
+    drafted = drafts.first_plan(shared.request(hardware))
+    assert drafted.launch.exclusive
+    alone = drafts.with_draft(replace(shared, fleet=FleetSnapshot(state, (), 0.0)), drafted)
+    granted = drafts.first_plan(alone.request(hardware))
+    assert (granted.candidate, granted.launch.exclusive) == (drafted.candidate, True)
+    lesson = drafts.lesson_of(granted, None, None)
+    assert lesson is not None
+    assert not {"exclusive", "effective_batch_size"} & {step.field for step in lesson.steps}
