@@ -148,7 +148,9 @@ def test_a_text_task_passes_from_clone_to_score(dockerd: Dockerd, entry: Path, t
 
 
 @pytest.mark.usefixtures("toolkit")
-def test_an_image_task_passes_from_clone_to_what_evaluators_load(dockerd: Dockerd, entry: Path, tmp_path: Path) -> None:
+def test_an_image_task_passes_up_to_what_evaluators_load(
+    dockerd: Dockerd, entry: Path, tmp_path: Path
+) -> None:
     model, hub, data = tmp_path / "model", tmp_path / "hub", tmp_path / "pictures.zip"
     for folder, name in ((model, "weights.safetensors"), (hub, ADAPTER)):
         folder.mkdir()
