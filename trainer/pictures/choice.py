@@ -22,6 +22,8 @@ Losses = Any
 PATIENCE = 3
 #: Trained so many times as long as to the best score without a better one, the optimum is past in any case.
 PATIENT_SHARE = 1.5
+#: Before so many steps nothing is past: the rate has just risen, and scores differ by chance.
+FEWEST_STEPS = 100
 
 
 def held_out_count(pictures: int, share: float, least: int) -> int:
@@ -73,7 +75,7 @@ def is_past_optimum(curve: Sequence[Candidate]) -> bool:
     """Return whether the scores of one training, oldest first, say that it only gets worse from here."""
     best = min(range(len(curve)), key=lambda at: curve[at].score)
     later = curve[best + 1 :]
-    if len(later) < PATIENCE:
+    if len(later) < PATIENCE or later[-1].step < FEWEST_STEPS:
         return False
     if later[-1].step >= PATIENT_SHARE * max(curve[best].step, 1):
         return True

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from trainer.pictures.choice import Candidate, Kind, best_of, compare, held_out_count, is_past_optimum
+from trainer.pictures.choice import (
+    FEWEST_STEPS,
+    Candidate,
+    Kind,
+    best_of,
+    compare,
+    held_out_count,
+    is_past_optimum,
+)
 
 pytestmark = pytest.mark.small
 
@@ -52,6 +60,13 @@ def test_cells_are_compared_in_pairs() -> None:
 def test_the_optimum_is_past_when_nothing_better_comes(scores: list[float], past: bool) -> None:
     curve = [candidate(score, step=100 + number) for number, score in enumerate(scores)]
     assert is_past_optimum(curve) is past
+
+
+def test_the_first_steps_say_nothing() -> None:
+    scores = [1.0, 1.1, 1.2, 1.3, 1.4]
+    curve = [candidate(score, step) for score, step in zip(scores, (0, 8, 10, 12, 15), strict=True)]
+    assert not is_past_optimum(curve)
+    assert is_past_optimum([*curve, candidate(1.5, FEWEST_STEPS)])
 
 
 def test_differences_within_the_noise_take_longer() -> None:
