@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import linear
@@ -151,12 +152,16 @@ def mean_of(members: Sequence[AdapterWeights]) -> AdapterWeights:
 
 
 def save_adapter(weights: AdapterWeights, file: Path) -> None:
+    """`OSError` where the disk is full, whatever safetensors calls it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for name, factors in weights.items():
         tensors[f"{_PREFIX}{name}.lora_down.weight"] = factors.down.contiguous()
         tensors[f"{_PREFIX}{name}.lora_up.weight"] = factors.up.contiguous()
-    save_file(tensors, file, metadata={"format": "pt"})
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{file} cannot be written: {error}") from error
 
 
 def read_adapter(file: Path) -> AdapterWeights:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -68,6 +68,8 @@ class PictureSession:
         self._began = self._logged_at = time.time()
         self._step_s: list[float] = []
         self._screen_s = self._screening_s = self._submit_s = 0.0
+        #: To bring the model to the GPU, about what merging a candidate into it takes.
+        self._move_s = 0.0
         self._finalists = FINALISTS
         self._bands = range(BANDS)
         self._stop = StopFile(Path(run.stop_path))
@@ -92,8 +94,19 @@ class PictureSession:
     def _finish_s(self) -> float:
         """From the last step to the end: two scores, the finalists' exact ones, and the last submissions."""
         scores = 2 + self._finalists * self.confirm_draws
-        wanted = 1.25 * scores * self._screen_s
+        wanted = 1.25 * scores * self._screen_s + self._finalists * self._merge_s
+        if self.run.twin_path is not None and self._twin is None:
+            wanted += self._stack.load_s
         return min(wanted, FINISH_SHARE * self._total_s) + 3 * self._submit_s + SLACK_S
+
+    @property
+    def _merge_s(self) -> float:
+        """The weights leave the GPU, merged ones come."""
+        return 2 * self._move_s
+
+    def _has_time(self, seconds: float = 0.0) -> bool:
+        """Return whether so much may still begin, and a submission after it."""
+        return not self.stopped and time.time() + seconds < self.run.end_by - SLACK_S - self._submit_s
 
     @property
     def left_s(self) -> float:
@@ -213,6 +226,9 @@ class PictureSession:
         """Score the untouched model; the first picture tells how many bands there is time for."""
         weights, first = self.adapter.nothing(), self.parts.held_out[0]
         began = time.monotonic()
+        self._stack.losses(self._model, first, "", 1, range(1))
+        self._move_s = time.monotonic() - began
+        began = time.monotonic()
         self._stack.losses(self._model, first, "", 1)
         share = (time.monotonic() - began) * 2 * len(self.parts.held_out) / self._total_s
         step = next((step for step in (1, 2) if share <= step * SCORE_SHARE), 4)
@@ -251,25 +267,32 @@ class PictureSession:
         for picture in self.parts.held_out:
             texts: list[list[float]] = []
             for text in (picture.caption, ""):
-                if self.stopped or time.time() > self.run.end_by - SLACK_S:
+                cases = self._stack.losses(model, picture, text, draws, self._bands_in_time())
+                if len(cases) < len(self._bands):
                     return None
-                cases = self._stack.losses(model, picture, text, draws, self._bands)
                 texts.append([float(numpy.mean(band)) for band in cases])
             rows.append(texts)
         return numpy.array(rows)
 
+    def _bands_in_time(self) -> Iterator[int]:
+        for band in self._bands:
+            if not self._has_time():
+                return
+            yield band
+
     def exact_losses(self, weights: AdapterWeights) -> Losses | None:
         """Losses by the evaluation's own loader and numbers. Return None if it would refuse the file, or if
         there was no time."""
+        if not self._has_time(self._merge_s):
+            return None
         file = Path(self.run.work_dir) / "candidate.safetensors"
-        save_adapter(weights, file)
         model = self._evaluators_model()
         try:
+            save_adapter(weights, file)
             patched = self._stack.with_adapter(model, file)
+            self._stack.check_repeatable(patched, self.parts.held_out[0])
             losses = self._losses(patched, self.confirm_draws)
-            if losses is not None:
-                self._stack.check_repeatable(patched, self.parts.held_out[0])
-        except BadAdapter as error:
+        except (BadAdapter, OSError) as error:
             self.progress.note("choice", f"a candidate is passed over: {error}")
             return None
         except Exception as error:

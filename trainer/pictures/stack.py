@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from core.models.image_families import BANDS, IMAGE_FAMILIES, FlowRules
 from core.runs.picture_run import PictureModel
 from trainer.errors import BadModel
 from trainer.pictures.measure import case_noise, flow_losses, noisy, sigma_of
+from trainer.session.failures import is_oom
 
 COMFYUI_VARIABLE, COMFYUI = "GOD_MINER_COMFYUI", "/app/ComfyUI"
 #: The evaluation's own batch.
@@ -66,6 +68,8 @@ class Stack:
         self.model = model
         self._rules: FlowRules = flow
         self._conditionings: dict[str, Any] = {}
+        #: The last base took so long from the disk.
+        self.load_s = 0.0
         import_comfyui(Path(model.comfy_dir or os.environ.get(COMFYUI_VARIABLE, COMFYUI)))
         import comfy.model_management
 
@@ -80,8 +84,15 @@ class Stack:
 
         if not Path(path).is_file():
             raise BadModel(f"{path} is not a file: the base is one weight file in the repository's root")
-        # A model whose weights come and go while gradients need them cannot be trained.
-        base = comfy.sd.load_diffusion_model(path, model_options={}, disable_dynamic=True)
+        began = time.monotonic()
+        try:
+            # A model whose weights come and go while gradients need them cannot be trained.
+            base = comfy.sd.load_diffusion_model(path, model_options={}, disable_dynamic=True)
+        except Exception as error:
+            if is_oom(error):
+                raise
+            raise BadModel(f"{path} is not loaded by ComfyUI: {error}") from error
+        self.load_s = time.monotonic() - began
         base.model.requires_grad_(False)
         if self._rules.shift is not None:
             from comfy_extras.nodes_model_advanced import ModelSamplingAuraFlow
@@ -180,7 +191,7 @@ class Stack:
         picture: TrainedPicture,
         text: str,
         draws: int,
-        bands: Sequence[int] = range(BANDS),
+        bands: Iterable[int] = range(BANDS),
     ) -> list[list[float]]:
         """The loss of each case, by band and draw."""
         rows: list[list[float]] = []

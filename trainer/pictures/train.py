@@ -207,7 +207,11 @@ def run_training(session: PictureSession, training: Training) -> TrainingEnd:
         norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), recipe.clip or math.inf))
         nan = 0 if math.isfinite(loss) and math.isfinite(norm) else nan + 1
         if nan >= MAX_NAN:
-            raise NotANumber(f"the loss has been no number for {nan} steps, at a rate of {rate:.2g}")
+            text = f"the loss has been no number for {nan} steps, at a rate of {rate:.2g}"
+            if not session.candidates:
+                raise NotANumber(text)
+            session.progress.note("nan", f"{text}: this training ends")
+            break
         step += 1
         if not nan:
             optimizer.step()

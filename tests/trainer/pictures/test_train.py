@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 
 from core.runs.picture_run import PictureRun
 from core.runs.run_files import HeldOutScore, RunControl, RunEnd, write_control
@@ -21,6 +23,7 @@ from tests.trainer.pictures.little import (
     submitted,
     trained,
 )
+from trainer.pictures import adapter as adapter_file
 from trainer.pictures import train as training
 from trainer.pictures.adapter import read_adapter
 from trainer.pictures.session import PictureSession
@@ -139,6 +142,12 @@ def without_base(run: PictureRun) -> PictureRun:
     return run.model_copy(update={"model": model})
 
 
+def with_half_a_base(run: PictureRun) -> PictureRun:
+    base = Path(run.model.base_path)
+    base.write_bytes(base.read_bytes()[: base.stat().st_size // 2])
+    return run
+
+
 def without_pictures(run: PictureRun) -> PictureRun:
     return run.model_copy(update={"pictures_dir": run.work_dir})
 
@@ -152,6 +161,7 @@ def without_pictures(run: PictureRun) -> PictureRun:
         (with_odd_pictures, RunEnd.FINISHED, 0),
         (without_encoders, RunEnd.CRASHED, 0),  # the one that changes nothing is there
         (without_base, RunEnd.BAD_MODEL, 21),
+        (with_half_a_base, RunEnd.BAD_MODEL, 21),
         (without_pictures, RunEnd.BAD_DATA, 20),
     ],
 )
@@ -202,6 +212,62 @@ def test_memory_that_still_runs_out_ends_the_training_with_the_best(
         training.main(str(tmp_path / "run.json"))
     assert training.TrainingOutcome.model_validate_json(Path(run.outcome_path).read_bytes()).end is RunEnd.OOM
     assert problem_of(run) is None
+
+
+def test_losses_that_are_no_numbers_end_one_training_and_the_best_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = picture_run(tmp_path)
+    real = PictureSession._case_gradients
+
+    def failing(self: PictureSession, *given: object) -> float:
+        return real(self, *given) if self.steps < 20 else float("nan")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PictureSession, "_case_gradients", failing)
+    assert trained(run).steps == 20 + training.MAX_NAN - 1
+    assert "this training ends" in notes(run)
+    assert "is submitted, at" in notes(run)
+
+
+def test_a_full_disk_keeps_what_is_submitted_and_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = picture_run(tmp_path, max_steps=20)
+    real = adapter_file.save_file
+    written: list[Path] = []
+
+    def full(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
+        written.append(file)
+        if len(written) > 1:
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        real(tensors, file, metadata)
+
+    monkeypatch.setattr(adapter_file, "save_file", full)
+    assert trained(run).steps == 20
+    assert len(written) > 2
+    assert "cannot be put in place" in notes(run)
+    assert problem_of(run) is None
+
+
+def test_a_score_ends_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = picture_run(tmp_path, max_steps=10)
+    bands: list[int] = []
+    real = Stack.losses
+
+    def slow(self: Stack, *given: Any) -> list[list[float]]:
+        def noted() -> Iterator[int]:
+            for band in given[4]:
+                bands.append(band)
+                if len(bands) == 3:
+                    Path(run.stop_path).touch()
+                    time.sleep(1.1)  # a stop is looked for once a second
+                yield band
+
+        return real(self, *given[:4], noted()) if len(given) > 4 else real(self, *given)
+
+    monkeypatch.setattr(Stack, "losses", slow)
+    assert trained(run).end is RunEnd.STOPPED
+    assert len(bands) == 3
 
 
 def test_a_better_submission_of_an_earlier_attempt_stays(tmp_path: Path) -> None:
