@@ -3,8 +3,8 @@
 1. `main` reads the run and writes the outcome.
 2. `train` loads, submits an adapter that changes nothing, encodes, and trains.
 3. `train_and_choose` trains until the held-out pictures say that it only gets worse; then again for the steps
-   that the optimum took, so that the rate comes down in time, at one rate and another; and then for the same
-   steps on all pictures.
+   that the optimum took, so that the rate comes down in time, at one rate and another, and for twice as many
+   while that is better; and then for the best one's steps on all pictures.
 4. `run_training` is one of these trainings: one step after the other, and scores now and then.
 
 Each better candidate replaces the submission at once, so a training may be ended at any time.
@@ -122,6 +122,17 @@ def train_and_choose(session: PictureSession) -> None:
         again = Training(number, run.seed + number, factor * recipe.rate, parts.trained, optimum)
         trainings.append(again)
         run_training(session, again)
+
+    # Twice as long while that is best: the curve may have been flat for a while only
+    steps = 2 * optimum
+    while len(trainings) > 1 and session.has_room_for(2, steps):
+        best, number = trainings[session.candidates[0].member], len(trainings)
+        longer = Training(number, run.seed + number, best.rate, parts.trained, steps)
+        trainings.append(longer)
+        run_training(session, longer)
+        if session.candidates[0].member != number:
+            break
+        steps *= 2
 
     # The best of all, by the evaluation's own loader
     winner = session.choose()

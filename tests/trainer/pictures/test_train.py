@@ -49,19 +49,25 @@ def test_a_training_ends_with_the_best_that_it_scored(tmp_path: Path) -> None:
     assert not list(Path(run.work_dir).glob("*.safetensors"))
 
 
-def test_past_the_optimum_it_trains_again_and_on_all_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[training.Training]:
+    """The trainings of a run whose optimum is past at its third score, step 12."""
     monkeypatch.setattr(training, "is_past_optimum", lambda curve: len(curve) > 3)
-    run = picture_run(tmp_path, max_steps=None, seconds=3000.0)
-    made: list[training.Training] = []
+    noted: list[training.Training] = []
     real = training.run_training
 
-    def noted(session: PictureSession, member: training.Training) -> training.TrainingEnd:
-        made.append(member)
+    def note(session: PictureSession, member: training.Training) -> training.TrainingEnd:
+        noted.append(member)
         return real(session, member)
 
-    monkeypatch.setattr(training, "run_training", noted)
+    monkeypatch.setattr(training, "run_training", note)
+    return noted
+
+
+def test_past_the_optimum_it_trains_again_and_on_all_pictures(
+    tmp_path: Path, made: list[training.Training]
+) -> None:
+    run = picture_run(tmp_path, max_steps=(1 + 3 + 3) * 12)
     outcome = trained(run)
     assert outcome.end is RunEnd.FINISHED
     first, *again = made[:4]
@@ -77,6 +83,14 @@ def test_past_the_optimum_it_trains_again_and_on_all_pictures(
     assert "with 3 trainings on all pictures is submitted" in notes(run)
     assert next(iter(read_adapter(submitted(run)).values())).down.shape[0] == 3 * run.recipe.rank
     assert problem_of(run) is None
+
+
+def test_where_twice_the_steps_are_better_it_trains_longer(
+    tmp_path: Path, made: list[training.Training]
+) -> None:
+    trained(picture_run(tmp_path, max_steps=(1 + 3 + 2 + 4 + 4) * 12))
+    assert [member.horizon for member in made] == [None, 12, 12, 12, 24, 48, 48]
+    assert [len(member.pictures) for member in made][-2:] == [6, 9]
 
 
 def test_the_evaluators_copy_of_the_base_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
