@@ -30,6 +30,7 @@ RUN [ -z "${COMFYUI_COMMIT}" ] || { UV_PYTHON_INSTALL_DIR=/opt/god-miner/python 
     && uv pip install --python /opt/god-miner/pictures/bin/python --require-hashes --no-deps --only-binary :all: \
         -r /app/god-miner/requirements/pictures.txt \
     && rm -rf /root/.cache/uv \
+    && { command -v git > /dev/null || { apt-get update -q && apt-get install -qy --no-install-recommends git; }; } \
     && git init -q /app/ComfyUI && cd /app/ComfyUI \
     && git fetch -q --depth 1 https://github.com/comfyanonymous/ComfyUI.git "${COMFYUI_COMMIT}" \
     && git checkout -q FETCH_HEAD && rm -rf .git; }

@@ -11,7 +11,7 @@ import io
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -83,13 +83,14 @@ def dockerd() -> Iterator[Dockerd]:
         yield dockerd
 
 
-def build_base(dockerd: Dockerd, tag: str, dockerfile: str, files: dict[str, str]) -> None:
+def build_base(dockerd: Dockerd, tag: str, dockerfile: str, files: Mapping[str, str | bytes]) -> None:
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as archive:
-        for name, text in {"Dockerfile": dockerfile, **files}.items():
+        for name, content in {"Dockerfile": dockerfile, **files}.items():
+            data = content.encode() if isinstance(content, str) else content
             info = tarfile.TarInfo(name)
-            info.size = len(text.encode())
-            archive.addfile(info, io.BytesIO(text.encode()))
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
     context.seek(0)
     dockerd.build(tag, fileobj=context, custom_context=True)
 

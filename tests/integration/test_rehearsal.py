@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 
+from core.domain.tasks import ImageModelType
+from core.models.image_families import IMAGE_FAMILIES
 from miner.tournament.rehearsal.inputs import stand_in_pictures
 from miner.tournament.rules import TASKS
-from tests.doubles import ai_toolkit, base_image
+from tests.doubles import base_image
 from tests.doubles.backend_fixtures import own_dockerd, places_of
 from tests.doubles.dockerd import Dockerd
 from tests.integration.test_images import OFFLINE, build_base
@@ -33,6 +35,7 @@ BASE = "training-base:1"
 #: What the image is built from.
 INGREDIENTS = ("configs", "core", "dockerfiles", "requirements", "trainer")
 TEXT_BASE = {"BASE_IMAGE": BASE, "REWARD_PACKAGES": ""}
+#: The evaluator's stack is a stand-in that the base has already.
 IMAGE_BASE = {"BASE_IMAGE": "engine-base:1", "UV_IMAGE": "uv:1", **OFFLINE}
 SHELL_BASE = "shell-base:1"
 #: What shell tasks are done with, beside what the base has.
@@ -42,8 +45,19 @@ COMMANDS = (
     *("basename", "dirname", "ln", "od", "date", "diff", "tee", "mktemp", "readlink", "rmdir"),
     *("echo", "printf", "test", "expr", "seq", "nl", "paste", "rev"),
 )
-#: What validators put into the cache for this family.
-ADAPTER = "zimage_turbo_training_adapter_v2.safetensors"
+COMFYUI = ROOT / "tests/doubles/comfyui"
+PICTURES_BASE = f"""
+FROM {BASE}
+COPY ComfyUI /app/ComfyUI
+COPY sd-scripts /app/sd-scripts
+COPY weights /app/weights
+COPY python /opt/god-miner/pictures/bin/python
+RUN chmod 755 /opt/god-miner/pictures/bin/python
+"""
+#: A base, an encoder and a VAE for the stand-in.
+LITTLE_MODEL = "import sys, pathlib; from tests.trainer.pictures.little import picture_model as made\n" + (
+    "made(pathlib.Path(sys.argv[1]))"
+)
 #: `uv venv --python VERSION FOLDER`: the training environment again, which has all that is then installed.
 UV = """#!/bin/sh
 set -eu
@@ -71,12 +85,26 @@ def dockerd(training: Path) -> Iterator[Dockerd]:
 
 
 @pytest.fixture(scope="module")
-def toolkit(dockerd: Dockerd, training: Path) -> None:
-    """A base with an engine for images, on the one for texts."""
-    files = {f"ai-toolkit/{name}": text for name, text in ai_toolkit.FILES.items()}
-    build_base(dockerd, IMAGE_BASE["BASE_IMAGE"], f"FROM {BASE}\nCOPY ai-toolkit /app/ai-toolkit\n", files)
+def little_flux(dockerd: Dockerd, training: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base alone. A base image has the engines for images, and the evaluator's stack with the
+    encoders and the VAE, as the build would fetch them."""
+    folder = tmp_path_factory.mktemp("little") / "model"
+    made = [str(training), "-c", LITTLE_MODEL, str(folder)]
+    subprocess.run(made, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    encoder, vae = (folder / f"{name}.safetensors" for name in ("encoder", "vae"))
+    files: dict[str, str | bytes] = {
+        **{f"ComfyUI/{path.relative_to(COMFYUI)}": path.read_bytes() for path in COMFYUI.rglob("*.py")},
+        **{f"sd-scripts/{name}_train_network.py": "" for name in ("sdxl", "flux")},
+        **{f"weights/{name}.safetensors": encoder.read_bytes() for name in ("t5xxl_fp16", "clip_l")},
+        "weights/ae.safetensors": vae.read_bytes(),
+        "python": f'#!/bin/sh\nexec {training} "$@"\n',
+    }
+    encoder.unlink()
+    vae.unlink()
+    build_base(dockerd, IMAGE_BASE["BASE_IMAGE"], PICTURES_BASE, files)
     uv = UV.replace("{python}", str(training))
     build_base(dockerd, IMAGE_BASE["UV_IMAGE"], f"FROM {BASE}\nCOPY uv /uv\nRUN chmod 755 /uv\n", {"uv": uv})
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -147,18 +175,26 @@ def test_a_text_task_passes_from_clone_to_score(dockerd: Dockerd, entry: Path, t
         assert not [tag for one in client.api.images() for tag in one["RepoTags"] or [] if "rehears" in tag]
 
 
-@pytest.mark.usefixtures("toolkit")
-def test_an_image_task_passes_up_to_what_evaluators_load(
-    dockerd: Dockerd, entry: Path, tmp_path: Path
+def test_an_image_task_passes_from_clone_to_score(
+    dockerd: Dockerd, little_flux: Path, entry: Path, tmp_path: Path
 ) -> None:
-    model, hub, data = tmp_path / "model", tmp_path / "hub", tmp_path / "pictures.zip"
-    for folder, name in ((model, "weights.safetensors"), (hub, ADAPTER)):
-        folder.mkdir()
-        (folder / name).write_bytes(b"weights")
+    data, hub = tmp_path / "pictures.zip", tmp_path / "hub"
     data.write_bytes(stand_in_pictures(21))
+    for repository in IMAGE_FAMILIES[ImageModelType.FLUX].companions:
+        (hub / f"models--{repository.replace('/', '--')}").mkdir(parents=True)
     output = tmp_path / "out"
-    more = ["--model", str(model), "--hub-cache", str(hub), "--data", str(data), "--keep"]
-    code, report, said = rehearse(dockerd, entry, output, "z-image", arguments=IMAGE_BASE, more=more)
+    more = [
+        "--model",
+        str(little_flux),
+        "--hub-cache",
+        str(hub),
+        "--data",
+        str(data),
+        "--keep",
+        "--hours",
+        "0.03",
+    ]
+    code, report, said = rehearse(dockerd, entry, output, "flux", arguments=IMAGE_BASE, more=more)
     assert code == 0, f"{report}\n{said[-3000:]}\n{logs(output)}"
     (task,) = report["tasks"]
     assert [attempt["exit_code"] for attempt in task["attempts"]] == [0]
@@ -166,12 +202,11 @@ def test_an_image_task_passes_up_to_what_evaluators_load(
     assert task["log"]["findings"] == []
     # Nothing of the family is missing in the cache, and all pictures but those of the test are trained on.
     assert not [text for text in task["deviations"] if "the cache has no" in text]
-    (zipped,) = (output / "z-image/cache/datasets").iterdir()
+    (zipped,) = (output / "flux/cache/datasets").iterdir()
     assert sum(name.endswith(".png") for name in zipfile.ZipFile(zipped).namelist()) == 18
-    assert len(list((output / "z-image/test-pictures").glob("*.png"))) == 3
-    # Built without the evaluator's stack.
-    assert task["score"] is None
-    assert "the image has no scorer of ours: it is only checked what evaluators load" in task["deviations"]
+    assert task["score"]["metric"] == "flow error"
+    assert task["score"]["beats_base"]
+    assert "on 3 pictures" in task["score"]["notes"][0]
 
 
 @pytest.mark.thorough
