@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, JsonValue
 from pydantic.fields import FieldInfo
 
 from core.domain.errors import ConfigError
+from core.domain.records import Record
 from core.domain.tasks import ImageModelType, TaskType
 from core.domain.units import parse_bytes, parse_params, parse_seconds, show_bytes, show_params, show_seconds
 from core.models.facts import Family, ModelFacts
@@ -153,7 +154,10 @@ def flat_values(profile: ResolvedProfile) -> dict[str, JsonValue]:
     """JSON values by dotted path."""
     flat: dict[str, JsonValue] = {}
     for part in ("targets", "limits", "container", "slurm"):
-        values: dict[str, Any] = getattr(profile, part).model_dump(mode="json")
+        section: Record = getattr(profile, part)
+        values: dict[str, Any] = section.model_dump(mode="json")
+        # Sizes and times as numbers; a stored profile has them with their units.
+        values |= {name: value for name, value in section if type(value) in (int, float)}
         flat.update({f"{part}.{key}": value for key, value in values.items()})
     flat.update({f"env.{key}": value for key, value in profile.env.items()})
     for engine, keys in profile.engine_config.model_dump(mode="json").items():

@@ -31,7 +31,7 @@ PROGRAMS = {
     "trainer.pictures.train": "main",
     "tests.trainer.native.rank": "main",
     "tests.trainer.sharding": "main",
-    "tests.trainer.installed.engine": "main",
+    "tests.trainer.axolotl_engine": "main",
     "benchmarks.text_rules.peer": "main",
 }
 #: What every fork would import. The small environment for the native engine has no Axolotl.

@@ -1,4 +1,4 @@
-"""What Axolotl refuses or drops, refused by our table and rules. `tests.trainer.installed` asks Axolotl."""
+"""What Axolotl refuses or drops, refused by our table and rules. `test_axolotl_installed` asks Axolotl."""
 
 from __future__ import annotations
 

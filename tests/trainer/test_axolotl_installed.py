@@ -30,8 +30,8 @@ from core.recipes.render import render
 from tests.core.planning.test_planner_grid import EVERY, Entry, feasible, grid
 from tests.core.recipes.axolotl.test_rules import BROKEN, with_change
 from tests.core.recipes.cases import TEXT_TASKS, inputs, text_plan
+from tests.trainer.axolotl_engine import answered, complaints
 from tests.trainer.forks import ROOT, ForkServer
-from tests.trainer.installed.engine import answered, complaints
 
 __all__ = ["feasible", "grid"]
 
