@@ -24,6 +24,10 @@ import pytest
 from tests.trainer.fork_server import import_stack
 from tests.trainer.forks import ForkServer
 
+#: A fork hangs in the tokenizers' threads if the process before it has begun them, as collecting tests may.
+THREADS = "TOKENIZERS_PARALLELISM"
+os.environ[THREADS] = "false"
+
 #: This process's fork server, begun before any test has computed anything.
 servers: list[ForkServer] = []
 
@@ -50,6 +54,7 @@ def _trains(item: pytest.Item) -> bool:
 
 
 def _run(session: pytest.Session, files: Iterator[list[pytest.Item]], trains: bool) -> None:
+    del os.environ[THREADS]
     with ExitStack() as stack:
         if trains:
             servers.append(stack.enter_context(ForkServer(anew=False)))
