@@ -35,7 +35,7 @@ OTHER_BACKEND = re.compile(r"\[(process|docker|slurm)[]-]")
 #: Importing one of these is what makes a test of the trainer's one of the training stack.
 STACK = (
     r"(?:torch|numpy|transformers|datasets|axolotl|trl|peft|accelerate|safetensors"
-    r"|tests\.trainer\.(?:tiny|native|tasks|installed)|trainer\.scoring\.forward)"
+    r"|tests\.trainer\.(?:tiny|native|tasks|axolotl_engine)|trainer\.scoring\.forward)"
 )
 NEEDS_STACK = re.compile(
     rf"^(?:(?:from|import) {STACK}\b|from tests\.trainer import .*\btiny\b"
