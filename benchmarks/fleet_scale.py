@@ -31,7 +31,7 @@ from benchmarks.fleet_day import (
     first_free_node,
     offers_of_a_day,
 )
-from benchmarks.fleet_store import StoreWriter, size_of
+from benchmarks.fleet_store import FleetWriter, size_of
 from benchmarks.report import Report
 from core.domain.hardware import parse_gpus
 from miner.backends.registry import ClusterContext
@@ -254,7 +254,7 @@ def _add_store(report: Report, batch: int) -> None:
     with tempfile.TemporaryDirectory() as name, _fewer_kept(100) as kept_bytes:
         path = database.prepare_store(Path(name) / "store")
         with closing(database.connect(path)) as connection:
-            writer = StoreWriter(connection, Fleet(cluster()).snapshot(0.0), POLICY, PROFILE)
+            writer = FleetWriter(connection, Fleet(cluster()).snapshot(0.0), POLICY, PROFILE)
             offers = offers_of_a_day(5, 24.0, 6 * batch * OFFERS_A_JOB * 1.1)
             sizes, counts, step = [], [], batch * OFFERS_A_JOB
             for first in range(0, 5 * step, step):

@@ -34,7 +34,7 @@ _VALIDATOR = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 _LOGGED_STEPS, _EVALS = 2000, 20
 
 
-class StoreWriter:
+class FleetWriter:
     """Writes offers and the jobs that some of them become, as the daemon would."""
 
     def __init__(

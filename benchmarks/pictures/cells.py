@@ -18,7 +18,7 @@ PICTURES = (10, 20, 40)
 
 
 @dataclass(frozen=True)
-class Cell:
+class PictureCell:
     family: str
     seed: int
     pictures: int
@@ -40,7 +40,7 @@ class WorkOrder:
     """Work on one family: its cells and how long each training is. Seconds are those of the CPU."""
 
     family: str
-    cells: tuple[Cell, ...]
+    cells: tuple[PictureCell, ...]
     checkout: str
     folder: str
     bases: str
@@ -56,7 +56,7 @@ class WorkOrder:
     @classmethod
     def read(cls, text: str) -> Self:
         given = json.loads(text)
-        cells = tuple(Cell(**cell) for cell in given.pop("cells"))
+        cells = tuple(PictureCell(**cell) for cell in given.pop("cells"))
         return cls(**{**given, "cells": cells, "peer_rates": tuple(given["peer_rates"])})
 
     def write(self) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pictures.cells import FAMILIES, PICTURES, Cell, WorkOrder
+from benchmarks.pictures.cells import FAMILIES, PICTURES, PictureCell, WorkOrder
 from benchmarks.report import Report
 
 PYTHON, CHECKOUT = "GOD_MINER_COMFYUI_PYTHON", "GOD_MINER_COMFYUI"
@@ -66,7 +66,7 @@ def run(quick: bool) -> Report:
 
 
 def _order(family: str, checkout: Path, folder: str, quick: bool) -> WorkOrder:
-    cells = tuple(Cell(family, seed, pictures) for seed, pictures in enumerate(PICTURES, 1))
+    cells = tuple(PictureCell(family, seed, pictures) for seed, pictures in enumerate(PICTURES, 1))
     return WorkOrder(
         family=family,
         cells=cells[:1] if quick else cells,

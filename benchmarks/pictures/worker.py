@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pictures.cells import NOISES, SIDE, Cell, WorkOrder
+from benchmarks.pictures.cells import NOISES, SIDE, PictureCell, WorkOrder
 
 
 def _count_cpu_seconds() -> None:
@@ -57,7 +57,7 @@ class Rig:
             update={"rate": rules.recipe.rate * order.scale, "checkpointing": False}
         )
 
-    def ours(self, cell: Cell) -> Path:
+    def ours(self, cell: PictureCell) -> Path:
         """The trainer, from its first line to the outcome."""
         from trainer.pictures import train as trainer
         from trainer.session.progress_log import ProgressLog
@@ -68,7 +68,7 @@ class Rig:
             trainer.train(run, ProgressLog(Path(run.progress_path)), submission)
         return Path(run.submission_dir) / run.submission_file
 
-    def _run(self, cell: Cell) -> Any:
+    def _run(self, cell: PictureCell) -> Any:
         from core.runs.picture_run import PictureRun
 
         folder = self.folder / str(cell)
@@ -94,7 +94,7 @@ class Rig:
         place, base = Path(run.submission_dir), Path(run.model.base_path)
         return Submission(place, run.model_id, base, TaskType.IMAGE, image_type=run.model.family)
 
-    def peer(self, cell: Cell, rate: float) -> Path:
+    def peer(self, cell: PictureCell, rate: float) -> Path:
         """The recipe of ai-toolkit on the same model, with the same layers: uniform times, the empty text for
         half of the steps, a constant rate, and the last checkpoint counts."""
         import torch
@@ -123,7 +123,7 @@ class Rig:
         adapters.save_adapter(adapter.weights(), file)
         return file
 
-    def _loaded(self, cell: Cell) -> tuple[Any, Any, list[Any]]:
+    def _loaded(self, cell: PictureCell) -> tuple[Any, Any, list[Any]]:
         from trainer.pictures.dataset import read_pictures
         from trainer.pictures.stack import Stack, make_trainable
 
@@ -156,7 +156,7 @@ class Rig:
 
         return backward
 
-    def long_run(self, cell: Cell) -> Iterator[tuple[int, Path]]:
+    def long_run(self, cell: PictureCell) -> Iterator[tuple[int, Path]]:
         """One training at the family's rate that goes on past its optimum; its states as files, by step."""
         import torch
 

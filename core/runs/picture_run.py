@@ -7,7 +7,7 @@ the submission lies at `submission_dir` in the file `submission_file`; a better 
 step. Exit code 0 exactly when there is one, else the code of `TrainerExitCode`.
 
 `python -m trainer.pictures.evaluate JOB.json` reads a `PictureEvaluation` and writes `PictureScores` to its
-`report_path` after every adapter, so that whoever waits has what is done when the time is up. It ends with 0
+`report_path` after every adapter, so that the scores are there when a caller stops waiting. It ends with 0
 if every adapter has a score.
 
 Both run in the Python that has torch, transformers and what ComfyUI requires, with god-miner on `PYTHONPATH`;
@@ -40,8 +40,8 @@ class PictureModel(Record):
     text_encoder_paths: tuple[str, ...] = Field(min_length=1)
     #: A weight file that ComfyUI's VAE loads, or a folder that diffusers' `AutoencoderKL` does.
     vae_path: str
-    #: A checkout of ComfyUI. None: `GOD_MINER_COMFYUI`, else `/app/ComfyUI`.
-    comfy_dir: str | None = None
+    #: A checkout of ComfyUI.
+    comfy_dir: str
 
 
 class PictureRun(Record):

@@ -97,7 +97,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSpec:
-    """One attempt. Nothing in it is secret: backends show it to whoever asks them."""
+    """One attempt. Nothing in it is secret: anyone who may ask a backend can read it."""
 
     #: Never used twice, and the name in the backend: letters, digits and dashes.
     key: str

@@ -74,7 +74,7 @@ def _bad_values(spec: AttemptSpec) -> Iterator[str]:
 
 
 def _secrets(spec: AttemptSpec, redact: Callable[[str], str]) -> Iterator[str]:
-    """Backends show commands, variables and labels to whoever asks, so a secret in one is our mistake."""
+    """Refuse a secret in a command, a variable or a label: anyone who may ask a backend can read them."""
     shown = {
         "its command": "\n".join(spec.argv),
         **{f"the variable {name}": value for name, value in spec.env.items()},

@@ -36,7 +36,7 @@ LOADERS = {
 }
 
 
-class Case:
+class NoiseCase:
     """One band of one picture: all its noises."""
 
     def __init__(self, latent: torch.Tensor, digest: str, band: int, noises: int) -> None:
@@ -71,7 +71,7 @@ def prepared(path: Path, side: int) -> tuple[Image.Image, str]:
 class Losses:
     """A sampler in the eyes of ComfyUI: it predicts every case once and draws nothing."""
 
-    def __init__(self, cases: list[Case]) -> None:
+    def __init__(self, cases: list[NoiseCase]) -> None:
         self.cases = cases
         self.values: list[float] = []
 
@@ -103,7 +103,7 @@ class Evaluator:
         self.model = self._configured(nodes.UNETLoader().load_unet(base.name, "default")[0])
         loader = nodes.DualCLIPLoader() if len(encoders) == 2 else nodes.CLIPLoader()
         self.clip = loader.load_clip(*(path.name for path in encoders), LOADERS[self.family])[0]
-        self.pictures: list[tuple[str, torch.Tensor, list[Case]]] = []
+        self.pictures: list[tuple[str, torch.Tensor, list[NoiseCase]]] = []
         self.encode = self._encoder(record["vae_path"])
         if pictures is not None:
             self.read(pictures, noises, side)
@@ -115,7 +115,7 @@ class Evaluator:
             picture, digest = prepared(path, side)
             latent = self.encode(np.array(picture, dtype=np.float32))
             scaled = self.model.model.process_latent_in(latent.clone()).float()
-            cases = [Case(scaled, digest, band, noises) for band in range(BANDS)]
+            cases = [NoiseCase(scaled, digest, band, noises) for band in range(BANDS)]
             self.pictures.append((path.with_suffix(".txt").read_text("utf-8"), latent, cases))
 
     def _configured(self, model: Any) -> Any:
@@ -162,7 +162,7 @@ class Evaluator:
         return {"adapter": adapter, "score": score, **vectors, "cpu_s": time.process_time() - began}
 
     def _losses(
-        self, model: Any, clip: Any, prompt: str, latent: torch.Tensor, cases: list[Case]
+        self, model: Any, clip: Any, prompt: str, latent: torch.Tensor, cases: list[NoiseCase]
     ) -> list[float]:
         import comfy.samplers
         import node_helpers

@@ -35,7 +35,7 @@ PICTURES = 12
 LIMIT_S = 1500
 
 
-class Training(NamedTuple):
+class EngineTraining(NamedTuple):
     engine: str
     family: str
 
@@ -46,9 +46,9 @@ class Training(NamedTuple):
 
 
 TRAININGS = (
-    Training("kohya", "sdxl"),
-    Training("kohya", "flux"),
-    *(Training("ai-toolkit", name) for name in ("z-image", "qwen-image", "krea2", "ideogram4", "flux")),
+    EngineTraining("kohya", "sdxl"),
+    EngineTraining("kohya", "flux"),
+    *(EngineTraining("ai-toolkit", name) for name in ("z-image", "qwen-image", "krea2", "ideogram4", "flux")),
 )
 
 
@@ -64,7 +64,7 @@ def write_pictures(cache: Path) -> None:
             archive.writestr(f"train_data/{at}.txt", f"a grey square of shade {at}")
 
 
-def environment(training: Training, out: Path, engines: dict[str, Path], cache: str) -> dict[str, str]:
+def environment(training: EngineTraining, out: Path, engines: dict[str, Path], cache: str) -> dict[str, str]:
     """The image's own variables, and those that validators set."""
     absent = str(out / "no-such-engine")
     kohya = training.engine == "kohya"
@@ -83,7 +83,7 @@ def environment(training: Training, out: Path, engines: dict[str, Path], cache: 
     }
 
 
-def arguments(training: Training) -> list[str]:
+def arguments(training: EngineTraining) -> list[str]:
     return [
         *("--task-id", TASK, "--model", f"tiny/{training.family}", "--model-type", training.family),
         *("--dataset-zip", "https://example.com/pictures.zip", "--expected-repo-name", REPO),
@@ -91,7 +91,7 @@ def arguments(training: Training) -> list[str]:
     ]
 
 
-def as_process(training: Training, out: Path, engines: dict[str, Path], folder: Path) -> list[str]:
+def as_process(training: EngineTraining, out: Path, engines: dict[str, Path], folder: Path) -> list[str]:
     cache = out / "models" / training.models
     variables = environment(training, out, engines, str(cache)) | {"GOD_MINER_WORK": str(folder / "work")}
     set_here = [f"{name}={value}" for name, value in variables.items()]
@@ -100,7 +100,7 @@ def as_process(training: Training, out: Path, engines: dict[str, Path], folder: 
     return ["env", *set_here, *start, *arguments(training)]
 
 
-def as_container(training: Training, out: Path, engines: dict[str, Path], folder: Path) -> list[str]:
+def as_container(training: EngineTraining, out: Path, engines: dict[str, Path], folder: Path) -> list[str]:
     """On a base of nothing: this machine's system and interpreters are mounted, read-only."""
     cache = out / "models" / training.models
     variables = environment(training, out, engines, "/cache") | {"GOD_MINER_WORK": "/app/checkpoints/work"}
@@ -173,7 +173,7 @@ def prefixes(adapter: Path) -> list[str]:
         return sorted({key_prefix(name) for name in read_header(file).tensors})
 
 
-def train(training: Training, out: Path, engines: dict[str, Path], container: bool) -> dict[str, Any]:
+def train(training: EngineTraining, out: Path, engines: dict[str, Path], container: bool) -> dict[str, Any]:
     folder = out / "runs" / training.models
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "checkpoints").mkdir(parents=True)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -162,15 +162,3 @@ def save_adapter(weights: AdapterWeights, file: Path) -> None:
         save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{file} cannot be written: {error}") from error
-
-
-def read_adapter(file: Path) -> AdapterWeights:
-    """Read a file that `save_adapter` wrote."""
-    tensors = load_file(file)
-    names = [key.removeprefix(_PREFIX).removesuffix(".lora_up.weight") for key in tensors if "lora_up" in key]
-    return {
-        name: Factors(
-            tensors[f"{_PREFIX}{name}.lora_down.weight"], tensors[f"{_PREFIX}{name}.lora_up.weight"]
-        )
-        for name in names
-    }

@@ -7,7 +7,6 @@ then.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +28,6 @@ from trainer.errors import BadModel
 from trainer.pictures.measure import case_noise, flow_losses, noisy, sigma_of
 from trainer.session.failures import is_oom
 
-COMFYUI_VARIABLE, COMFYUI = "GOD_MINER_COMFYUI", "/app/ComfyUI"
 #: The evaluation's own batch.
 CASES_AT_ONCE = 2
 _SAMPLER_SEED = 42
@@ -70,7 +68,7 @@ class Stack:
         self._conditionings: dict[str, Any] = {}
         #: The last base took so long from the disk.
         self.load_s = 0.0
-        import_comfyui(Path(model.comfy_dir or os.environ.get(COMFYUI_VARIABLE, COMFYUI)))
+        import_comfyui(Path(model.comfy_dir))
         import comfy.model_management
 
         self._memory = comfy.model_management
@@ -276,7 +274,7 @@ class _Visit:
 def import_comfyui(folder: Path) -> None:
     """Make `comfy` importable, on the CPU where torch sees no GPU."""
     if not (folder / "comfy").is_dir():
-        raise BadModel(f"{folder} is no checkout of ComfyUI: set {COMFYUI_VARIABLE}")
+        raise BadModel(f"{folder} is no checkout of ComfyUI")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     from comfy.cli_args import args

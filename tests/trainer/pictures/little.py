@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from core.domain.tasks import ImageModelType, TaskType
 from core.models.image_families import PictureRecipe
@@ -18,12 +18,14 @@ from core.runs.picture_run import PictureModel, PictureRun
 from core.runs.progress import ProgressEvent, parse_events
 from trainer.handoff import TrainingOutcome
 from trainer.pictures import stack
+from trainer.pictures.adapter import AdapterWeights, Factors
 from trainer.pictures.train import train
 from trainer.session.progress_log import ProgressLog
 from trainer.session.submission import Submission
 
 COMFYUI = Path(__file__).parents[2] / "doubles" / "comfyui"
 RATE = 0.01
+PREFIX = "diffusion_model."
 
 
 def picture_model(folder: Path, family: ImageModelType = ImageModelType.FLUX) -> PictureModel:
@@ -103,3 +105,13 @@ def problem_of(run: PictureRun) -> str | None:
     except (stack.BadAdapter, OSError, ValueError, json.JSONDecodeError) as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def read_adapter(file: Path) -> AdapterWeights:
+    """Read a file that `save_adapter` wrote."""
+    tensors = load_file(file)
+    names = [key.removeprefix(PREFIX).removesuffix(".lora_up.weight") for key in tensors if "lora_up" in key]
+    return {
+        name: Factors(tensors[f"{PREFIX}{name}.lora_down.weight"], tensors[f"{PREFIX}{name}.lora_up.weight"])
+        for name in names
+    }

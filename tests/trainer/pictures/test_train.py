@@ -19,13 +19,13 @@ from tests.trainer.pictures.little import (
     notes,
     picture_run,
     problem_of,
+    read_adapter,
     submission_of,
     submitted,
     trained,
 )
 from trainer.pictures import adapter as adapter_file
 from trainer.pictures import train as training
-from trainer.pictures.adapter import read_adapter
 from trainer.pictures.session import PictureSession
 from trainer.pictures.stack import Stack
 

@@ -184,6 +184,7 @@ def pictures_scored(tmp_path: Path) -> FolderScore:
         base_path="/cache/b",
         text_encoder_paths=("/cache/t",),
         vae_path="/cache/v",
+        comfy_dir="/app/ComfyUI",
     )
     paths = dict.fromkeys(("submission_dir", "work_dir", "progress_path", "outcome_path", "stop_path"), "/x")
     order = PictureRun(model=model, pictures_dir="/p", model_id="o/m", end_by=0.0, **paths)
