@@ -87,8 +87,8 @@ def _load_or_create_key(wallets: Path, name: str) -> Identity:
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 30.0
 LOOPBACK = "127.0.0.1"
-#: Below those that Linux gives to connections, and to servers that ask for any.
-_PORTS = range(10_000, 20_000)
+#: Below those that Linux gives to connections, and to servers that ask for any. No browser opens 10080.
+_PORTS = range(10_081, 20_000)
 #: The only variables that a child inherits; the rest is the operator's own.
 _PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SYSTEMROOT")
 _PACKAGES = Path(__file__).resolve().parents[2]

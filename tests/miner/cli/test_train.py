@@ -234,6 +234,7 @@ def test_pictures_are_scored_where_the_evaluators_stack_is(
     monkeypatch.setenv("GOD_MINER_PICTURES_PYTHON", str(fake))
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
     model = {"family": "krea2", "base_path": "/b", "text_encoder_paths": ["/t"], "vae_path": "/v"}
+    model["comfy_dir"] = "/c"
     task = {"model": model, "pictures_dir": str(tmp_path), "adapters": [""], "report_path": "/none"}
     (tmp_path / "task.json").write_text(json.dumps(task))
     (tmp_path / "ours").mkdir()
