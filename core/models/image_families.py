@@ -15,6 +15,7 @@ from pydantic import Field
 from core.domain.choices import Engine
 from core.domain.records import Record
 from core.domain.tasks import ImageModelType
+from core.domain.tournament_rules import NOISES
 from core.models.facts import Family, ImageFacts
 
 
@@ -33,10 +34,6 @@ def _names(blocks: str, also: str | None = None) -> re.Pattern[str]:
     pattern of other names."""
     own = rf"(?:diffusion_model\.|lora_unet_)(?:{blocks})(?:[._].+)?"
     return re.compile(f"{own}|{also}" if also else own)
-
-
-#: Noise levels at which the evaluation predicts, and its noise draws for each.
-BANDS, NOISES = 16, 16
 
 
 class PictureRecipe(Record):

@@ -23,7 +23,8 @@ from pydantic import Field
 
 from core.domain.records import Record, SanitizedText
 from core.domain.tasks import ImageModelType
-from core.models.image_families import NOISES, PictureRecipe
+from core.domain.tournament_rules import NOISES
+from core.models.image_families import PictureRecipe
 
 #: Held-out scores in progress events and in the outcome: half the mean loss with the caption, half that with
 #: the empty text; lower is better.

@@ -320,7 +320,7 @@ def _datasets(
     settings: Settings, tasks: list[TournamentTask], named: list[str], say: Callable[[str], None]
 ) -> dict[str, Path]:
     """The directories by dataset, each one that validators give; name requested ones that are not given."""
-    from miner.tournament.rules import AS_OF, DATASETS, MOST_DATASETS
+    from core.domain.tournament_rules import AS_OF, DATASETS, MOST_DATASETS
 
     found: dict[str, Path] = {}
     for text in named:

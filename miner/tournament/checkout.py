@@ -23,10 +23,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from core.domain.errors import GodMinerError
+from core.domain.tournament_rules import CLONE_LIMIT_S
 from core.system.files import temporary_tree
 from miner.support.subprocess import PASSED_VARIABLES
 from miner.support.untrusted_files import read_untrusted
-from miner.tournament.rules import CLONE_LIMIT_S
 
 #: Checking out a commit of a clone: local work, however slow the disk.
 LOCAL_LIMIT_S = 120.0

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from core.config.files import ConfigLayer
 from core.domain.errors import GodMinerError
+from core.domain.tournament_rules import UPSTREAM
 from core.domain.wire import TournamentType
 from core.profile.resolve import PROFILE_KIND
 from core.profile.schema import Profile
@@ -28,7 +29,7 @@ from miner.tournament.checkout import (
     tracked_files,
     uncommitted_files,
 )
-from miner.tournament.rules import TASKS, UPSTREAM
+from miner.tournament.rules import TASKS
 
 #: What every image is built from and what its trainer reads, besides Dockerfiles and profiles.
 INGREDIENTS = ("core/", "trainer/", "configs/base/", "requirements/")

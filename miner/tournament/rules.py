@@ -1,7 +1,6 @@
-"""The validators' rules of tournaments: admission, the container, the paths and the clock.
+"""The tasks of tournaments as their containers see them, and the times and counts that follow from the rules.
 
-As their public code had it in August and September 2026. Admission checks their present files, so a rule may
-have changed since: whatever depends on one of these values names `AS_OF`.
+The rules themselves are in `core/domain/tournament_rules.py`.
 """
 
 from __future__ import annotations
@@ -10,68 +9,35 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from core.domain.choices import Engine
-from core.domain.tasks import ImageModelType
+from core.domain.tasks import ImageModelType, TaskType
+from core.domain.tournament_rules import (
+    CACHE,
+    CHECKPOINTS,
+    CONTINUOUS_HOURS,
+    ENVIRONMENT_HOURS,
+    IMAGE_DOCKERFILE,
+    START_WEEKDAY,
+    TEST_SHARE,
+    TEXT_DOCKERFILE,
+    TOOLKIT_DOCKERFILE,
+    TOURNAMENTS,
+    WANDB_VARIABLES,
+    gpus_for,
+)
 from core.domain.wire import TournamentType
 from core.models.image_families import IMAGE_FAMILIES, ImageFamily
-
-AS_OF = "2026-09-17"
-UPSTREAM = "https://github.com/gradients-ai/G.O.D"
-
-# — admission
-FEES_TAO: Mapping[TournamentType, float] = {
-    TournamentType.TEXT: 0.7,
-    TournamentType.IMAGE: 0.4,
-    TournamentType.ENVIRONMENT: 0.6,
-}
-#: Mondays, UTC: tournaments of a kind begin within this hour, if none of the kind runs.
-START_HOURS: Mapping[TournamentType, int] = {
-    TournamentType.ENVIRONMENT: 9,
-    TournamentType.TEXT: 11,
-    TournamentType.IMAGE: 13,
-}
-#: An entry must have been registered for so long before the start.
-REGISTERED_FOR = timedelta(hours=1)
-LICENSE_NAMES = ("LICENSE.md", "LICENSE", "license.md", "license", "License.md", "License")
-NOTICE_NAMES = ("NOTICE", "NOTICE.txt", "notice.txt", "Notice.txt", "notice", "Notice")
-#: sha256 of upstream's files after their own normalisation, read on `LICENSE_READ`.
-LICENSE_DIGEST = "af05747c3872fb8aabca8338ee6a0d999bd3d8a8a89121c01d8ae549d503b34d"
-NOTICE_DIGEST = "556b66fee4670b95bf6f1eaedbdbdaeb21d9e7249bfa64d4ff5fa59ee1d1cf24"
-LICENSE_READ = "2026-07-15"
-CLONE_LIMIT_S = 60.0
-OBFUSCATION_LIMIT_S = 60.0
-#: Above this a clone within the limit is doubtful.
-LARGE_REPOSITORY_BYTES = 200_000_000
-#: Of `requested_datasets` the first two of these are given, the others are left out silently. Not for images.
-DATASETS = (
-    "SoelMgd/Poker_Dataset",
-    "RZ412/PokerBench",
-    "albarji/ballmatro",
-    "Mahesh111000/Hanabi_dataset",
-    "hkust-nlp/agentboard",
-    "tasksource/Boardgame-QA",
-    "GoodStartLabs/gin-rummy-trajectories-32k",
-    "the-acorn-ai/textarena-player-game-traces",
-    "gradients-io-tournaments/ArkadiumGinrummy",
-    "gradients-io-tournaments/env_training_gradients",
-    "gradients-io-tournaments/intercode_bigcode_combined_12k",
-    "gradients-io-tournaments/pvp-tool-calling-sft",
-    "gradients-io-tournaments/SWE-ZERO-12M-trajectories-filtered",
-)
-MOST_DATASETS = 2
-#: Where the container finds them, each in a directory `org--name`.
-DATASETS_FOLDER = "miner_datasets"
 
 
 def next_start(kind: TournamentType, now: datetime) -> datetime:
     """The next Monday at which a tournament of this kind may begin."""
     now = now.astimezone(UTC)
-    start = now.replace(hour=START_HOURS[kind], minute=0, second=0, microsecond=0)
-    start += timedelta(days=-now.weekday() % 7)
+    start = now.replace(hour=TOURNAMENTS[kind].start_hour, minute=0, second=0, microsecond=0)
+    start += timedelta(days=(START_WEEKDAY - now.weekday()) % 7)
     return start if start > now else start + timedelta(days=7)
 
 
@@ -82,45 +48,7 @@ def training_pictures(pictures: int) -> int:
 
 def hidden_pictures(pictures: int) -> int:
     """Pictures that validators keep for the test: a tenth, rounded up."""
-    return math.ceil(pictures / 10)
-
-
-# — build
-#: Where a Dockerfile may be; the first directory that has it counts.
-DOCKERFILE_DIRECTORIES = ("ops/docker", "dockerfiles")
-TEXT_DOCKERFILE = "standalone-text-trainer.dockerfile"
-IMAGE_DOCKERFILE = "standalone-image-trainer.dockerfile"
-TOOLKIT_DOCKERFILE = "standalone-image-toolkit-trainer.dockerfile"
-BUILD_LIMIT_S = 1800.0
-
-# — run
-MEMORY_PER_GPU, CPUS_PER_GPU = 110 * 1024**3, 24
-CACHE, CHECKPOINTS = "/cache", "/app/checkpoints"
-#: After an exit code other than zero a fresh container finds what the first one left.
-MAX_TRAINING_ATTEMPTS = 2
-WANDB_VARIABLES = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_ARTIFACT_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR")
-
-
-# — upload
-#: Matched with the path in the repository.
-NOT_UPLOADED = (
-    "trainer_state.json",
-    "training_args.bin",
-    "optimizer.pt",
-    "optimizer.bin",
-    "scheduler.pt",
-    "scaler.pt",
-    "rng_state*.pth",
-)
-#: A folder with no larger file and no subfolder counts as empty.
-EMPTY_BYTES = 1024
-#: Where pictures' files are put in the repository; the evaluator looks at paths that begin like this.
-IMAGE_SUBFOLDER, IMAGE_PREFIX = "checkpoints", "checkpoint"
-
-
-# — the boss round
-#: Of the boss's score in GRPO and on pictures: by so much a challenger's must be better.
-LEAST_GAIN = 0.01
+    return math.ceil(round(pictures * TEST_SHARE, 6))
 
 
 def shared_memory(gpus: int) -> str:
@@ -151,10 +79,26 @@ class TournamentTask:
     dataset: Mapping[str, Any] = field(default_factory=dict)
     #: Whether the model's directory has a name of 16 hexadecimal digits, and statistics are beside the data.
     anonymous: bool = True
-    gpus: int = 1
+    #: Billions of parameters of a usual model; None for pictures.
+    billions: float | None = None
     #: Usual hours of such a task.
     hours: float = 1.0
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> int:
+        """H100s that validators give it."""
+        params, kl = (self.billions or 0) * 1e9, "USE_KL" in self.environment
+        return gpus_for(self.kind, params, kl=kl, continuous=self.continues)
+
+    @property
+    def kind(self) -> TaskType:
+        return TaskType(self.task_type) if self.task_type else TaskType.IMAGE
+
+    @property
+    def continues(self) -> bool:
+        """True for a chat model's line, which goes on from the last winner's."""
+        return self.task_type == TaskType.CHAT and self.name == "continuous"
 
     def model_argument(self, model_id: str) -> str:
         return anonymous_model(model_id) if self.anonymous else model_id
@@ -256,29 +200,26 @@ def _image(image_type: ImageModelType, family: ImageFamily) -> TournamentTask:
     )
 
 
-#: Every kind that tournaments have, in the order of their types.
+_KL: Mapping[str, str] = {"USE_KL": "1", "KL_COEF": "0.5"}
+#: Every kind that tournaments have, in the order of their types. Sizes are those of usual models.
 TASKS: Mapping[str, TournamentTask] = {
     task.name: task
     for task in (
-        _text("instruct", "InstructTextTask", _INSTRUCT),
-        _text(
-            "instruct-kl",
-            "InstructTextTask",
-            _INSTRUCT,
-            gpus=2,
-            environment={"USE_KL": "1", "KL_COEF": "0.5"},
-        ),
-        _text("chat", "ChatTask", _CHAT),
-        _text("dpo", "DpoTask", _DPO, hours=1.5),
-        _text("grpo", "GrpoTask", _GRPO, hours=1.5),
-        _text("continuous", "ChatTask", _CHAT, gpus=4, hours=4.0),
+        _text("instruct", "InstructTextTask", _INSTRUCT, billions=4.0),
+        _text("instruct-pool", "InstructTextTask", _INSTRUCT, billions=3.0),
+        _text("instruct-kl", "InstructTextTask", _INSTRUCT, billions=4.0, environment=_KL),
+        _text("instruct-large", "InstructTextTask", _INSTRUCT, billions=32.0, environment=_KL, hours=6.0),
+        _text("chat", "ChatTask", _CHAT, billions=4.0),
+        _text("dpo", "DpoTask", _DPO, billions=4.0, hours=1.5),
+        _text("grpo", "GrpoTask", _GRPO, billions=4.0, hours=1.5),
+        _text("continuous", "ChatTask", _CHAT, billions=14.8, hours=CONTINUOUS_HOURS),
         _text(
             "environment",
             "EnvTask",
             _ENVIRONMENT,
             tournament=TournamentType.ENVIRONMENT,
-            gpus=4,
-            hours=1.5,
+            billions=4.0,
+            hours=ENVIRONMENT_HOURS,
         ),
         *(
             _image(image_type, IMAGE_FAMILIES[image_type])
@@ -287,3 +228,19 @@ TASKS: Mapping[str, TournamentTask] = {
         ),
     )
 }
+
+
+def tasks_of_round(name: str) -> list[TournamentTask]:
+    """The tasks of a round of texts, or of pictures with `image-` before its name; equal ones are numbered.
+    Empty if no such round is known in full."""
+    kind, _, last = name.rpartition("-")
+    rules = TOURNAMENTS[TournamentType(kind or TournamentType.TEXT)] if kind in ("", "image") else None
+    found = rules.round(last) if rules else None
+    if found is None or any(played.task not in TASKS for played in found.tasks):
+        return []
+    tasks = []
+    for played in found.tasks:
+        task = TASKS[played.task]
+        names = [task.name, *(f"{task.name}-{number}" for number in range(2, played.count + 1))]
+        tasks += [replace(task, name=one) for one in names]
+    return tasks

@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from core.domain.tournament_rules import IMAGE_DOCKERFILE
 from miner.tournament.rehearsal.inputs import stand_in_pictures
-from miner.tournament.rules import IMAGE_DOCKERFILE, TASKS
+from miner.tournament.rules import TASKS
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd, why_not
 from tests.integration.test_images import UV, UV_BASE, build_base

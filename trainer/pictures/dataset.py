@@ -10,7 +10,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from core.data.pictures import PICTURE_SUFFIXES
-from core.models.image_families import BANDS
+from core.domain.tournament_rules import BANDS
 from trainer.errors import BadData
 from trainer.pictures.choice import held_out_count
 from trainer.pictures.measure import picture_digest, prepared

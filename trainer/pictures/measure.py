@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from core.models.image_families import BANDS
+from core.domain.tournament_rules import BANDS
 
 _MASTER_SEED = 42
 _LONG_SIDE, _MULTIPLE = 1024, 16

@@ -11,7 +11,7 @@ from statistics import median
 import numpy
 import torch
 
-from core.models.image_families import BANDS
+from core.domain.tournament_rules import BANDS
 from core.runs.picture_run import PICTURE_METRIC, PictureRun
 from core.runs.progress import ControlEvent, EvalEvent, StepEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd

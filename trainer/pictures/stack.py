@@ -22,7 +22,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from core.models.image_families import BANDS, IMAGE_FAMILIES, FlowRules
+from core.domain.tournament_rules import BANDS
+from core.models.image_families import IMAGE_FAMILIES, FlowRules
 from core.runs.picture_run import PictureModel
 from trainer.errors import BadModel
 from trainer.pictures.measure import case_noise, flow_losses, noisy, sigma_of

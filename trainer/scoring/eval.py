@@ -22,6 +22,7 @@ from core.domain.errors import GodMinerError
 from core.domain.evaluation import normalised_rewards, reward_standing
 from core.domain.records import Record, printable
 from core.domain.tasks import DatasetType, GrpoDataset, TaskType
+from core.domain.tournament_rules import BOSS_GATE
 from core.runs.run_files import EvalTask, RunSpec
 from trainer.errors import BadData, BadModel, BadReward
 from trainer.inputs.model_loading import block_gpu_kernels
@@ -31,8 +32,6 @@ from trainer.rewards.sandbox import Rewards
 from trainer.rewards.source import REWARD_TABLE, write_rewards
 from trainer.scoring.held_out import HeldOut, HeldOutSums
 
-DEAD_ZONE, WIN_RATE, MIN_GAP, GAP_SHARE = 0.01, 0.55, 0.01, 0.01
-RESAMPLES, SEED, CONFIDENCE = 10_000, 20260808, 0.99
 #: Places drawn at once: the generator's stream depends on it, so it is a part of the rule.
 AT_ONCE = 2_000_000
 
@@ -66,26 +65,26 @@ def compare_models(champion: Sequence[float], challenger: Sequence[float]) -> Co
         if math.isfinite(loss) and math.isfinite(other_loss)
     ]
     gaps = [loss - other_loss for loss, other_loss in pairs]
-    wins = sum(1 for gap in gaps if gap > DEAD_ZONE)
-    losses = sum(1 for gap in gaps if gap < -DEAD_ZONE)
+    wins = sum(1 for gap in gaps if gap > BOSS_GATE.dead_zone)
+    losses = sum(1 for gap in gaps if gap < -BOSS_GATE.dead_zone)
     level = abs(math.fsum(loss for loss, _ in pairs)) / max(len(pairs), 1)
-    needed = max(MIN_GAP, GAP_SHARE * level)
+    needed = max(BOSS_GATE.min_gap, BOSS_GATE.gap_share * level)
     win_rate = wins / (wins + losses) if wins + losses else 0.0
     mean_gap = math.fsum(gaps) / len(gaps) if gaps else 0.0
     rates, means = _draws(gaps) if gaps else ([0.0], [0.0])
     rate_bound, gap_bound = _bound(rates), _bound(means)
     p_win = _share_won(rates, means, win_rate - rate_bound, mean_gap - gap_bound, needed)
-    if rate_bound < WIN_RATE:
+    if rate_bound < BOSS_GATE.win_rate:
         reason = (
             f"of {wins + losses} decided rows {wins} are won: {rate_bound:.1%} at the 1st percentile, "
-            f"{WIN_RATE:.0%} needed"
+            f"{BOSS_GATE.win_rate:.0%} needed"
         )
     elif gap_bound < needed:
         reason = f"the mean gap is {gap_bound:.4f} at the 1st percentile, {needed:.4f} needed"
     else:
         reason = (
             f"of {wins + losses} decided rows {wins} are won; at the 1st percentile {rate_bound:.1%} "
-            f"({WIN_RATE:.0%} needed), and the mean gap is {gap_bound:.4f} ({needed:.4f} needed)"
+            f"({BOSS_GATE.win_rate:.0%} needed), and the mean gap is {gap_bound:.4f} ({needed:.4f} needed)"
         )
     return Comparison(
         rows=len(gaps),
@@ -96,7 +95,7 @@ def compare_models(champion: Sequence[float], challenger: Sequence[float]) -> Co
         mean_gap=mean_gap,
         mean_gap_bound=gap_bound,
         gap_needed=needed,
-        won=rate_bound >= WIN_RATE and gap_bound >= needed,
+        won=rate_bound >= BOSS_GATE.win_rate and gap_bound >= needed,
         p_win=p_win,
         p_better=_share_better(means),
         reason=reason,
@@ -110,12 +109,12 @@ def _draws(gaps: Sequence[float]) -> tuple[Any, Any]:
     """
     numpy = importlib.import_module("numpy")
     gap = numpy.asarray(gaps, dtype=numpy.float64)
-    won, decided = (gap > DEAD_ZONE).astype(float), (abs(gap) > DEAD_ZONE).astype(float)
-    generator = numpy.random.default_rng(SEED)
-    size = max(1, min(RESAMPLES, AT_ONCE // len(gap)))
+    won, decided = (gap > BOSS_GATE.dead_zone).astype(float), (abs(gap) > BOSS_GATE.dead_zone).astype(float)
+    generator = numpy.random.default_rng(BOSS_GATE.seed)
+    size = max(1, min(BOSS_GATE.resamples, AT_ONCE // len(gap)))
     rates, means = [], []
-    for start in range(0, RESAMPLES, size):
-        drawn = generator.integers(0, len(gap), size=(min(size, RESAMPLES - start), len(gap)))
+    for start in range(0, BOSS_GATE.resamples, size):
+        drawn = generator.integers(0, len(gap), size=(min(size, BOSS_GATE.resamples - start), len(gap)))
         counts = decided[drawn].sum(axis=1)
         rates.append(won[drawn].sum(axis=1) / numpy.maximum(counts, 1))
         means.append(gap[drawn].mean(axis=1))
@@ -123,7 +122,7 @@ def _draws(gaps: Sequence[float]) -> tuple[Any, Any]:
 
 
 def _bound(values: Any) -> float:
-    return float(importlib.import_module("numpy").percentile(values, 100 * (1 - CONFIDENCE)))
+    return float(importlib.import_module("numpy").percentile(values, 100 * (1 - BOSS_GATE.confidence)))
 
 
 def _share_won(rates: Any, means: Any, rate_margin: float, gap_margin: float, needed: float) -> float:
@@ -132,7 +131,7 @@ def _share_won(rates: Any, means: Any, rate_margin: float, gap_margin: float, ne
     change them little."""
     numpy = importlib.import_module("numpy")
     rates, means = numpy.asarray(rates), numpy.asarray(means)
-    return float(((rates - rate_margin >= WIN_RATE) & (means - gap_margin >= needed)).mean())
+    return float(((rates - rate_margin >= BOSS_GATE.win_rate) & (means - gap_margin >= needed)).mean())
 
 
 def _share_better(means: Any) -> float:

@@ -7,14 +7,10 @@ from typing import NamedTuple
 from core.domain.choices import Engine, GpuStrategy
 from core.domain.selectors import Lane
 from core.domain.tasks import TaskType
+from core.domain.tournament_rules import KL_FACTOR, gpus_for
 from core.models.facts import ModelFacts
 from core.planning.search.requirements import Requirements
 from core.profile.targets import Targets
-
-#: The validators' own rule: up to this effective size, so many GPUs.
-TOURNAMENT_STEPS: tuple[tuple[float, int], ...] = ((4e9, 1), (12e9, 2), (40e9, 4), (float("inf"), 8))
-#: For environments, whatever the model: their scheduler passes no size.
-ENVIRONMENT_GPUS = 4
 
 
 class GpuCountChoice(NamedTuple):
@@ -110,13 +106,12 @@ def count_by_size(targets: Targets, model: ModelFacts) -> tuple[int, str]:
 
 def tournament_count(model: ModelFacts, task_type: TaskType, kl: bool) -> tuple[int, str]:
     """Count as validators hand out machines: parameters, three times for DPO, twice for GRPO or a KL term."""
+    count = gpus_for(task_type, model.params_total, kl=kl)
     if model.is_image:
-        return 1, "tournament: images get one"
+        return count, "tournament: images get one"
     if task_type.makes_rows:
-        return ENVIRONMENT_GPUS, f"tournament: environments get {ENVIRONMENT_GPUS}"
-    factor = task_type.traits.size_factor * (2 if kl else 1)
-    size = factor * model.params_total
-    count = next(gpus for most, gpus in TOURNAMENT_STEPS if size <= most)
+        return count, f"tournament: environments get {count}"
+    size = task_type.traits.size_factor * (KL_FACTOR if kl else 1) * model.params_total
     return count, f"tournament: effective size {size / 1e9:.1f}B"
 
 

@@ -25,8 +25,9 @@ from core.domain.choices import (
 from core.domain.errors import ConfigError, Problem
 from core.domain.hardware import GpuKind
 from core.domain.tasks import TaskType
+from core.domain.tournament_rules import BANDS
 from core.models.facts import ModelFacts
-from core.models.image_families import BANDS, IMAGE_FAMILIES, PictureRecipe
+from core.models.image_families import IMAGE_FAMILIES, PictureRecipe
 from core.models.kernels import LORA_KERNELS, LigerPart, liger_parts
 from core.models.shapes import RankFactors
 from core.planning.budget import Concession, conceded

@@ -27,13 +27,14 @@ from typing import Any, BinaryIO
 
 import core
 from core.domain.records import printable
+from core.domain.tournament_rules import CACHE, CHECKPOINTS, TEXT_DOCKERFILE
 from core.system.files import temporary_tree
 from miner.backends.base import AttemptSpec, Mount
 from miner.backends.sandbox import REWARD_UIDS, Interpreter, Sandbox, detect_sandbox
 from miner.tournament.check.dockerfiles import dockerfile_text, entry_point, first_dockerfile
 from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding
 from miner.tournament.public_api import mapping, number
-from miner.tournament.rules import CACHE, CHECKPOINTS, TASKS, TEXT_DOCKERFILE, TournamentTask, repository_name
+from miner.tournament.rules import TASKS, TournamentTask, repository_name
 
 #: What no validator sends yet: an entry that refuses it would fail with their next version.
 UNKNOWN_OPTION = ("--unknown-option", "1")

@@ -1,7 +1,8 @@
 """Every rule of admission that can be reproduced here, one finding each, in the order of validators.
 
-Rules and limits are in `rules.py`. A finding is passed, failed, or cannot be known here with what to do by
-hand: what depends on a closed detector, on others' machines or on the rest of the field is not called passed.
+Rules and limits are in `core/domain/tournament_rules.py`. A finding is passed, failed, or cannot be known
+here with what to do by hand: what depends on a closed detector, on others' machines or on the rest of the
+field is not called passed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,15 @@ from datetime import timedelta
 from pathlib import Path, PurePath
 from urllib.parse import urlsplit
 
+from core.domain.tournament_rules import (
+    AS_OF,
+    CLONE_LIMIT_S,
+    DATASETS,
+    LARGE_REPOSITORY_BYTES,
+    MOST_DATASETS,
+    REGISTERED_FOR,
+    TOURNAMENTS,
+)
 from core.domain.units import show_bytes
 from core.domain.wire import TournamentType
 from miner.backends.docker.images import BuildFailed, source_root
@@ -43,16 +53,7 @@ from miner.tournament.checkout import (
 )
 from miner.tournament.polite_client import SiteError
 from miner.tournament.public_api import open_public_api
-from miner.tournament.rules import (
-    AS_OF,
-    CLONE_LIMIT_S,
-    DATASETS,
-    FEES_TAO,
-    LARGE_REPOSITORY_BYTES,
-    MOST_DATASETS,
-    REGISTERED_FOR,
-    next_start,
-)
+from miner.tournament.rules import next_start
 
 # Rules 5 and 6: what decides whether two entries are copies of each other.
 #
@@ -275,7 +276,8 @@ class EntryMoney:
 
 def read_money(entry: CheckedEntry) -> EntryMoney:
     """By the public API; where it does not answer, by the stored fees."""
-    fees, origin, balance, notes = dict(FEES_TAO), f"as of {AS_OF}", None, []
+    fees = {kind: rules.fee_tao for kind, rules in TOURNAMENTS.items()}
+    origin, balance, notes = f"as of {AS_OF}", None, []
     settings = entry.settings
     if settings is not None and not entry.offline and site_answers(settings.public_api_url):
         with open_public_api(settings) as api:

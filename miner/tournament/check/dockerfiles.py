@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from core.domain.tournament_rules import DOCKERFILE_DIRECTORIES
 from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding
 from miner.tournament.checkout import read_inside
-from miner.tournament.rules import DOCKERFILE_DIRECTORIES, TASKS
+from miner.tournament.rules import TASKS
 
 INSTRUCTIONS = frozenset(
     {

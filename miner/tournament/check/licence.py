@@ -10,10 +10,7 @@ from pathlib import Path
 import httpx
 
 from core.domain.errors import GodMinerError
-from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding
-from miner.tournament.checkout import read_inside
-from miner.tournament.polite_client import PoliteClient, SiteError
-from miner.tournament.rules import (
+from core.domain.tournament_rules import (
     LICENSE_DIGEST,
     LICENSE_NAMES,
     LICENSE_READ,
@@ -21,6 +18,9 @@ from miner.tournament.rules import (
     NOTICE_NAMES,
     UPSTREAM,
 )
+from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding
+from miner.tournament.checkout import read_inside
+from miner.tournament.polite_client import PoliteClient, SiteError
 
 #: The order in which validators look for their own.
 UPSTREAM_LICENSE_NAMES = ("LICENSE.md", "LICENSE")

@@ -18,6 +18,7 @@ from core.data.facts import assumed_facts
 from core.domain.errors import GodMinerError
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import ImageModelType, TaskType, task_type_named
+from core.domain.tournament_rules import CPUS_PER_GPU, MEMORY_PER_GPU
 from core.models.identify import facts_from_name
 from core.planning.conditions import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
@@ -25,7 +26,7 @@ from core.planning.planner import plan_task
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
 from miner.tournament.field.recipes import HEADER, SMALL_FILES, FieldRecipe, read_recipe
 from miner.tournament.public_api import Entry, TournamentTaskResult, mapping, sequence, task_result
-from miner.tournament.rules import CPUS_PER_GPU, MEMORY_PER_GPU, training_pictures
+from miner.tournament.rules import training_pictures
 
 # — our own plan for a task of the field
 

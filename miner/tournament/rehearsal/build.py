@@ -20,9 +20,9 @@ from typing import Any
 
 from core.domain.errors import GodMinerError
 from core.domain.records import without_terminal_codes
+from core.domain.tournament_rules import BUILD_LIMIT_S, DOCKERFILE_DIRECTORIES
 from core.domain.units import show_seconds
 from miner.backends.docker.client import DockerClient
-from miner.tournament.rules import BUILD_LIMIT_S, DOCKERFILE_DIRECTORIES
 
 _STEP = re.compile(r"Step (\d+)/(\d+) : (.*)", re.DOTALL)
 _MADE = re.compile(r"---> ([0-9a-f]{12})")

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from core.domain.errors import GodMinerError
 from core.domain.tasks import ImageModelType
+from core.domain.tournament_rules import CACHE, DATASETS_FOLDER
 from core.models.image_families import IMAGE_FAMILIES
-from miner.tournament.rules import CACHE, DATASETS_FOLDER, TournamentTask
+from miner.tournament.rules import TournamentTask
 
 #: A folder below the cache is read by the image's own user, who may be any.
 _READABLE, _OPEN = 0o644, 0o755

@@ -21,16 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from core.domain.errors import GodMinerError
+from core.domain.tournament_rules import CACHE, CHECKPOINTS, CPUS_PER_GPU, MEMORY_PER_GPU
 from core.domain.units import show_bytes
 from miner.backends.docker.client import DockerClient, DockerRefused
 from miner.tournament.rehearsal.cache_layout import RehearsedTask
-from miner.tournament.rules import (
-    CACHE,
-    CHECKPOINTS,
-    CPUS_PER_GPU,
-    MEMORY_PER_GPU,
-    shared_memory,
-)
+from miner.tournament.rules import shared_memory
 
 #: On all containers and networks of a rehearsal: a path in its output directory.
 LABEL = "god-miner.rehearsal"

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from core.data.archives import BadArchive
 from core.data.pictures import inspect_picture_zip
 from core.data.rows import BadRows, JsonRows
+from core.domain.tournament_rules import MOST_TEST_ROWS, TEST_SHARE
 from core.domain.units import show_bytes
 from miner.backends.docker.client import DockerClient
 from miner.observe.redact import Redactor
@@ -151,8 +152,6 @@ def _png(width: int, height: int, colours: Sequence[Sequence[int]], edge: int) -
     return b"\x89PNG\r\n\x1a\n" + data
 
 
-#: Of an operator's rows so many are kept for the score, as validators do.
-TEST_SHARE, MOST_TEST_ROWS = 0.1, 1000
 STATISTICS = "statistics.json"
 #: For the checkout, logs and the submissions of small models.
 FREE_BYTES = 10**9

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.domain.errors import GodMinerError
+from core.domain.tournament_rules import CACHE, CHECKPOINTS, DATASETS_FOLDER, MAX_TRAINING_ATTEMPTS
 from core.domain.units import show_seconds
 from core.system.files import remove_tree, temporary_tree, write_atomically
 from miner.backends.docker.client import DockerClient
@@ -67,14 +68,7 @@ from miner.tournament.rehearsal.scoring import (
     score_text,
 )
 from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
-from miner.tournament.rules import (
-    CACHE,
-    CHECKPOINTS,
-    DATASETS_FOLDER,
-    MAX_TRAINING_ATTEMPTS,
-    TournamentTask,
-    repository_name,
-)
+from miner.tournament.rules import TournamentTask, repository_name
 
 # Rehearse one task on a built image: train as a validator does, upload, score, kill.
 

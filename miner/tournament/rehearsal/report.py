@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
+from core.domain.tournament_rules import AS_OF, BUILD_LIMIT_S
 from core.domain.units import show_bytes, show_seconds
 from miner.tournament.rehearsal.build import Build
 from miner.tournament.rehearsal.container import ContainerEnd
-from miner.tournament.rules import AS_OF, BUILD_LIMIT_S
 
 # — the public log
 

@@ -25,7 +25,7 @@ from core.data.pictures import PICTURE_SUFFIXES
 from core.domain.errors import GodMinerError
 from core.domain.evaluation import Era
 from core.domain.tasks import INTERCODE, PVP_GAMES, TaskType
-from core.models.image_families import NOISES
+from core.domain.tournament_rules import CACHE, LEAST_GAIN, NOISES
 from core.recipes.launch import PICTURE_RUN_FILE
 from core.runs.picture_run import PictureEvaluation, PictureRun, PictureScores
 from core.submission.check import BaseModelRef
@@ -34,7 +34,7 @@ from core.submission.prepare import check_submission
 from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal.container import TrainerContainer, run_helper
 from miner.tournament.rehearsal.upload import choose_image_file
-from miner.tournament.rules import CACHE, LEAST_GAIN, TournamentTask
+from miner.tournament.rules import TournamentTask
 
 #: Where everything lies in the container; `run_helper` mounts the folder here.
 INSIDE = Path("/rehearsal")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
+from core.domain.tournament_rules import EMPTY_BYTES, IMAGE_PREFIX, IMAGE_SUBFOLDER, NOT_UPLOADED
 from core.submission.folder import ADAPTER_CONFIG, CARD
-from miner.tournament import rules
 
 _BASE_KEY, _BASE_LINE = "base_model_name_or_path", "base_model:"
 
@@ -55,8 +55,8 @@ class Upload:
 
 
 def what_is_uploaded(folder: Path, model_id: str, *, image: bool = False) -> Upload:
-    """Apply the uploader's rules. `model_id`: the task's real model, which adapter and card then name."""
-    into = rules.IMAGE_SUBFOLDER if image else ""
+    """Apply the uploader's  `model_id`: the task's real model, which adapter and card then name."""
+    into = IMAGE_SUBFOLDER if image else ""
     if not folder.is_dir():
         return Upload(folder, problems=(f"{folder} is not a directory: the upload fails",), into=into)
     problems = []
@@ -70,13 +70,11 @@ def what_is_uploaded(folder: Path, model_id: str, *, image: bool = False) -> Upl
     uploaded = folder / taken[0] if taken else folder
     if _is_empty(uploaded):
         problems.append(
-            f"no subfolder and no file of more than {rules.EMPTY_BYTES:,} bytes: the uploader takes "
+            f"no subfolder and no file of more than {EMPTY_BYTES:,} bytes: the uploader takes "
             "the folder for empty and fails"
         )
     found = sorted(path.relative_to(uploaded) for path in uploaded.rglob("*") if path.is_file())
-    skipped = tuple(
-        path for path in found if any(fnmatch(path.as_posix(), one) for one in rules.NOT_UPLOADED)
-    )
+    skipped = tuple(path for path in found if any(fnmatch(path.as_posix(), one) for one in NOT_UPLOADED))
     files = tuple(path for path in found if path not in skipped)
     if not any(path.suffix == ".safetensors" for path in files):
         problems.append("there are no *.safetensors in it: nothing can be evaluated")
@@ -106,7 +104,7 @@ def _folders_with_weights(folder: Path) -> list[str]:
 
 def _is_empty(folder: Path) -> bool:
     entries = [path for path in folder.iterdir() if not path.name.startswith(".git")]
-    return not any(path.is_dir() or path.stat().st_size > rules.EMPTY_BYTES for path in entries)
+    return not any(path.is_dir() or path.stat().st_size > EMPTY_BYTES for path in entries)
 
 
 def _rewrites(folder: Path, files: Sequence[Path], model_id: str) -> tuple[tuple[Rewrite, ...], list[str]]:
@@ -187,9 +185,7 @@ class ImageChoice:
 def choose_image_file(published: Iterable[str]) -> ImageChoice:
     """`published`: paths in the repository."""
     weights = [
-        path
-        for path in sorted(published)
-        if path.startswith(rules.IMAGE_PREFIX) and path.endswith(".safetensors")
+        path for path in sorted(published) if path.startswith(IMAGE_PREFIX) and path.endswith(".safetensors")
     ]
     return ImageChoice(_older_choice(weights), _newer_choice(weights))
 

@@ -9,8 +9,9 @@ from core.domain.choices import Engine
 from core.domain.errors import ConfigError
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import ImageModelType, TaskType
+from core.domain.tournament_rules import BANDS
 from core.models.identify import facts_from_name
-from core.models.image_families import BANDS, IMAGE_FAMILIES
+from core.models.image_families import IMAGE_FAMILIES
 from core.planning.conditions import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task

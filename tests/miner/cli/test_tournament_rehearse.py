@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import typer
 
+from core.domain.tournament_rules import DATASETS
 from miner.cli.tournament_rehearse import _datasets, _progress
 from miner.observe.redact import Redactor
 from miner.settings.model import Settings
-from miner.tournament.rules import DATASETS, TASKS
+from miner.tournament.rules import TASKS
 
 
 def shown(capsys: pytest.CaptureFixture[str], line: str, *secrets: str) -> str:

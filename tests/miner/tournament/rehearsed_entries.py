@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from miner.tournament.rules import IMAGE_DOCKERFILE
+from core.domain.tournament_rules import IMAGE_DOCKERFILE
 from tests.doubles import base_image
 
 #: As `CMD`: a validator's arguments come after the entry point.

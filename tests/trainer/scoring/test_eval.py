@@ -14,11 +14,12 @@ from peft import LoraConfig, get_peft_model
 
 from core.domain.evaluation import Era
 from core.domain.tasks import TaskType
+from core.domain.tournament_rules import BOSS_GATE
 from core.runs.run_files import EvalTask
 from tests.trainer import tiny
 from tests.trainer.tasks import ROWS, SCORED, spec
 from trainer.errors import BadData, BadModel, BadReward
-from trainer.scoring.eval import DEAD_ZONE, compare_models, comparison_table, evaluate, main
+from trainer.scoring.eval import compare_models, comparison_table, evaluate, main
 
 TASKS = (TaskType.INSTRUCT, TaskType.CHAT, TaskType.DPO, TaskType.GRPO)
 
@@ -157,7 +158,7 @@ def test_a_model_does_not_beat_itself() -> None:
 
 
 def test_differences_within_the_dead_zone_decide_nothing() -> None:
-    comparison = compare_models(BOSS.tolist(), (BOSS - DEAD_ZONE * 0.9).tolist())
+    comparison = compare_models(BOSS.tolist(), (BOSS - BOSS_GATE.dead_zone * 0.9).tolist())
     assert (comparison.wins, comparison.won) == (0, False)
 
 

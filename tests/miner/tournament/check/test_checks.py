@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from core.domain.errors import ConfigError
+from core.domain.tournament_rules import DATASETS
 from core.domain.wire import TournamentType
 from miner.settings.load import load_settings
 from miner.tournament.check.checks import (
@@ -26,7 +27,6 @@ from miner.tournament.check.checks import (
     tree_digest,
 )
 from miner.tournament.check.entry import CheckedEntry, FindingState
-from miner.tournament.rules import DATASETS
 from tests.doubles.public_api import COLDKEY, PublicApiSite
 from tests.miner.tournament.entries import open_again, open_small
 from tests.miner.tournament.repositories import git, make_repository

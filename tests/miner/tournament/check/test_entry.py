@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from core.domain.tournament_rules import LARGE_REPOSITORY_BYTES
 from miner.backends.docker.images import source_root
 from miner.tournament.check.checks import check_clone, check_commit, run_checks
 from miner.tournament.check.entry import (
@@ -18,7 +19,6 @@ from miner.tournament.check.entry import (
     public_address,
 )
 from miner.tournament.checkout import CloneFailed
-from miner.tournament.rules import LARGE_REPOSITORY_BYTES
 from tests.miner.tournament.entries import NOW, open_again, open_small
 from tests.miner.tournament.repositories import commit_files, git, make_repository
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import pytest
 
+from core.domain.tournament_rules import LICENSE_DIGEST
 from miner.tournament.check.entry import FindingState, RuleFinding
 from miner.tournament.check.licence import NoUpstream, check_licence, digest_of, read_upstream
-from miner.tournament.rules import LICENSE_DIGEST
 from tests.doubles.flaky import FlakyServer, Reply, Request
 from tests.miner.tournament.entries import open_again, open_small
 from tests.miner.tournament.repositories import commit_files

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from core.domain.tournament_rules import TEXT_DOCKERFILE
 from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal.build import Build, build_entry, remove_entry
-from miner.tournament.rules import TEXT_DOCKERFILE
 from tests.doubles import base_image
 from tests.doubles.dockerd import Dockerd
 

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from core.domain.tournament_rules import TEXT_DOCKERFILE
 from miner.tournament.rehearsal.build import Build
 from miner.tournament.rehearsal.cache_layout import BadInput, CacheLayout
 from miner.tournament.rehearsal.container import TrainingMachine
@@ -27,7 +28,7 @@ from miner.tournament.rehearsal.inputs import (
 )
 from miner.tournament.rehearsal.rehearse import RehearsalSetup, TaskRun
 from miner.tournament.rehearsal.scoring import pictures_in
-from miner.tournament.rules import TASKS, TEXT_DOCKERFILE
+from miner.tournament.rules import TASKS
 
 
 def check(tmp_path: Path, kind: str, model: Path | None, data: Path | None = None, **more: Any) -> None:

@@ -129,7 +129,7 @@ def test_the_scorer_can_read_every_kinds_task(
     task = EvalTask.read(tmp_path / "task.json")
     assert task.task_type == TASKS[name].task_type
     assert (task.era, task.data) == (Era.TOURNAMENTS, "/rows.json")
-    assert task.kl_coefficient == (0.5 if name == "instruct-kl" else None)
+    assert task.kl_coefficient == (0.5 if "USE_KL" in TASKS[name].environment else None)
 
 
 @pytest.mark.parametrize(
