@@ -14,7 +14,7 @@ from core.domain.errors import GodMinerError
 from core.domain.keys import TaskKey
 from core.domain.wire import TournamentType, TrainingRepoResponse
 from miner.alerts.metrics import LiveMeasurements
-from miner.alerts.requests import RequestWatch
+from miner.alerts.request_watch import RequestWatch
 from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import AlertService
 from miner.api.jobs import LiveJob
@@ -32,9 +32,9 @@ from miner.fleet.sampler import SampleHistory
 from miner.http.prometheus import DaemonCollector
 from miner.jobs.backend_ability import BACKEND_NOT_FOUND_YET
 from miner.jobs.build import BACKEND_RETRY_SECONDS, build_jobs
-from miner.jobs.control import RunningTraining
 from miner.jobs.figures import RunFigures
 from miner.jobs.manager import JobManager, JobsNotReady, cancel_in_store
+from miner.jobs.running_training import RunningTraining
 from miner.notify.notifier import PERIOD_SECONDS, Notifier
 from miner.notify.targets import NotifyTargets
 from miner.observe.alerts import AlertKind, Alerts

@@ -30,7 +30,8 @@ TIERS = ("process", "docker", "training", "campaign")
 FOLDERS = {"integration": "process", "fuzz": "process"}
 #: A row of a test of several backends. Only the sandbox of local processes has all of them in `make test`.
 DOCKER = re.compile(r"\[(?:[^]]*-)?docker(?:-[^]]*)?\]$")
-OTHER_BACKEND = re.compile(r"\[(process|docker|slurm)[]-]")
+BACKENDS = "|".join(plugin.parent.name for plugin in ROOT.glob("miner/backends/*/plugin.py"))
+OTHER_BACKEND = re.compile(rf"\[({BACKENDS})[]-]")
 
 #: Importing one of these is what makes a test of the trainer's one of the training stack.
 STACK = (

@@ -157,8 +157,8 @@ def _facts(
 
 #: SDXL's U-Net has no single shape: its record describes the 1280-wide transformer blocks, where the
 #: parameters are. Adapter parameters per rank were counted from the real modules for SDXL and Flux (text
-#: encoders: CLIP-L and bigG, CLIP-L and T5), and follow from the block shapes for the rest, whose text
-#: encoders are never trained. The first pattern that a name matches counts: `FLUX.1-Krea` is a Flux.
+#: encoders: CLIP-L and bigG, CLIP-L and T5). For the rest they follow from the shapes of the blocks; their
+#: text encoders are never trained. The first pattern that a name matches counts: `FLUX.1-Krea` is a Flux.
 IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
     ImageModelType.SDXL: ImageFamily(
         Family.SDXL,

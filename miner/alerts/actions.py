@@ -20,7 +20,7 @@ from core.runs.run_files import even_micro
 from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.rules import AlertAction, AlertRule
 from miner.alerts.state import RuleTracker, TrackedRule
-from miner.jobs.control import RunningTraining
+from miner.jobs.running_training import RunningTraining
 from miner.observe.alerts import AlertSubject, gpu_subject, job_subject
 from miner.store.actions import (
     ActionNumbers,

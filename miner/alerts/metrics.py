@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from core.domain.job_states import EndReason, JobState
 from core.domain.units import MetricUnit
-from miner.alerts.requests import RequestWatch
+from miner.alerts.request_watch import RequestWatch
 from miner.api.samples import GPU_NUMBERS, HOST_NUMBERS, GpuSample, HostSample, SampledNumber
 from miner.chain.clock_offsets import ClockOffset
 from miner.fleet.sampler import SampleHistory
-from miner.jobs.control import RunningTraining
+from miner.jobs.running_training import RunningTraining
 from miner.observe.alerts import (
     HOST,
     MINER,

@@ -20,13 +20,13 @@ from miner.alerts.metrics import (
     MetricSeries,
     SeriesBySubject,
 )
-from miner.alerts.requests import unknown_fields
+from miner.alerts.request_watch import unknown_fields
 from miner.alerts.rules import AlertRule, LiveAlertRules
 from miner.alerts.state import AlertChange, ChangeKind, MeasuredValue, RuleTracker, TrackedRule, measure
 from miner.api.alerts import RuleStatus, Severity
-from miner.jobs.control import RunningTraining
+from miner.jobs.running_training import RunningTraining
 from miner.observe.alerts import (
-    ENDS,
+    ENDED_BY_GOOD_NEWS,
     MINER,
     AlertKind,
     AlertSubject,
@@ -88,7 +88,7 @@ class AlertService:
         """Store an alert of the program with its event; good news resolves the alerts that it ends."""
         rules, now = self.rules.current(), self._clock()
         if kind.is_good_news:
-            ended = [alert.value for alert in ENDS[kind]]
+            ended = [alert.value for alert in ENDED_BY_GOOD_NEWS[kind]]
             resolved = f"resolved: {text}"
             self._write(store_alerts.record_resolution, ended, subject, resolved, now, event=kind.value)
             return
@@ -176,7 +176,7 @@ class AlertService:
         self._stored_at = now
         self._stored = await self._store.read(query)
         await self._look_at_bodies()
-        resolved = frozenset(self._problems()).union(*ENDS.values())
+        resolved = frozenset(self._problems()).union(*ENDED_BY_GOOD_NEWS.values())
         unresolved = [kind for kind in AlertKind if kind not in resolved]
         await self._store.write(store_alerts.expire_alerts, unresolved, now - FORGET_SECONDS, now)
         firing = [tracked for name in rules for tracked in self.tracker.firing(name) if not tracked.no_data]

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from miner import __version__
-from miner.alerts.requests import RequestWatch
+from miner.alerts.request_watch import RequestWatch
 from miner.chain.auth import failure_limit
 from miner.config_files.what_if import WhatIf
 from miner.daemon_client import ensure_operator_token

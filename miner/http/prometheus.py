@@ -29,7 +29,7 @@ from miner.chain.nonces import NonceLedger
 from miner.fleet.fleet import Fleet
 from miner.fleet.sampler import FRESH_SECONDS, SampleHistory
 from miner.fleet.schedule import ClaimStage
-from miner.jobs.control import RunningTraining
+from miner.jobs.running_training import RunningTraining
 from miner.offers.service import OfferService
 from miner.store.alerts import open_alerts
 from miner.store.jobs import count_by_state

@@ -36,7 +36,7 @@ from core.domain.wire import (
     TrainRequestText,
     TrainResponse,
 )
-from miner.alerts.requests import RequestWatch
+from miner.alerts.request_watch import RequestWatch
 from miner.chain.auth import Authenticator, Caller
 from miner.http.errors import InvalidRequest, JsonReply, MethodNotAllowed, error_reply, internal_error
 from miner.offers.service import OfferService

@@ -25,10 +25,10 @@ from miner.fleet.base import FleetSnapshot, GpuGrant
 from miner.fleet.fleet import Fleet
 from miner.fleet.sampler import SampleHistory
 from miner.inputs.fetch import FetchedInputs, InputsProvider, JobTask
-from miner.jobs.control import RunningTraining
 from miner.jobs.events import JobEventBus
 from miner.jobs.figures import RunFigures
 from miner.jobs.folder import FinishedJobCleaner, JobFolder, job_folder
+from miner.jobs.running_training import RunningTraining
 from miner.jobs.tasks import job_task_of
 from miner.jobs.timeline import JobTimeline, JobTimings, job_timeline
 from miner.observe.alerts import STEP_FAILURES, AlertKind, SendAlert, job_subject

@@ -17,8 +17,8 @@ from miner.api.jobs import LiveJob
 from miner.backends.base import Backend, BackendRun, BackendUnreachable, RunPhase
 from miner.jobs.backend_ability import watch_backend
 from miner.jobs.context import JobContext, JobServices
-from miner.jobs.control import RunningTraining
 from miner.jobs.figures import RunFigures
+from miner.jobs.running_training import RunningTraining
 from miner.jobs.timeline import JobTimings
 from miner.jobs.worker import JobWorker
 from miner.observe.alerts import AlertKind

@@ -23,12 +23,12 @@ from miner.backends.base import (
     RunStatus,
 )
 from miner.jobs.context import JobContext
-from miner.jobs.control import RunningTraining
 from miner.jobs.figures import RunFigures
 from miner.jobs.history import is_model, read_result
 from miner.jobs.launch import JobAttempt, attempt_spec
 from miner.jobs.progress import MAX_READS, ProgressTail, RunProgress, idle_since_last_event, stall_reason
 from miner.jobs.publishing import EarlyPublisher
+from miner.jobs.running_training import RunningTraining
 from miner.jobs.timeline import JobTimeline
 from miner.jobs.verdict import AttemptVerdict, attempt_verdict
 from miner.observe.alerts import AlertKind

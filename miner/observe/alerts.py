@@ -71,11 +71,11 @@ class AlertKind(StrEnum):
     @property
     def is_good_news(self) -> bool:
         """True if something works again: noted, but not an alarm."""
-        return self in ENDS
+        return self in ENDED_BY_GOOD_NEWS
 
 
 #: Good news, and the alerts that it ends.
-ENDS: Mapping[AlertKind, frozenset[AlertKind]] = {
+ENDED_BY_GOOD_NEWS: Mapping[AlertKind, frozenset[AlertKind]] = {
     AlertKind.GPU_BACK: frozenset({AlertKind.GPU_OUT}),
     AlertKind.INVENTORY_RECOVERED: frozenset({AlertKind.INVENTORY_UNREADABLE}),
     AlertKind.METAGRAPH_RECOVERED: frozenset(

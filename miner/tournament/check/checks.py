@@ -266,7 +266,7 @@ def check_limits(entry: CheckedEntry) -> RuleFinding:
 
 @dataclass(frozen=True)
 class EntryMoney:
-    """Return the fee of entering and the balance of the coldkey at the validators."""
+    """The fee of entering, and the balance of the coldkey at the validators."""
 
     due: float
     #: None where it is not known.

@@ -84,7 +84,7 @@ class BuildStage:
 
 @dataclass
 class DockerfileFindings:
-    """Return the problems that would fail a validator's build, and the rest that is worth a look."""
+    """Problems that would fail a validator's build, and the rest that is worth a look."""
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -13,6 +13,7 @@ from core.domain.choices import Engine, Method
 from core.domain.hardware import parse_gpus
 from core.domain.tasks import TASK_WORDS, ImageModelType, TaskType
 from core.domain.units import parse_params
+from core.models.image_families import IMAGE_FAMILIES
 from core.profile.explain import ProfileFindingLevel, Subject, check_profile, representative_subjects
 from core.profile.resolve import load_profile, resolve_profile
 from core.profile.schema import ResolvedProfile
@@ -145,6 +146,11 @@ def test_a_profile_has_the_numbers_of_its_source(name: str, case: str, written: 
     resolved = of(name, task, parse_params(about)) if task.is_text else of_image(name, ImageModelType(about))
     source = Targets.model_validate(written).model_dump(include=written.keys())
     assert resolved.targets.model_dump(include=written.keys()) == source
+
+
+def test_half_of_the_captions_are_left_out_for_every_scored_family() -> None:
+    scored = [image for image, family in IMAGE_FAMILIES.items() if family.flow is not None]
+    assert {of_image("steady", image).targets.caption_dropout for image in scored} == {0.5}
 
 
 def test_the_rest_of_h100x4_is_its_guides_too() -> None:

@@ -16,15 +16,15 @@ from core.runs.progress import ControlEvent
 from core.runs.run_files import RunControl, read_control
 from miner.alerts.actions import LEAST_DUTY, larger_micro, smaller_micro
 from miner.alerts.metrics import LiveMeasurements
-from miner.alerts.requests import RequestWatch
+from miner.alerts.request_watch import RequestWatch
 from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import AlertService
 from miner.api.jobs import LiveJob
 from miner.api.samples import GpuSample
 from miner.fleet.sampler import SampleHistory
-from miner.jobs.control import RunningTraining
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.progress import RunProgress
+from miner.jobs.running_training import RunningTraining
 from miner.observe.metrics import Metrics
 from miner.store import alerts as store_alerts
 from miner.store.actions import ActionOutcome, ActionRow, actions_of_job, micro_of_next_attempt

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from miner.alerts.metrics import LiveMeasurements
-from miner.alerts.requests import RequestWatch
+from miner.alerts.request_watch import RequestWatch
 from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import FORGET_SECONDS, AlertService
 from miner.api.alerts import Severity

@@ -8,9 +8,9 @@ from pathlib import Path
 from core.config.files import config_dir
 from miner.api.jobs import LiveJob
 from miner.api.samples import GpuSample, HostSample
-from miner.jobs.control import RunningTraining
 from miner.jobs.folder import AttemptFolder
 from miner.jobs.progress import RunProgress
+from miner.jobs.running_training import RunningTraining
 from miner.observe.alerts import AlertKind
 from tests.core.builders import plan
 from tests.miner.http.daemon_in_process import DaemonInProcess, task

@@ -16,7 +16,7 @@ from core.domain.keys import TaskKey
 from core.domain.tasks import OFFERED_TASKS, TaskType
 from core.domain.wire import MinerSubmission
 from miner import __version__
-from miner.alerts.requests import unknown_fields
+from miner.alerts.request_watch import unknown_fields
 from miner.http.subnet import ROUTES
 from miner.store.jobs import record_submission
 from tests.doubles.each import each

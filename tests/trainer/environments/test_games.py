@@ -88,7 +88,7 @@ GAME = BoardGame(
 def test_a_game_is_one_module_its_rules_and_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As docs/environments.md says in "Add a game"."""
+    """As the checklist in CONTRIBUTING.md says."""
     (tmp_path / "tic_tac_toe.py").write_text(TIC_TAC_TOE)
     (tmp_path / "tic_tac_toe.txt").write_text("Three in a row win.")
     monkeypatch.setattr(games, "__path__", [*games.__path__, str(tmp_path)])

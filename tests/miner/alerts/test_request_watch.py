@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from miner.alerts.requests import MAX_NEW_FIELDS, RequestWatch
+from miner.alerts.request_watch import MAX_NEW_FIELDS, RequestWatch
 
 
 def test_of_made_up_fields_the_newest_are_remembered() -> None:
