@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -14,10 +14,12 @@ from core.config.files import ConfigFileModel, ConfigKind, LoadedConfig
 from core.config.live import LiveConfig
 from core.config.problems import SchemaKeys
 from core.domain.errors import ConfigError
-from core.domain.hardware import PCIE_BANDWIDTH, GpuKind, GpuLink, UnknownGpu, parse_gpus
+from core.domain.hardware import PCIE_BANDWIDTH, GpuKind, GpuLink, UnknownGpu, find_kind, parse_gpus
 from core.domain.records import Record
 from core.domain.units import Bytes
 from miner.fleet.sources import FixedGpuSource, GpuScan, GpuSource, ScannedGpu
+from miner.settings import Settings
+from miner.settings.values import Price
 
 
 class LinkKeyword(StrEnum):
@@ -81,6 +83,11 @@ class FleetTerms(ConfigFileModel):
         description="What a cluster's GPUs are, where their type does not say it: a node's name, a type, or "
         "`gpu` for those without a type, each with a kind like `H100`.",
     )
+    prices: dict[str, Price] = Field(
+        default_factory=dict,
+        description="What one GPU of a kind costs in an hour, in dollars, like `H100: 2.5`. Other kinds: by "
+        "GPU_PRICE_PER_HOUR.",
+    )
     host: HostTerms = Field(default=HostTerms(), description="What surrounds the GPUs.")
 
     @model_validator(mode="after")
@@ -111,6 +118,32 @@ def follow_fleet_file(
 ) -> FollowedFleetFile:
     """Read the file, and again whenever it changes; after a bad edit the last good content stays."""
     return LiveConfig(FLEET_FILE_KIND.load, str(path), (), on_problem)
+
+
+class GpuPrices(NamedTuple):
+    """The price of a GPU in an hour, in dollars; None where nobody gave one."""
+
+    of_others: float | None = None
+    by_kind: Mapping[str, float] = {}
+
+    @classmethod
+    def in_force(cls, settings: Settings, terms: FleetTerms | None) -> GpuPrices:
+        by_kind = {} if terms is None else terms.prices
+        named = {(kind.name if (kind := find_kind(name)) else name): by_kind[name] for name in by_kind}
+        return cls(settings.gpu_price_per_hour, named)
+
+    def __bool__(self) -> bool:
+        return self.of_others is not None or bool(self.by_kind)
+
+    def of(self, kind: str | None) -> float | None:
+        """Look up a kind by its name, like `H100-SXM`."""
+        return self.of_others if kind is None else self.by_kind.get(kind, self.of_others)
+
+
+def gpu_prices(settings: Settings) -> GpuPrices:
+    """Return the prices in force: GPU_PRICE_PER_HOUR and FLEET_FILE as they are now."""
+    file = follow_fleet_file(settings.fleet_file) if settings.fleet_file else None
+    return GpuPrices.in_force(settings, file.current.content if file else None)
 
 
 class FleetFileSource:

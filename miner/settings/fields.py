@@ -246,6 +246,19 @@ class GpusSection(Section):
     )
 
 
+class MoneySection(Section):
+    title = "Money"
+
+    gpu_price_per_hour: values.Price | None = setting(
+        None,
+        "What a GPU costs in an hour, in dollars; `prices` in FLEET_FILE has other prices for some kinds. "
+        "Unset: no costs are shown.",
+    )
+    tao_price: values.Price | None = setting(
+        None, "What a TAO is worth, in dollars. Unset: what was earned is shown in TAO only."
+    )
+
+
 class AlertsSection(Section):
     title = "Alerts"
 

@@ -100,6 +100,8 @@ Password = Annotated[
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Gpus = Annotated[str, AfterValidator(_gpus)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+#: In dollars.
+Price = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 
 

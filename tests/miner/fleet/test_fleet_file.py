@@ -13,7 +13,14 @@ from core.domain.errors import ConfigError
 from core.domain.hardware import GpuLink, parse_gpus
 from miner.backends.build_fleet import build_inventory
 from miner.fleet.fleet import Fleet
-from miner.fleet.fleet_file import FLEET_FILE_KIND, FleetFileSource, FleetTerms, HostTerms, follow_fleet_file
+from miner.fleet.fleet_file import (
+    FLEET_FILE_KIND,
+    FleetFileSource,
+    FleetTerms,
+    HostTerms,
+    follow_fleet_file,
+    gpu_prices,
+)
 from miner.fleet.nvml import NvmlSource
 from miner.fleet.sources import FixedGpuSource, GpuScan
 from miner.observe.alerts import AlertKind
@@ -101,11 +108,20 @@ def test_host_terms_are_fields_of_hardware() -> None:
         ("gpus: 2xH100\nids: [a, a]", "the same id is written twice"),
         ("extends: other", "stands alone"),
         ("links: some", "all"),
+        ("prices: {H100: -1}", "prices.H100 has value -1: must be at least 0"),
     ],
 )
 def test_a_wrong_file_is_rejected_with_the_reason(file: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         follow_fleet_file(write(file, text))
+
+
+def test_a_gpu_costs_what_its_kind_does_else_what_all_do(file: Path) -> None:
+    env = {"FLEET_FILE": str(write(file, "prices: {h100: 2.5, Tesla-T4: 0}")), "GPU_PRICE_PER_HOUR": "1.25"}
+    prices = gpu_prices(load_settings(env=env, env_file=None))
+    found = {kind: prices.of(kind) for kind in ("H100-SXM", "Tesla-T4", "L4", None)}
+    assert found == {"H100-SXM": 2.5, "Tesla-T4": 0, "L4": 1.25, None: 1.25}
+    assert not gpu_prices(load_settings(env={}, env_file=None))
 
 
 async def test_an_edit_counts_at_the_next_scan_and_a_bad_one_is_ignored(file: Path) -> None:
