@@ -17,6 +17,7 @@ from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.request_watch import RequestWatch
 from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import AlertService
+from miner.alerts.upstream_rules import DAY_S, FIRST_S, UpstreamRules
 from miner.api.jobs import LiveJob
 from miner.api.reports import Rank
 from miner.backends.build_fleet import build_fleet, build_inventory, build_sampler
@@ -126,6 +127,16 @@ class Daemon:
         self.rule_task = PeriodicTasks([PeriodicTask("alert rules", self.alert_service.evaluate)])
         self.file_task = PeriodicTasks([PeriodicTask("edited files", self.reload_files)])
         self.hub_task = PeriodicTasks([PeriodicTask("the hub", self.hub.check, HUB_SECONDS)])
+        self.upstream_task = PeriodicTasks(
+            [
+                PeriodicTask(
+                    "upstream's rules of tournaments",
+                    self.upstream_rules.check,
+                    DAY_S,
+                    time.monotonic() - DAY_S + FIRST_S,
+                )
+            ]
+        )
 
     def _build_chain(self) -> None:
         """Build the checks of callers: metagraph, nonces, authenticator."""
@@ -163,6 +174,7 @@ class Daemon:
         settings = self.settings
         self.request_watch = RequestWatch()
         self.hub = HubReachability(settings.hf_endpoint)
+        self.upstream_rules = UpstreamRules(settings.data_dir / "tournament" / "answers", self.alerts)
         self.kpis = CurrentKpis(self.store, lambda: self.policy_runtime.policy.terms.targets, self.clock)
         self.notifier = Notifier(
             self.store,
@@ -186,6 +198,7 @@ class Daemon:
                 AlertKind.FLEET_FILE_PROBLEM: self.inventory.file_problem(),
                 **self._hotkey_problem,
                 AlertKind.FILES_HANG: self._files_hang or None,
+                **self.upstream_rules.standing(),
             },
         )
         self.alert_service.sink = self.notifier
@@ -222,6 +235,7 @@ class Daemon:
         self.file_task.start()
         if self.settings.backends:
             self.hub_task.start()
+        self.upstream_task.start()
         self.sampler.start()
         self._in_background(self._start_jobs())
 
@@ -230,6 +244,7 @@ class Daemon:
         await self.rule_task.stop()
         await self.file_task.stop()
         await self.hub_task.stop()
+        await self.upstream_task.stop()
         # Before the fleet and the store, which it writes to. Trainings go on without us.
         for task in self._background_tasks:
             task.cancel()

@@ -156,8 +156,8 @@ DATASETS = _WHITELIST.fact(
         "hkust-nlp/agentboard",
         "tasksource/Boardgame-QA",
         "GoodStartLabs/gin-rummy-trajectories-32k",
-        "the-acorn-ai/textarena-player-game-traces",
         "gradients-io-tournaments/ArkadiumGinrummy",
+        "the-acorn-ai/textarena-player-game-traces",
         "gradients-io-tournaments/env_training_gradients",
         "gradients-io-tournaments/intercode_bigcode_combined_12k",
         "gradients-io-tournaments/pvp-tool-calling-sft",
@@ -304,7 +304,7 @@ for _type, _name in ((TaskType.DPO, "DPO"), (TaskType.GRPO, "GRPO")):
     )
 #: Whatever the model's size. A miner reports one or two for round 1; the code passes no size.
 ENVIRONMENT_GPUS = _GPUS.fact("environments: GPUs", 4, None, "plan; rehearse")
-CONTINUOUS_GPUS = _CONSTANTS.fact("continuous chat: GPUs", 4, None, "plan; rehearse")
+CONTINUOUS_GPUS = _GPUS.fact("continuous chat: GPUs", 4, None, "plan; rehearse")
 ENVIRONMENT_HOURS = _CONSTANTS.fact("environments: hours", 1.5, "ENV_TRAINING_HOURS", "rehearse; plan")
 _CONSTANTS.facts(
     "plan; docs/environments.md",
@@ -395,7 +395,7 @@ LINEAGES = _CONSTANTS.fact(
     "rehearse --task boss; docs/tournaments.md",
 )
 _ENVIRONMENTS.fact(
-    "environments", (*sorted((*PVP_GAMES, INTERCODE, SWE)),), "EnvironmentName", "trainer/environments"
+    "environments", frozenset((*PVP_GAMES, INTERCODE, SWE)), "EnvironmentName", "trainer/environments"
 )
 _IMAGE_MODELS.fact(
     "picture families",

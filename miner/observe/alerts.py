@@ -35,6 +35,9 @@ class AlertKind(StrEnum):
     METAGRAPH_STALE = "metagraph_stale"
     METAGRAPH_RECOVERED = "metagraph_recovered"
 
+    # Tournaments
+    TOURNAMENT_RULES_CHANGED = "tournament_rules_changed"
+
     # Policies and profiles
     POLICY_PROBLEM = "policy_problem"
     POLICY_NOT_IN_FORCE = "policy_not_in_force"

@@ -88,8 +88,7 @@ class TournamentTask:
     @property
     def gpus(self) -> int:
         """H100s that validators give it."""
-        params, kl = (self.billions or 0) * 1e9, "USE_KL" in self.environment
-        return gpus_for(self.kind, params, kl=kl, continuous=self.continues)
+        return gpus_of(self, self.billions or 0)
 
     @property
     def kind(self) -> TaskType:
@@ -133,6 +132,12 @@ class TournamentTask:
         stats = f"{CACHE}/baseline_stats_{task_id}_{hotkey[:8]}.json"
         found = {"WANDB_MODE": "offline", **dict.fromkeys(WANDB_VARIABLES, place)}
         return {**found, "BASELINE_STATS_PATH": stats, **self.environment}
+
+
+def gpus_of(task: TournamentTask, billions: float) -> int:
+    """H100s for a task with a model of this size."""
+    kl = "USE_KL" in task.environment
+    return gpus_for(task.kind, billions * 1e9, kl=kl, continuous=task.continues)
 
 
 _INSTRUCT: Mapping[str, Any] = {
