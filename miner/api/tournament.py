@@ -22,7 +22,7 @@ class RuleChange(Answer):
 
 
 class RulesCheck(Answer):
-    """What became of the rules since they were read."""
+    """The rules beside upstream's present ones."""
 
     #: Day of the rules that are compared, and the time of the comparison.
     as_of: str
