@@ -7,7 +7,9 @@ import sys
 from typing import Annotated
 
 import typer
+from typer._click import Command, Context, HelpFormatter
 from typer._click.exceptions import ClickException
+from typer.core import TyperGroup
 
 from core.domain.errors import ConfigError, GodMinerError
 from miner import __version__
@@ -30,46 +32,81 @@ from miner.cli import (
     profile,
     report,
     run,
+    status,
     submission,
     tournament,
     tournament_field,
     train,
 )
+from miner.cli.options import AsJson
 from miner.cli.output import echo, echo_error, echo_json
+
+#: Headings of `--help`, in their order.
+PANELS = EVERY_DAY, TOURNAMENTS, TUNE, BY_HAND, SET_UP = (
+    "Every day",
+    "Tournaments",
+    "Tune",
+    "Train by hand",
+    "Set up",
+)
+_EXAMPLES = """\b
+Examples:
+  god-miner                            how things stand, and what to do next
+  god-miner doctor                     what is missing, and how to mend it
+  god-miner tournament check           would validators admit this checkout?
+  god-miner run --task task.json       train a task of your own
+  god-miner report weekly              a week in numbers
+"""
+
+
+def panel_of(command: Command) -> str:
+    return str(getattr(command, "rich_help_panel", None))
+
+
+class CommandPanels(TyperGroup):
+    """Commands under the headings that they are declared with."""
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        room = formatter.width - 6 - max(map(len, self.commands))
+        for name, command in self.commands.items():
+            panels.setdefault(panel_of(command), []).append((name, command.get_short_help_str(room)))
+        for panel in PANELS:
+            with formatter.section(panel):
+                formatter.write_dl(panels[panel])
+
 
 app = typer.Typer(
     name="god-miner",
+    cls=CommandPanels,
     help="A miner for Bittensor subnet 56, G.O.D.",
-    no_args_is_help=True,
+    epilog=_EXAMPLES,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(run.run)
-app.command()(run.dashboard)
-app.command()(plan.plan)
-app.command()(submission.publish)
-app.command(name="eval")(train.evaluate)
-app.add_typer(config.app, name="config")
-app.add_typer(doctor.app, name="doctor")
-app.add_typer(chain.app, name="chain")
-app.add_typer(fleet.app, name="fleet")
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(profile.app, name="profile")
-app.add_typer(train.app, name="train")
-app.add_typer(models.app, name="models")
-app.add_typer(policy.app, name="policy")
+
+
+def _add(panel: str, **groups: typer.Typer) -> None:
+    for name, group in groups.items():
+        app.add_typer(group, name=name, rich_help_panel=panel)
+
+
+app.command(rich_help_panel=EVERY_DAY)(run.run)
+app.command(rich_help_panel=EVERY_DAY)(run.dashboard)
+app.command(rich_help_panel=EVERY_DAY)(events.events)
+_add(EVERY_DAY, jobs=jobs.app, offers=offers.app, fleet=fleet.app, alerts=alerts.app, report=report.app)
+_add(TOURNAMENTS, tournament=tournament.app, environments=environments.app, submission=submission.app)
+app.command(rich_help_panel=TUNE)(plan.plan)
+_add(TUNE, profile=profile.app, policy=policy.app)
+_add(BY_HAND, train=train.app)
+app.command(name="eval", rich_help_panel=BY_HAND)(train.evaluate)
+app.command(rich_help_panel=BY_HAND)(submission.publish)
+_add(BY_HAND, models=models.app)
+_add(SET_UP, doctor=doctor.app, config=config.app, chain=chain.app, images=images.app, dev=dev.app)
 policy.app.command()(backtest.backtest)
 policy.app.command()(backtest.generate)
-app.command()(events.events)
-app.add_typer(offers.app, name="offers")
-app.add_typer(alerts.app, name="alerts")
-app.add_typer(report.app, name="report")
-app.add_typer(submission.app, name="submission")
-app.add_typer(images.app, name="images")
-app.add_typer(environments.app, name="environments")
-app.add_typer(tournament.app, name="tournament")
 tournament.app.add_typer(tournament_field.app, name="field")
-app.add_typer(dev.app, name="dev")
 
 
 def _print_version(asked: bool) -> None:
@@ -80,9 +117,13 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
+    as_json: AsJson = False,
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
 ) -> None:
-    """A miner for Bittensor subnet 56, G.O.D."""
+    """A miner for Bittensor subnet 56, G.O.D. Without a command: how things stand, and what to do next."""
+    if context.invoked_subcommand is None:
+        status.show_status(as_json=as_json)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from miner.__main__ import app
+from miner.__main__ import PANELS, app, panel_of
 
 
 def commands(group: TyperGroup, prefix: str) -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
@@ -27,13 +27,17 @@ def page() -> str:
         "# Commands",
         "",
         "`god-miner` stands before each. Options are in each command's `--help`. Commands that print facts",
-        "take `--json`.",
+        "take `--json`. Without a command it says in ten lines how things stand, and what to do next.",
         "",
     ]
-    for path, command in commands(root, ""):
-        text = " ".join((command.help or command.short_help or "").split("\n\n")[0].split())
-        lines.append(f"- `{path}`: {text}")
-    return "\n".join(lines) + "\n"
+    for panel in PANELS:
+        lines += [f"## {panel}", ""]
+        for path, command in commands(root, ""):
+            if panel_of(root.commands[path.split()[0]]) == panel:
+                text = " ".join((command.help or command.short_help or "").split("\n\n")[0].split())
+                lines.append(f"- `{path}`: {text}")
+        lines.append("")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

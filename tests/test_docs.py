@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from miner.doctor.checks.subnet import WHAT_EARNS
 from miner.http import subnet
 from miner.http.apps import OPERATOR_ROUTERS, api_page
 from scripts import alerts_page, commands_page
@@ -43,6 +44,12 @@ def test_every_route_is_described(path: str) -> None:
 )
 def test_a_generated_page_is_what_the_declarations_say(name: str, printed: Callable[[], str]) -> None:
     assert (ROOT / "docs" / f"{name}.md").read_text() == printed(), "run: make docs"
+
+
+@each("page", [ROOT / "README.md", ROOT / "docs" / "quickstart.md"])
+def test_pages_say_what_earns_as_the_doctor_does(page: Path) -> None:
+    text = re.sub(r"[*`]|\[([^]]*)\]\([^)]*\)", r"\1", page.read_text())
+    assert all(line in " ".join(text.split()) for line in WHAT_EARNS)
 
 
 @each("page", PAGES)

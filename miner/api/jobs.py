@@ -9,7 +9,6 @@ from pydantic import JsonValue
 from core.domain.job_states import EndReason, JobState
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerSubmission
-from core.planning.plan import TrainingPlan
 from core.runs.run_files import RunEnd
 from miner.api.alerts import RuleAction
 from miner.api.base import Answer
@@ -282,33 +281,7 @@ class JobSeries(Answer):
     attempts: list[AttemptSeries]
 
 
-# Plan and files
-
-
-class PlannedMemory(Answer):
-    estimate_bytes: int
-    terms: dict[str, int]
-    measured_bytes: int | None
-
-
-class PlannedSpeed(Answer):
-    """Speed of all GPUs together. None: not counted for this kind of task."""
-
-    step_s: float
-    samples_s: float
-    tokens_s: float | None
-    mfu: float | None
-
-
-class PlanDetails(Answer):
-    """The plan of an attempt, beside what was measured."""
-
-    attempt: int
-    plan: TrainingPlan
-    #: What limits cost, in words.
-    concessions: list[str]
-    memory: PlannedMemory
-    expected: PlannedSpeed | None
+# Files
 
 
 class JobFile(Answer):

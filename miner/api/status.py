@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from core.domain.wire import TournamentType
 from miner.api.alerts import Alert
 from miner.api.base import Answer
 from miner.api.fleet import FleetStatus
@@ -122,3 +123,28 @@ class Overview(Answer):
     ended: list[JobSummary]
     alerts: list[Alert]
     decisions: list[OfferSummary]
+
+
+class NextTournament(Answer):
+    kind: TournamentType
+    #: The next Monday on which one may begin.
+    starts_at: float
+    #: The repository that the daemon hands out for it, and its commit.
+    entry: str | None
+
+
+class Standing(Answer):
+    """Daemon, GPUs, jobs, alerts and next tournaments, as `god-miner` alone prints them."""
+
+    at: float
+    #: None: no daemon answers; `problem` says why.
+    daemon: DaemonSummary | None
+    problem: str | None
+    #: Without a daemon: None.
+    fleet: FleetStatus | None
+    jobs: list[JobSummary]
+    ended: list[JobSummary]
+    alerts: list[Alert]
+    tournaments: list[NextTournament]
+    #: What to do next: a command, and why.
+    next_step: str

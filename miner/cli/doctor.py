@@ -72,7 +72,11 @@ def _print(findings: list[Finding]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from miner.doctor.checks.subnet import WHAT_EARNS
+
     console = terminal()
+    for line in WHAT_EARNS:
+        console.print(line, style="dim")
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
     table.add_column("Looked at", overflow="fold")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from nicegui import ui
 
 from core.planning.plan import TrainingPlan
-from miner.api.jobs import AttemptSeries, JobSeries, LogChunk, PlanDetails, PlannedSpeed
+from miner.api.jobs import AttemptSeries, JobSeries, LogChunk
+from miner.api.plans import PlanDetails, PlannedSpeed
 from miner.dashboard.charts import LineChart, Series
 from miner.dashboard.daemons import DaemonTrouble
 from miner.dashboard.layout import PageView

@@ -22,9 +22,9 @@ from miner.api.jobs import (
     JobSeries,
     JobSummary,
     LogChunk,
-    PlanDetails,
     StartedJob,
 )
+from miner.api.plans import PlanDetails
 from miner.http.operator import MAX_ROW, Daemon, OperatorDaemon, caller_address, operator_only
 from miner.jobs import views
 from miner.jobs.figures import FiguresSnapshot

@@ -20,8 +20,8 @@ from miner.api.jobs import (
     JobStep,
     JobSummary,
     LiveJob,
-    PlanDetails,
 )
+from miner.api.plans import PlanDetails
 from miner.dashboard.daemons import DaemonTrouble
 from miner.dashboard.job_panels import JobCharts, JobLog, PlanPanel
 from miner.dashboard.job_texts import (

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from miner.publish import PublishTarget
 
 
+#: What the subnet pays for: README and quickstart have the same three lines.
+WHAT_EARNS = (
+    "Tournaments are what the subnet pays for today. An entry is a repository and a fee; validators train "
+    "it on their own GPUs.",
+    "Validators have sent no offers since October 2025. The daemon hands out your entry (/training_repo), "
+    "trains tasks of your own, and is ready if offers return.",
+    "Rent GPUs to rehearse an entry or to train tasks of your own, not to wait for offers.",
+)
 #: Opening an encrypted hotkey takes 3 to 14 seconds on an idle core.
 WALLET_LIMIT_SECONDS = 200.0
 
@@ -135,7 +143,7 @@ def callers(metagraph: Metagraph, settings: Settings) -> Finding:
 
 
 def purpose(settings: Settings) -> Iterator[Finding]:
-    """Warn that validators send no offers, unless the daemon hands out a repository for tournaments."""
+    """Warn that nothing is earned, unless the daemon hands out a repository for tournaments."""
     if settings.chain is not ChainKind.BITTENSOR:
         return
     kinds = [
@@ -146,8 +154,7 @@ def purpose(settings: Settings) -> Iterator[Finding]:
     else:
         yield warn(
             "purpose",
-            "no tournament entry is set, and validators have sent no offers since October 2025: "
-            "this daemon earns nothing, and needs no GPUs until you have tasks of your own",
+            f"no tournament entry is set: this daemon earns nothing. {WHAT_EARNS[1]}",
             "docs/first-entry.md leads to an entry; then set TRAINING_REPO_TEXT_URL and _COMMIT",
         )
 
