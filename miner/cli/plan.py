@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from core.planning.plan import TrainingPlan
     from core.profile.resolve import LoadedProfile
     from miner.settings import Settings
+    from miner.tournament.rules import TournamentTask
 
 
 class PlanTarget(NamedTuple):
@@ -53,7 +54,7 @@ class PlannedTask:
     model: ModelFacts
     data: DatasetFacts
     #: In a container of a tournament: with its model there, its evaluation, and our picture trainer.
-    tournament: bool = False
+    tournament: TournamentTask | None = None
 
     def plan(self, hardware: Hardware, profile: LoadedProfile) -> TrainingPlan:
         from core.domain.evaluation import Era
@@ -61,14 +62,32 @@ class PlannedTask:
         from core.planning.plan import TaskSpec
         from core.planning.planner import plan_task, usable_hours
 
-        task = TaskSpec(task_type=self.kind, hours=usable_hours(self.hours), image_type=self.image)
+        hours, rules = usable_hours(self.hours), self.tournament
+        kl = rules.kl_coefficient if rules else None
+        task = TaskSpec(task_type=self.kind, hours=hours, image_type=self.image, kl_coefficient=kl)
         conditions = JobConditions(hardware)
-        if self.tournament:
+        if rules:
             era = Era.TOURNAMENTS
             conditions = JobConditions(hardware, model_cached=True, publishes=False, era=era, pictures=True)
         stated = self.params
         return plan_task(
             task, self.model, self.data, hardware, profile, conditions=conditions, stated_params=stated
+        )
+
+    def in_container(self, where: TargetOptions) -> TargetOptions:
+        """Fill in where a tournament trains it; options count first."""
+        from core.domain.tournament_rules import CPUS_PER_GPU, MEMORY_PER_GPU
+        from miner.tournament.rules import gpus_of
+
+        if self.tournament is None:
+            return where
+        count = gpus_of(self.tournament, self.model.params_total / 1e9)
+        return replace(
+            where,
+            gpus=where.gpus or f"{count}xH100",
+            cpu_cores=where.cpu_cores or CPUS_PER_GPU * count,
+            memory=where.memory or show_bytes(MEMORY_PER_GPU * count),
+            profile=where.profile or "steady",
         )
 
 
@@ -80,7 +99,8 @@ class TaskOptions:
     task_type: Annotated[
         str,
         typer.Option(
-            help="Task type: instruct, chat, dpo, grpo, image, environment, or a validator's word.",
+            help="Task type: instruct, chat, dpo, grpo, image, environment, or a validator's word; with "
+            "--tournament also instruct-kl, instruct-large, continuous and the picture families.",
             autocompletion=options.complete_task_types,
         ),
     ]
@@ -98,15 +118,22 @@ class TaskOptions:
     ] = None
     tournament: Annotated[
         bool,
-        typer.Option("--tournament", help="Plan as in a tournament's container; default: one H100, steady."),
+        typer.Option(
+            "--tournament",
+            help="Plan as in a tournament's container: its H100s by the rules, steady.",
+        ),
     ] = False
 
     def read(self) -> PlannedTask:
-        kind, image = _parse_task(self.task_type, self.model, self.image_type)
+        rules = _tournament_task(self.task_type, self.model, self.image_type) if self.tournament else None
+        if rules:
+            kind, image = rules.kind, rules.image_type
+        else:
+            kind, image = _parse_task(self.task_type, self.model, self.image_type)
         data = _dataset_facts(kind, image, self.rows, self.dataset, self.hours)
         stated = _parse_params(self.params)
         model = _model_facts(self.model, stated, image)
-        return PlannedTask(kind, image, self.hours, stated, model, data, self.tournament)
+        return PlannedTask(kind, image, self.hours, stated, model, data, rules)
 
 
 @dataclass(frozen=True)
@@ -189,9 +216,9 @@ def plan(
 
     Exit code 1 when the task cannot be done.
     """
-    if asked.tournament:
-        where = replace(where, gpus=where.gpus or "1xH100", profile=where.profile or "steady")
-    task, target = asked.read(), where.read()
+    task = asked.read()
+    where = task.in_container(where)
+    target = where.read()
     made = task.plan(target.hardware, target.profile)
     if against is not None:
         _print_comparison(_plan_before(against, task, target, where.directories), made, as_json)
@@ -232,6 +259,20 @@ def _plan_before(
     if against.endswith(".json"):
         return _read_plan(Path(against))
     return task.plan(target.hardware, load_profile_from(against, directories))
+
+
+def _tournament_task(word: str, model: str, image_type: str | None) -> TournamentTask:
+    """A kind of tournaments by its own word, or by those of tasks."""
+    from miner.tournament.rules import TASKS
+
+    if word in TASKS:
+        return TASKS[word]
+    kind, image = _parse_task(word, model, image_type)
+    found = next((one for one in TASKS.values() if (one.kind, one.image_type) == (kind, image)), None)
+    if found is None:
+        rule = f"a tournament's task is one of {', '.join(TASKS)}"
+        raise ConfigError("plan", [Problem("--task-type", word, rule)])
+    return found
 
 
 def _parse_task(word: str, model: str, image_type: str | None) -> tuple[TaskType, ImageModelType | None]:

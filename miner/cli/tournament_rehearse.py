@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import Counter
@@ -16,7 +17,14 @@ import typer
 
 from core.domain.records import without_terminal_codes
 from core.domain.units import show_bytes
-from miner.cli.options import AsJson, end_on_signals, load_settings, parse_build_arguments, with_options
+from miner.cli.options import (
+    AsJson,
+    end_on_signals,
+    load_settings,
+    parse_build_arguments,
+    read_json_object,
+    with_options,
+)
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -43,12 +51,17 @@ class RehearseOptions:
     commit: Annotated[str | None, typer.Option(help="Commit of that repository. Default: its head.")] = None
     task: Annotated[
         list[str] | None,
-        typer.Option(help="Task kind (repeatable); text or image for all of that kind. Default: instruct."),
+        typer.Option(
+            help="Task kind (repeatable); round1, knockout or boss for a round of texts, image-boss of "
+            "pictures; text or image for all of a kind. Default: instruct."
+        ),
     ] = None
     model: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[KIND=]DIR|NAME", help="Model to train from: a directory, or its name on the hub."
+            metavar="[KIND=]DIR|NAME",
+            help="Model to train from: a directory, its name on the hub, or an architecture to make a tiny "
+            "one of (lfm2, falcon_h1, granite, llama, qwen3).",
         ),
     ] = None
     data: Annotated[
@@ -95,13 +108,15 @@ class RehearseOptions:
         """Read what is written, and fetch the models that are named."""
         from miner.tournament.rehearsal.inputs import RehearsalOptions
 
+        tasks = _with_stand_ins(tasks, self.model or [])
+        inputs = _inputs(settings, tasks, self.model or [], self.data or [])
         by_default = settings.data_dir / "rehearsals" / time.strftime("%Y%m%d-%H%M%S")
         return RehearsalOptions(
             output=_output(self.output or by_default),
-            tasks=tasks,
+            tasks=[_sized(task, inputs[task.name]) for task in tasks],
             commit=self.commit,
             datasets=_datasets(settings, tasks, self.dataset or [], say),
-            inputs=_inputs(settings, tasks, self.model or [], self.data or []),
+            inputs=inputs,
             hours=self.hours,
             hub_cache=self.hub_cache.resolve() if self.hub_cache else None,
             trigger_word=self.trigger_word,
@@ -254,16 +269,49 @@ def _progress(hide: Callable[[str], str]) -> Iterator[Callable[[str], None]]:
 
 
 def _tasks(names: list[str]) -> list[TournamentTask]:
-    from miner.tournament.rules import TASKS
+    from miner.tournament.rules import ROUNDS, TASKS, tasks_of_round
 
     found: dict[str, TournamentTask] = {}
     for name in names:
-        of_kind = {task.name: task for task in TASKS.values() if task.tournament == name}
-        if name not in TASKS and not of_kind:
-            kinds = ", ".join([*TASKS, "text", "image"])
+        if name in TASKS:
+            several = [TASKS[name]]
+        elif name in ROUNDS:
+            several = tasks_of_round(name)
+        else:
+            several = [task for task in TASKS.values() if task.tournament == name]
+        if not several:
+            kinds = ", ".join([*TASKS, *ROUNDS, "text", "image"])
             raise typer.BadParameter(f"{name!r} is not a kind of task; known kinds: {kinds}")
-        found |= {name: TASKS[name]} if name in TASKS else of_kind
+        found |= {task.name: task for task in several}
     return list(found.values())
+
+
+def _with_stand_ins(tasks: list[TournamentTask], models: list[str]) -> list[TournamentTask]:
+    """The tasks with the architectures that are named for their stand-ins."""
+    named = _by_kind(models, tasks, "--model")
+    return [
+        replace(task, stand_in=named[task.name]) if _is_architecture(named.get(task.name), task) else task
+        for task in tasks
+    ]
+
+
+def _is_architecture(model: str | None, task: TournamentTask) -> bool:
+    return (
+        model is not None
+        and task.image_type is None
+        and re.fullmatch(r"[a-z][a-z0-9_]*", model) is not None
+        and not Path(model).exists()
+    )
+
+
+def _sized(task: TournamentTask, given: RehearsalInputs) -> TournamentTask:
+    """The task with the size of the operator's model, by which validators count GPUs."""
+    from core.models.identify import facts_from_config
+
+    if task.image_type is not None or given.model is None or not (given.model / "config.json").is_file():
+        return task
+    facts = facts_from_config(read_json_object(given.model / "config.json"), given.model_id)
+    return replace(task, billions=facts.params_total / 1e9)
 
 
 def _source(source: str | None, commit: str | None) -> tuple[str, str | None]:
@@ -306,6 +354,8 @@ def _inputs(
     found = {}
     for task in tasks:
         model, path = named_models.get(task.name), None
+        if model == task.stand_in:
+            model = None
         if model is not None:
             path = Path(model).resolve() if Path(model).exists() else _fetched(settings, model, task)
             model = model if "/" in model and not Path(model).exists() else f"local/{path.name}"

@@ -27,6 +27,7 @@ from core.domain.tournament_rules import (
     TOOLKIT_DOCKERFILE,
     TOURNAMENTS,
     WANDB_VARIABLES,
+    Round,
     gpus_for,
 )
 from core.domain.wire import TournamentType
@@ -84,6 +85,10 @@ class TournamentTask:
     #: Usual hours of such a task.
     hours: float = 1.0
     environment: Mapping[str, str] = field(default_factory=dict)
+    #: It goes on from a model of the last winner's.
+    continues: bool = False
+    #: `model_type` of a model that is made up for it.
+    stand_in: str = "qwen2"
 
     @property
     def gpus(self) -> int:
@@ -91,13 +96,13 @@ class TournamentTask:
         return gpus_of(self, self.billions or 0)
 
     @property
-    def kind(self) -> TaskType:
-        return TaskType(self.task_type) if self.task_type else TaskType.IMAGE
+    def kl_coefficient(self) -> float | None:
+        """The coefficient of its KL term, if it has one."""
+        return float(self.environment["KL_COEF"]) if "USE_KL" in self.environment else None
 
     @property
-    def continues(self) -> bool:
-        """True for a chat model's line, which goes on from the last winner's."""
-        return self.task_type == TaskType.CHAT and self.name == "continuous"
+    def kind(self) -> TaskType:
+        return TaskType(self.task_type) if self.task_type else TaskType.IMAGE
 
     def model_argument(self, model_id: str) -> str:
         return anonymous_model(model_id) if self.anonymous else model_id
@@ -136,7 +141,7 @@ class TournamentTask:
 
 def gpus_of(task: TournamentTask, billions: float) -> int:
     """H100s for a task with a model of this size."""
-    kl = "USE_KL" in task.environment
+    kl = task.kl_coefficient is not None
     return gpus_for(task.kind, billions * 1e9, kl=kl, continuous=task.continues)
 
 
@@ -211,13 +216,21 @@ TASKS: Mapping[str, TournamentTask] = {
     task.name: task
     for task in (
         _text("instruct", "InstructTextTask", _INSTRUCT, billions=4.0),
-        _text("instruct-pool", "InstructTextTask", _INSTRUCT, billions=3.0),
+        _text("instruct-pool", "InstructTextTask", _INSTRUCT, billions=3.0, stand_in="lfm2"),
         _text("instruct-kl", "InstructTextTask", _INSTRUCT, billions=4.0, environment=_KL),
         _text("instruct-large", "InstructTextTask", _INSTRUCT, billions=32.0, environment=_KL, hours=6.0),
         _text("chat", "ChatTask", _CHAT, billions=4.0),
         _text("dpo", "DpoTask", _DPO, billions=4.0, hours=1.5),
         _text("grpo", "GrpoTask", _GRPO, billions=4.0, hours=1.5),
-        _text("continuous", "ChatTask", _CHAT, billions=14.8, hours=CONTINUOUS_HOURS),
+        _text(
+            "continuous",
+            "ChatTask",
+            _CHAT,
+            billions=14.8,
+            hours=CONTINUOUS_HOURS,
+            continues=True,
+            stand_in="qwen3",
+        ),
         _text(
             "environment",
             "EnvTask",
@@ -235,16 +248,19 @@ TASKS: Mapping[str, TournamentTask] = {
 }
 
 
+#: Rounds by the operator's words: of texts, and of pictures whose families are known.
+ROUNDS: Mapping[str, Round] = {
+    one.name if kind is TournamentType.TEXT else f"{kind}-{one.name}": one
+    for kind in (TournamentType.TEXT, TournamentType.IMAGE)
+    for one in TOURNAMENTS[kind].rounds
+    if all(played.task in TASKS for played in one.tasks)
+}
+
+
 def tasks_of_round(name: str) -> list[TournamentTask]:
-    """The tasks of a round of texts, or of pictures with `image-` before its name; equal ones are numbered.
-    Empty if no such round is known in full."""
-    kind, _, last = name.rpartition("-")
-    rules = TOURNAMENTS[TournamentType(kind or TournamentType.TEXT)] if kind in ("", "image") else None
-    found = rules.round(last) if rules else None
-    if found is None or any(played.task not in TASKS for played in found.tasks):
-        return []
-    tasks = []
-    for played in found.tasks:
+    """Every task that a round may have; equal ones are numbered."""
+    tasks: list[TournamentTask] = []
+    for played in ROUNDS[name].tasks:
         task = TASKS[played.task]
         names = [task.name, *(f"{task.name}-{number}" for number in range(2, played.count + 1))]
         tasks += [replace(task, name=one) for one in names]

@@ -263,9 +263,10 @@ def training_data(task: TournamentTask, given: RehearsalInputs, folder: Path) ->
         return split_pictures(source, folder)
     train, test = folder / "train.json", folder / "test.json"
     if given.data is None:
-        rows = stand_in_rows(task, TRAIN_ROWS, seed=1)
+        seed = zlib.crc32(task.name.encode())
+        rows = stand_in_rows(task, TRAIN_ROWS, seed)
         # Answers to prompts are generated, token by token.
-        kept = stand_in_rows(task, TEST_PROMPTS if task.task_type == "GrpoTask" else TEST_ROWS, seed=2)
+        kept = stand_in_rows(task, TEST_PROMPTS if task.task_type == "GrpoTask" else TEST_ROWS, seed + 1)
     else:
         rows, kept = split_rows(given.data)
     train.write_text(json.dumps(rows), encoding="utf-8")
@@ -284,7 +285,8 @@ def make_model_and_statistics(
     if given.model is not None:
         seen, model = {**seen, given.model: "/model"}, "/model"
     kind = _STATISTICS_KINDS[str(task.task_type)]
-    command = ["python", "/worker.py", kind, "/rows.json", model, f"/rehearsal/{STATISTICS}"]
+    target = f"/rehearsal/{STATISTICS}"
+    command = ["python", "/worker.py", kind, "/rows.json", model, target, task.stand_in]
     code, output = run_helper(client, image, command, made, read_only=seen)
     if code == 0:
         return []

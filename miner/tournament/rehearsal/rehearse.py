@@ -164,7 +164,7 @@ class TaskRun:
         if self.rehearsed.hours != self.task.hours:
             add(f"{self.rehearsed.hours:g} hours; such a task usually has {self.task.hours:g}")
         if self.given.model is None:
-            add("the model is a stand-in: two layers, random weights")
+            add(f"the model is a stand-in: {self.task.stand_in} of two layers, random weights")
         if self.given.data is None:
             add("the data are made up")
         if self.task.task_type == "EnvTask":

@@ -1,8 +1,8 @@
 """Runs inside the entry's image, which has torch and transformers: makes a tiny model, or statistics of one.
 
-    python stand_in_worker.py KIND ROWS MODEL STATISTICS
+    python stand_in_worker.py KIND ROWS MODEL STATISTICS ARCHITECTURE
 
-Makes the model if it is not there, and the file of statistics.
+Makes the model if it is not there, of that `model_type`, and the file of statistics.
 Standard library, and what the image has; nothing of ours: the rehearsed commit may be any.
 """
 
@@ -32,6 +32,19 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+#: What an architecture needs besides, to be as small: the layers' kinds, Mamba's sizes, the heads' width.
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "falcon_h1": {
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 32,
+        "head_dim": 16,
+    },
+    "qwen3": {"head_dim": 16},
+}
 #: Which weights validators put into one group, the first that matches.
 GROUPS = (
     ("attention_qkv", r"(q_proj|k_proj|v_proj|qkv_proj|query_key_value|c_attn)\.weight"),
@@ -56,8 +69,8 @@ def texts_of(value: Any) -> Iterator[str]:
             yield from texts_of(inner)
 
 
-def make_model(kind: str, rows: Path, folder: Path) -> None:
-    """A Qwen2 of two layers with random weights, and a tokenizer made from the rows."""
+def make_model(kind: str, rows: Path, folder: Path, architecture: str) -> None:
+    """A model of two layers with random weights, and a tokenizer made from the rows."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizers = importlib.import_module("tokenizers")
     window = ENVIRONMENT_WINDOW if kind == "env" else WINDOW
@@ -77,7 +90,8 @@ def make_model(kind: str, rows: Path, folder: Path) -> None:
     if kind == "env":
         tokenizer.chat_template = TEMPLATE
     torch.manual_seed(0)
-    config = transformers.Qwen2Config(
+    config = transformers.AutoConfig.for_model(
+        architecture,
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
@@ -88,8 +102,9 @@ def make_model(kind: str, rows: Path, folder: Path) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
+        **SHAPES.get(architecture, {}),
     )
-    model = transformers.Qwen2ForCausalLM(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 2:
@@ -191,9 +206,9 @@ def weight_groups(model: Path) -> dict[str, dict[str, float]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    kind, rows, model, target = arguments[0], *map(Path, arguments[1:])
+    kind, rows, model, target = arguments[0], *map(Path, arguments[1:4])
     if not model.exists():
-        make_model(kind, rows, model)
+        make_model(kind, rows, model, arguments[4])
     target.write_text(json.dumps(statistics(kind, rows, model), indent=2), "utf-8")
     return 0
 

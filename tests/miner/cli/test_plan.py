@@ -245,3 +245,29 @@ def test_against_a_file_that_is_no_plan_is_reported(tmp_path: Path, content: str
     found = _run(*TASK, "--against", str(path))
     assert isinstance(found.exception, ConfigError)
     assert "--against" in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("word", "model", "host"),
+    [
+        ("instruct", "meta-llama/Llama-3.2-3B", "1xH100-SXM, 24 cores, 118.1 GB"),
+        ("instruct-kl", "meta-llama/Llama-3.2-3B", "2xH100-SXM, 48 cores, 236.2 GB"),
+        ("instruct-large", "Qwen/Qwen2.5-72B", "8xH100-SXM, 192 cores, 944.9 GB"),
+        ("dpo", "meta-llama/Llama-3.2-3B", "2xH100-SXM, 48 cores, 236.2 GB"),
+        ("DpoTask", "meta-llama/Llama-3.1-8B", "4xH100-SXM, 96 cores, 472.4 GB"),
+        ("continuous", "Qwen/Qwen3-14B", "4xH100-SXM, 96 cores, 472.4 GB"),
+        ("krea2", "some/krea2", "1xH100-SXM, 24 cores, 118.1 GB"),
+    ],
+)
+def test_a_tournaments_task_is_planned_for_the_gpus_that_validators_give(
+    word: str, model: str, host: str
+) -> None:
+    found = _run("--tournament", "--model", model, "--task-type", word, "--hours", "4")
+    assert found.exit_code == 0
+    assert f"host: {host}\n" in found.stdout
+
+
+def test_kinds_that_tournaments_do_not_have_are_refused_with_those_that_they_have() -> None:
+    found = _run("--tournament", "--model", "some/sdxl", "--task-type", "image", "--hours", "1")
+    assert isinstance(found.exception, ConfigError)
+    assert "instruct-large" in found.exception.problems[0].rule

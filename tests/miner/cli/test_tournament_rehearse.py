@@ -8,9 +8,10 @@ import pytest
 import typer
 
 from core.domain.tournament_rules import DATASETS
-from miner.cli.tournament_rehearse import _datasets, _progress
+from miner.cli.tournament_rehearse import _datasets, _progress, _sized, _tasks, _with_stand_ins
 from miner.observe.redact import Redactor
 from miner.settings.model import Settings
+from miner.tournament.rehearsal.inputs import RehearsalInputs
 from miner.tournament.rules import TASKS
 
 
@@ -74,3 +75,36 @@ def test_datasets_that_validators_would_not_give_are_refused(
 ) -> None:
     with pytest.raises(typer.BadParameter, match=problem):
         _datasets(Settings(), [TASKS[kind]], given, lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["round1"], "instruct instruct-2 instruct-pool"),
+        (["knockout"], "instruct-kl dpo grpo"),
+        (["boss"], "instruct-kl instruct-kl-2 instruct-large dpo grpo continuous"),
+        (["image-boss"], "krea2 krea2-2 ideogram4 ideogram4-2 qwen-image z-image"),
+        (["instruct", "round1"], "instruct instruct-2 instruct-pool"),
+    ],
+)
+def test_a_round_is_rehearsed_task_by_task(words: list[str], names: str) -> None:
+    assert " ".join(task.name for task in _tasks(words)) == names
+
+
+@pytest.mark.parametrize("word", ["image-round1", "environment-boss", "round2"])
+def test_a_round_that_is_not_known_in_full_is_refused(word: str) -> None:
+    with pytest.raises(typer.BadParameter, match=r"known kinds: .*round1, knockout, boss, image-knockout"):
+        _tasks([word])
+
+
+def test_a_stand_in_has_the_architecture_that_is_named_and_a_model_its_gpus(tmp_path: Path) -> None:
+    tasks = _with_stand_ins(_tasks(["round1"]), ["instruct-pool=falcon_h1", f"instruct={tmp_path}"])
+    assert [task.stand_in for task in tasks] == ["qwen2", "qwen2", "falcon_h1"]
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,'
+        ' "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}'
+    )
+    given = RehearsalInputs(tmp_path, "local/llama")
+    assert [_sized(task, given).gpus for task in _tasks(["boss"])] == [4, 4, 4, 4, 4, 4]
+    assert [_sized(task, given).gpus for task in tasks] == [2, 2, 2]
+    assert [task.gpus for task in _tasks(["boss"])] == [2, 2, 8, 2, 2, 4]
