@@ -240,7 +240,7 @@ def check_limits(entry: CheckedEntry) -> RuleFinding:
     """Check the limits of one entry per address, account and coldkey. Other entries are unknown here."""
     rule = "limits and fees"
     money = read_money(entry)
-    notes = [*money.notes, "a validator that waits for a full field begins again, and may take the fee again"]
+    notes = [*money.notes, "the fee is taken once, however long validators wait for a full field"]
     accounts = sorted({account_of(repo.url) for _, repo in entered(entry)} - {""})
     if entry.settings is None:
         notes.append(entry.settings_problem)
