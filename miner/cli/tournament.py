@@ -14,7 +14,7 @@ import typer
 from core.domain.errors import ConfigError
 from core.domain.wire import TournamentType
 from core.system.files import temporary_tree
-from miner.cli import tournament_rehearse, tournament_rules
+from miner.cli import tournament_odds, tournament_rehearse, tournament_rules
 from miner.cli.options import (
     AsJson,
     end_on_signals,
@@ -36,6 +36,7 @@ app = typer.Typer(no_args_is_help=True, help="Tournaments: check, prepare and re
 app.command()(tournament_rehearse.rehearse)
 app.command()(tournament_rehearse.clean)
 app.command()(tournament_rules.rules)
+app.command()(tournament_odds.odds)
 
 Kinds = Annotated[
     list[TournamentType] | None, typer.Option("--kind", help="Kind to enter (repeatable). Default: all.")

@@ -34,6 +34,9 @@ TournamentId = Annotated[
     typer.Option("--tournament", help="Tournament id, e.g. tourn_…_20261116. Default: the latest."),
 ]
 Ranks = Annotated[int, typer.Option(min=1, help="Entries of each task, best first.")]
+Past = Annotated[
+    int, typer.Option(min=0, help="Also results of so many earlier tournaments of each kind, for `odds`.")
+]
 To = Annotated[
     Path | None,
     typer.Option(file_okay=False, help="Directory to save to. Default: DATA_DIR/tournament/field."),
@@ -64,6 +67,7 @@ def pull(
     kinds: Kinds = None,
     tournament_id: TournamentId = None,
     ranks: Ranks = 3,
+    past: Past = 0,
     to: To = None,
     api: Api = None,
     hub: Hub = None,
@@ -91,6 +95,7 @@ def pull(
             wanted,
             tournament_id=tournament_id,
             ranks=ranks,
+            past=past,
             on_progress=_progress,
         )
     if as_json:

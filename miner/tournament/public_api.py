@@ -6,8 +6,9 @@ July 2026; never asked from the machine on which this was written:
 - `/tournament/fees`: `text_tournament_fee_rao` and the same for image and environment.
 - `/tournament/balance/{coldkey}`: `balance_rao`; 404 if the coldkey never paid.
 - `/tournament/latest/details`: by kind one tournament, with `tournament_id`, `status`, `winner_hotkey`,
-  `participants`, `rounds[].tasks[]` and `boss_round_performance[]` with `task_id`.
-  `/tournament/{id}/details`: one of them.
+  `base_winner_hotkey`, `participants`, `rounds[].tasks[]` with `participant_scores[]`, and
+  `boss_round_performance[]` with `task_id` and `challenger_won`. `/tournament/{id}/details`: one of them.
+- `/v1/tournaments/history`: `tournaments[]` with `tournament_id`, `tournament_type`, `status`, newest first.
 - `/auditing/tasks/{id}`: `task_type`, `model_id`, `model_type` (pictures), `hours_to_complete`,
   `image_text_pairs[]` (pictures), `hotkey_details[]` with `hotkey`, `repo`, `rank`, `test_loss`.
 
@@ -17,12 +18,13 @@ Every field is optional here and checked: what an answer of another shape does n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from core.domain.records import printable
+from core.domain.tournament_rules import CHAMPION_NAME
 from core.domain.wire import TournamentType
 from miner.settings import Settings
 from miner.tournament.polite_client import PoliteClient, SiteAnswer, SiteError
@@ -34,6 +36,7 @@ FRESH_S, DAY_S = 300.0, 86_400.0
 MAX_ANSWER = 32 * 1024**2
 #: Tasks of one tournament; real ones have some tens.
 MOST_TASKS = 500
+_OVER = "completed"
 _ADDRESS = re.compile(r"[1-9A-HJ-NP-Za-km-z]{46,49}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _HOTKEY = re.compile(r"[A-Za-z0-9]{1,64}")
@@ -81,13 +84,82 @@ class TournamentTaskResult:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTask:
+    """One task of round 1, with what each entry reached in it."""
+
+    task_id: str
+    task_type: str | None
+    group: str | None
+    #: As `Entry.loss`, by hotkey.
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class BossTask:
+    """One task of the boss round."""
+
+    task_id: str
+    task_type: str | None
+    won: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tournament:
     tournament_id: str
     kind: TournamentType
     status: str | None = None
+    #: The champion before it.
+    boss: str | None = None
+    #: As the API has it: a champion that stays has another name there, `CHAMPION_NAME`.
     winner: str | None = None
     participants: tuple[str, ...] = ()
     task_ids: tuple[str, ...] = ()
+    first_round: tuple[GroupTask, ...] = ()
+    boss_tasks: tuple[BossTask, ...] = ()
+
+    @property
+    def champion(self) -> str | None:
+        """The champion after it."""
+        return self.boss if self.winner == CHAMPION_NAME and self.boss else self.winner
+
+    @property
+    def dethroned(self) -> bool | None:
+        """True if there is another champion since; None if that is not known, or not yet."""
+        return None if self.winner is None or self.boss is None else self.champion != self.boss
+
+    @property
+    def entrants(self) -> tuple[str, ...]:
+        return tuple(one for one in self.participants if one not in (CHAMPION_NAME, self.boss))
+
+    def as_answer(self) -> dict[str, object]:
+        """Return what was read, in the API's own words."""
+        tasks = [
+            {
+                "task_id": task.task_id,
+                "task_type": task.task_type,
+                "group_id": task.group,
+                "participant_scores": [
+                    {"hotkey": hotkey, "test_loss": loss} for hotkey, loss in task.scores.items()
+                ],
+            }
+            for task in self.first_round
+        ]
+        known = {task.task_id for task in self.first_round}
+        later = [{"task_id": one} for one in self.task_ids if one not in known]
+        boss = [
+            {"task_id": one.task_id, "task_type": one.task_type, "challenger_won": one.won}
+            for one in self.boss_tasks
+        ]
+        return {
+            "tournament_id": self.tournament_id,
+            "tournament_type": str(self.kind),
+            "status": self.status,
+            "base_winner_hotkey": self.boss,
+            "winner_hotkey": self.winner,
+            "participants": [{"hotkey": one} for one in self.participants],
+            "rounds": [{"round_number": 1, "tasks": tasks}, {"round_number": 2, "tasks": later}],
+            "boss_round_performance": boss,
+        }
 
 
 @contextmanager
@@ -140,12 +212,26 @@ class PublicApi:
         newest = {kind: _tournament(found.get(kind), kind) for kind in TournamentType}
         return {kind: tournament for kind, tournament in newest.items() if tournament is not None}
 
+    def past(self, kinds: Collection[TournamentType], count: int) -> list[str]:
+        """The ids of so many tournaments of each kind that are over, newest first."""
+        answer = self._get("/v1/tournaments/history")
+        rows = [mapping(one) for one in sequence(mapping(answer.json()).get("tournaments"))]
+        found: list[str] = []
+        for kind in kinds:
+            ids = [
+                text(row.get("tournament_id"))
+                for row in rows
+                if row.get("tournament_type") == kind and row.get("status") == _OVER
+            ]
+            found += _names(ids)[:count]
+        if not found:
+            raise SiteError(f"{answer.url} names no tournament that is over")
+        return found
+
     def details(self, tournament_id: str) -> Tournament:
         """One tournament, also one that is long over."""
         answer = self._get(f"/tournament/{_name(tournament_id)}/details")
-        found = mapping(answer.json())
-        kind = found.get("tournament_type")
-        tournament = _tournament(found, TournamentType(kind)) if kind in list(TournamentType) else None
+        tournament = tournament_of(answer.json())
         if tournament is None:
             raise SiteError(f"{answer.url} describes no tournament")
         return tournament
@@ -197,6 +283,12 @@ def _ranked(entries: list[Entry]) -> list[Entry]:
     return sorted(named, key=lambda entry: (entry.rank is None, entry.rank or 0, entry.hotkey))
 
 
+def tournament_of(raw: Any) -> Tournament | None:
+    """Read an answer on one tournament, whatever it holds."""
+    kind = mapping(raw).get("tournament_type")
+    return _tournament(raw, TournamentType(kind)) if kind in list(TournamentType) else None
+
+
 def _tournament(raw: Any, kind: TournamentType) -> Tournament | None:
     found = mapping(raw)
     tournament_id = text(found.get("tournament_id"))
@@ -204,16 +296,38 @@ def _tournament(raw: Any, kind: TournamentType) -> Tournament | None:
         return None
     rounds = [mapping(one) for one in sequence(found.get("rounds"))]
     ids = [text(mapping(task).get("task_id")) for one in rounds for task in sequence(one.get("tasks"))]
-    boss = [text(mapping(one).get("task_id")) for one in sequence(found.get("boss_round_performance"))]
+    boss = [_boss_task(mapping(one)) for one in sequence(found.get("boss_round_performance"))[:MOST_TASKS]]
+    first = [
+        mapping(task) for one in rounds if one.get("round_number") == 1 for task in sequence(one.get("tasks"))
+    ]
     participants = [text(mapping(one).get("hotkey")) for one in sequence(found.get("participants"))]
     return Tournament(
         tournament_id,
         kind,
         text(found.get("status")),
+        text(found.get("base_winner_hotkey")),
         text(found.get("winner_hotkey")),
-        tuple(hotkey for hotkey in participants if hotkey),
-        _names(ids + boss),
+        tuple(dict.fromkeys(hotkey for hotkey in participants if hotkey)),
+        _names(ids + [one.task_id for one in boss]),
+        tuple(_group_task(task) for task in first[:MOST_TASKS]),
+        tuple(boss),
     )
+
+
+def _group_task(found: Mapping[str, Any]) -> GroupTask:
+    rows = [mapping(one) for one in sequence(found.get("participant_scores"))]
+    scores = {str(row.get("hotkey")): number(row.get("test_loss")) for row in rows}
+    return GroupTask(
+        text(found.get("task_id")) or "",
+        text(found.get("task_type")),
+        text(found.get("group_id")),
+        {hotkey: loss for hotkey, loss in scores.items() if loss is not None and _HOTKEY.fullmatch(hotkey)},
+    )
+
+
+def _boss_task(found: Mapping[str, Any]) -> BossTask:
+    won = found.get("challenger_won") is True
+    return BossTask(text(found.get("task_id")) or "", text(found.get("task_type")), won)
 
 
 def _names(found: list[str | None]) -> tuple[str, ...]:

@@ -19,13 +19,21 @@ from core.domain.errors import GodMinerError
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import ImageModelType, TaskType, task_type_named
 from core.domain.tournament_rules import CPUS_PER_GPU, MEMORY_PER_GPU
+from core.domain.wire import TournamentType
 from core.models.identify import facts_from_name
 from core.planning.conditions import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
 from miner.tournament.field.recipes import HEADER, SMALL_FILES, FieldRecipe, read_recipe
-from miner.tournament.public_api import Entry, TournamentTaskResult, mapping, sequence, task_result
+from miner.tournament.public_api import (
+    Entry,
+    Tournament,
+    TournamentTaskResult,
+    mapping,
+    task_result,
+    tournament_of,
+)
 from miner.tournament.rules import training_pictures
 
 # — our own plan for a task of the field
@@ -111,7 +119,9 @@ def recipe_of_plan(plan: TrainingPlan) -> FieldRecipe:
 
 TASK, TOURNAMENT = "task.json", "tournament.json"
 #: A directory of a whole season has fewer.
-MOST_FOLDERS = 2000
+MOST_FOLDERS, MOST_FILES = 2000, 20_000
+#: What says of an entry's folder that it is whole.
+DONE = "pulled.json"
 #: Of a whole answer of the API, where that was saved.
 MOST_TASK_BYTES = 32 * 1024**2
 
@@ -171,10 +181,29 @@ def own_results(directory: Path, hotkey: str) -> OwnResults:
         for one in task.entries
         if one.entry.hotkey == hotkey and one.entry.rank is not None
     ]
-    saved = [mapping(_read_json(file)) for file in sorted(directory.rglob(TOURNAMENT))[:MOST_FOLDERS]]
-    over = [one for one in saved if one.get("winner") and hotkey in sequence(one.get("participants"))]
-    won = sum(one["winner"] == hotkey for one in over)
+    saved = read_tournaments(directory)[0]
+    over = [one for one in saved if one.winner and hotkey in (*one.participants, one.boss)]
+    won = sum(one.champion == hotkey for one in over)
     return OwnResults(hotkey, len(places), places.count(1), len(over), won)
+
+
+def read_tournaments(directory: Path) -> tuple[list[Tournament], list[str]]:
+    """Read tournaments that `pull` saved, and answers of the API in other files; return problems as well."""
+    found: dict[str, Tournament] = {}
+    problems = []
+    for file in sorted(directory.rglob("*.json"))[:MOST_FILES]:
+        if file.name in (TASK, DONE, HEADER, *SMALL_FILES):
+            continue
+        try:
+            raw = mapping(_read_json(file))
+        except NoField as error:
+            problems.append(str(error))
+            continue
+        read = [tournament_of(one) for one in (raw, *(raw.get(kind) for kind in TournamentType))]
+        found |= {one.tournament_id: one for one in read if one is not None}
+        if file.name == TOURNAMENT and not any(read):
+            problems.append(f"{file} describes no tournament: pull it again")
+    return list(found.values()), problems
 
 
 def read_field(directory: Path) -> list[FieldTask]:

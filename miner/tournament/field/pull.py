@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from urllib.parse import quote
 from core.domain.wire import TournamentType
 from core.submission.safetensors import BadHeader, parse_header
 from core.system.files import write_atomically
-from miner.tournament.field.entries import TASK, TOURNAMENT
+from miner.tournament.field.entries import DONE, TASK, TOURNAMENT
 from miner.tournament.field.recipes import HEADER, MOST_BYTES, SMALL_FILES, header_summary
 from miner.tournament.polite_client import PoliteClient, SiteError
 from miner.tournament.public_api import (
@@ -33,8 +33,6 @@ from miner.tournament.public_api import (
 MOST_HEADER = 8 * 1024**2
 #: Lists of files of a repository with many checkpoints.
 MOST_LIST = 4 * 1024**2
-#: What says of an entry's folder that it is whole.
-DONE = "pulled.json"
 
 
 @dataclass
@@ -57,25 +55,56 @@ def pull(
     *,
     tournament_id: str | None = None,
     ranks: int = 3,
+    past: int = 0,
     on_progress: Callable[[str], None] = lambda _text: None,
 ) -> Pulled:
     """Save tournaments below the directory, each in a folder of its name. `SiteError` if the API does not
-    say which tasks there are; what single entries lack is in `problems`.
+    say which tasks there are; what single entries lack is in `problems`. `past`: save the results of so many
+    earlier ones of each kind, too, without their entries.
     """
     pulled = Pulled()
     for tournament in _tournaments(api, kinds, tournament_id):
-        pulled.tournaments.append(tournament.tournament_id)
-        folder = directory / tournament.tournament_id
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / TOURNAMENT, asdict(tournament))
+        folder = _save(directory, tournament, pulled)
         for number, task_id in enumerate(tournament.task_ids, 1):
             where = (
                 f"{tournament.kind} {tournament.tournament_id}: task {number} of {len(tournament.task_ids)}"
             )
             on_progress(where)
             _pull_task(api, folder, task_id, ranks, pulled)
+    if past:
+        _pull_past(api, directory, kinds, past, pulled, on_progress)
     pulled.requests = api.client.requests
     return pulled
+
+
+def _save(directory: Path, tournament: Tournament, pulled: Pulled) -> Path:
+    pulled.tournaments.append(tournament.tournament_id)
+    folder = directory / tournament.tournament_id
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / TOURNAMENT, tournament.as_answer())
+    return folder
+
+
+def _pull_past(
+    api: PublicApi,
+    directory: Path,
+    kinds: Sequence[TournamentType],
+    count: int,
+    pulled: Pulled,
+    on_progress: Callable[[str], None],
+) -> None:
+    """Save earlier results. They no longer change: a tournament that was saved is not asked for again."""
+    try:
+        wanted = [one for one in api.past(kinds, count) if not (directory / one / TOURNAMENT).is_file()]
+    except SiteError as error:
+        pulled.problems.append(f"past tournaments: {error}")
+        return
+    for number, tournament_id in enumerate(wanted, 1):
+        on_progress(f"past tournament {number} of {len(wanted)}: {tournament_id}")
+        try:
+            _save(directory, api.details(tournament_id), pulled)
+        except SiteError as error:
+            pulled.problems.append(f"{tournament_id}: {error}")
 
 
 def _tournaments(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from core.domain.wire import TournamentType
-from miner.tournament.field.entries import own_results, read_field
+from miner.tournament.field.entries import own_results, read_field, read_tournaments
 from miner.tournament.field.pull import Pulled, loaded_file, pull
 from miner.tournament.polite_client import PoliteClient, SiteError
 from miner.tournament.public_api import PublicApi
@@ -109,6 +109,38 @@ def test_what_is_known_is_not_asked_for_again(
     again = run(site, client, tmp_path)
     assert (again.entries, again.known) == (3, 3)
     assert len(hub.requests) == before
+
+
+def test_results_of_earlier_tournaments_are_saved_once(
+    site: PublicApiSite, client: PoliteClient, tmp_path: Path
+) -> None:
+    latest = site.pages.pop("/tournament/latest/details")
+    past = [f"tourn_{day}_202611{day:02}" for day in (15, 9, 2)]
+    for day in past:
+        site.add_tournament("image", day, [image_task(TASKS[1])])
+    site.pages["/tournament/latest/details"] = latest
+    site.pages["/v1/tournaments/history"] = {
+        "tournaments": [
+            {"tournament_id": one, "tournament_type": kind, "status": status}
+            for one, kind, status in (
+                ("tourn_5_20261123", "image", "active"),
+                *((one, "image", "completed") for one in past),
+                ("tourn_6_20261109", "text", "completed"),
+            )
+        ]
+    }
+    api = PublicApi(client, site.url)
+    done = pull(api, tmp_path, [TournamentType.IMAGE], past=2)
+    assert done.tournaments == [TOURNAMENT, *past[:2]]
+    assert (done.tasks, done.problems) == (1, [])
+    read, problems = read_tournaments(tmp_path)
+    assert ({one.tournament_id for one in read}, problems) == ({TOURNAMENT, *past[:2]}, [])
+    assert all(one.dethroned and one.champion == HOTKEYS[0] for one in read)
+    assert pull(api, tmp_path, [TournamentType.IMAGE], past=2).tournaments == [TOURNAMENT]
+    del site.pages["/v1/tournaments/history"]
+    client.clock = lambda: 1e10
+    (problem,) = pull(api, tmp_path, [TournamentType.IMAGE], past=9).problems
+    assert problem.startswith("past tournaments: ")
 
 
 def test_addresses_of_data_are_not_saved(site: PublicApiSite, client: PoliteClient, tmp_path: Path) -> None:
