@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from math import cos, pi
 from pathlib import Path
@@ -140,10 +141,7 @@ _SHAPES = {
 def read_recipe(folder: Path) -> FieldRecipe:
     """Read what the files of one entry say. The configuration of the engine goes before what is derived."""
     parsed = [
-        reader(content)
-        for name, reader in _READERS.items()
-        for file in sorted(folder.rglob(name))[:1]
-        if (content := _read(file)) is not None
+        _parsed(file, reader) for name, reader in _READERS.items() for file in sorted(folder.rglob(name))[:1]
     ]
     found = FieldRecipe()
     for recipe in [*parsed, *_headers(folder)]:
@@ -151,18 +149,28 @@ def read_recipe(folder: Path) -> FieldRecipe:
     return found
 
 
-def _read(file: Path) -> str | None:
+class _Unreadable(ValueError):
+    """A file of another form than its name says."""
+
+
+def _parsed(file: Path, reader: Callable[[str], FieldRecipe]) -> FieldRecipe:
+    """Parse a file. One that cannot be read becomes a note, so that nobody misses the entry."""
     try:
-        with file.open("rb") as opened:
-            return opened.read(MOST_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return None
+        return reader(_read(file))
+    except (OSError, _Unreadable) as error:
+        why = text(" ".join(str(error).split()), 80) or "no reason"
+        return FieldRecipe(notes=(f"{file.name} cannot be read: {why}",))
+
+
+def _read(file: Path) -> str:
+    with file.open("rb") as opened:
+        return opened.read(MOST_BYTES).decode("utf-8", "replace")
 
 
 def _headers(folder: Path) -> Iterator[FieldRecipe]:
     """Kept headers, or those of weights in the folder."""
     for file in sorted(folder.rglob(HEADER))[:1]:
-        yield recipe_of_header(_json(_read(file) or ""))
+        yield _parsed(file, _kept_header)
         return
     weights = sorted(folder.rglob("*.safetensors"))
     submitted = [file for file in weights if file.name in ("last.safetensors", "adapter_model.safetensors")]
@@ -198,6 +206,10 @@ def header_summary(header: SafetensorsHeader) -> dict[str, object]:
 
 def _is_down(name: str) -> bool:
     return name.endswith((".lora_A.weight", ".lora_down.weight", ".lora_A.default.weight"))
+
+
+def _kept_header(content: str) -> FieldRecipe:
+    return recipe_of_header(_json_object(content))
 
 
 def recipe_of_header(kept: Any) -> FieldRecipe:
@@ -250,7 +262,7 @@ def _ai_toolkit(content: str) -> FieldRecipe:
     config = mapping(mapping(_yaml(content)).get("config"))
     process = mapping(next(iter(sequence(config.get("process"))), None))
     if not process:
-        return FieldRecipe()
+        raise _Unreadable("it is no configuration of ai-toolkit")
     train, network = mapping(process.get("train")), mapping(process.get("network"))
     dataset = mapping(next(iter(sequence(process.get("datasets"))), None))
     rate, ema = number(train.get("lr"), least=0), mapping(train.get("ema_config"))
@@ -291,7 +303,7 @@ def _family(engines_name: Any) -> str | None:
 
 
 def _peft(content: str) -> FieldRecipe:
-    config = mapping(_json(content))
+    config = _json_object(content)
     return FieldRecipe(
         lora_rank=_whole(config.get("r")),
         lora_alpha=number(config.get("lora_alpha"), least=0),
@@ -307,9 +319,10 @@ def _readme(content: str) -> FieldRecipe:
     begin = content.find(_FENCE)
     end = content.find("\n```", begin + len(_FENCE))
     if 0 <= begin < end:
-        found = _axolotl(mapping(_yaml(content[begin + len(_FENCE) : end])))
-        if found.lr is not None:
-            return found
+        with suppress(_Unreadable):
+            found = _axolotl(mapping(_yaml(content[begin + len(_FENCE) : end])))
+            if found.lr is not None:
+                return found
     listed = dict(re.findall(r"^- ([a-z_]{1,60}): (.{1,200})$", content, re.MULTILINE))
     rate = _float(listed.get("learning_rate"))
     if rate is None:
@@ -350,7 +363,7 @@ def _axolotl(config: Mapping[str, Any]) -> FieldRecipe:
 
 def _arguments(content: str) -> FieldRecipe:
     """The arguments of a transformers trainer, where they were saved as JSON."""
-    found = mapping(_json(content))
+    found = _json_object(content)
     steps = _whole(found.get("max_steps"))
     return FieldRecipe(
         trainer="transformers",
@@ -379,8 +392,17 @@ class _WithoutMerges(yaml.SafeLoader):
 def _yaml(content: str) -> Any:
     try:
         return yaml.load(content, _WithoutMerges)  # noqa: S506 - a safe loader
-    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError):
-        return None
+    except RecursionError:
+        raise _Unreadable("it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError, AttributeError, TypeError) as error:
+        raise _Unreadable(str(error)) from None
+
+
+def _json_object(content: str) -> Mapping[str, Any]:
+    found = _json(content)
+    if not isinstance(found, dict):
+        raise _Unreadable("it is no JSON object")
+    return found
 
 
 def _json(content: str) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from miner.cli.render.field import field_pages
 from miner.tournament.field.entries import NoField, read_field
 from miner.tournament.rules import training_pictures
 from tests.doubles.field import ai_toolkit_config, image_task
@@ -59,6 +60,29 @@ def test_folders_of_own_files_are_a_task_of_each_family(tmp_path: Path) -> None:
     assert found == {"qwen-image": ["third"], "wan21": ["new"], "z-image": ["mine", "other"]}
     assert tasks[0].entries[0].recipe.steps == 700
     assert tasks[0].own_plan()[1] == "the task is not known: there is no task.json"
+
+
+def test_an_entry_whose_files_cannot_be_read_is_named(tmp_path: Path) -> None:
+    hostile = {
+        "bomb": b"a: &a [x]\nb: &b [*a, *a]\n<<: *b\n",
+        "code": b"!!python/object/apply:os.system ['true']",
+        "escape": b"config: \x1b[2J",
+        "other": b"model: of somebody's own",
+    }
+    for name, content in hostile.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_bytes(content)
+    (task,) = read_field(tmp_path)
+    notes = {one.entry.hotkey: one.recipe.notes for one in task.entries}
+    assert notes.keys() == hostile.keys()
+    assert all(
+        len(found) == 1 and found[0].startswith("config.yaml cannot be read: ") for found in notes.values()
+    )
+    assert not any("\x1b" in note for (note,) in notes.values())
+    shown = [str(page) for page in field_pages([task], 3)]
+    assert {
+        name for name in hostile if any(f"{name}: config.yaml cannot be read" in one for one in shown)
+    } == {*hostile}
 
 
 def test_a_task_of_the_future_has_no_plan_and_says_why(tmp_path: Path) -> None:
