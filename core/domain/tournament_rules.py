@@ -13,6 +13,7 @@ from datetime import date, timedelta
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
+from core.domain.evaluation import DPO_BETA, GRPO_GENERATIONS, GRPO_KL_LENGTH, GRPO_KL_WEIGHT
 from core.domain.records import Record
 from core.domain.tasks import INTERCODE, PVP_GAMES, SWE, ImageModelType, TaskType
 from core.domain.wire import TournamentType
@@ -99,6 +100,9 @@ _WHITELIST = UpstreamFile(
 )
 _IMAGE_MODELS = UpstreamFile("core/models/image_models.py", "49c16d39", date(2026, 9, 21))
 _PICTURES = UpstreamFile("validator/evaluation/evaluators/diffusion.py", "49c16d39", date(2026, 9, 21))
+
+_EVALUATION = UpstreamFile("validator/evaluation/constants.py", "385bcb6", _WHOLE_TREE)
+_PVP = UpstreamFile("core/pvp/constants.py", "385bcb6", _WHOLE_TREE)
 
 #: The rules as a whole are of this day: fees, hours and gates were read then.
 AS_OF = _CONSTANTS.day.isoformat()
@@ -702,6 +706,51 @@ NOISES = _PICTURES.fact("pictures: noises", 16, "DEFAULT_NOISES", _PICTURE_USES)
 _IMAGE_MODELS.fact("pictures: version of the score", "image-denoising-l2-v1", None, _PICTURE_USES)
 _IMAGE_MODELS.fact("pictures: share of the caption", 0.5, None, _PICTURE_USES)
 _PICTURES.fact("pictures: ComfyUI", "694815f4", None, "the image's ComfyUI (requirements, dockerfiles)")
+
+
+_EVALUATION.facts(
+    "core/domain/evaluation.py; god-miner eval; the trainer's held-out scores",
+    ("DPO: beta", DPO_BETA, "BETA_DPO"),
+    ("GRPO: cost of a nat of KL", GRPO_KL_WEIGHT, "BETA_GRPO"),
+    ("GRPO: completions of a prompt", GRPO_GENERATIONS, "GRPO_DEFAULT_NUM_GENERATIONS"),
+    ("GRPO: prompt for the KL, tokens", GRPO_KL_LENGTH, "GRPO_KL_SEQUENCE_LENGTH"),
+)
+
+
+class MatchRules(Record):
+    """A match of two models in a game."""
+
+    #: Wall time for a game's pairs, and for a turn.
+    seconds: float
+    turn_seconds: float
+    #: Tokens of a turn's answer, and of the notes after a game.
+    turn_tokens: int
+    reflection_tokens: int
+    #: A model's notes: slots for a game and for the match, and tokens in each.
+    working_slots: int
+    long_term_slots: int
+    slot_tokens: int
+    #: So many forfeits of one side end a match.
+    forfeits: int
+    #: So many losses in a row end a match of at most so many games; a longer one ends after twice as many.
+    losses: int
+
+
+def _match(name: str, value: T, constant: str, source: UpstreamFile = _PVP) -> T:
+    return source.fact(f"match: {name}", value, constant, "trainer/environments; docs/environments.md")
+
+
+MATCH = MatchRules(
+    seconds=_match("seconds", 900.0, "PVP_MATCHUP_TIME_BUDGET_SECONDS"),
+    turn_seconds=_match("seconds of a turn", 30.0, "PVP_TURN_TIMEOUT_SECONDS"),
+    turn_tokens=_match("tokens of a turn", 512, "PVP_TURN_MAX_TOKENS"),
+    reflection_tokens=_match("tokens of the notes after a game", 384, "PVP_REFLECTION_MAX_TOKENS"),
+    working_slots=_match("slots for a game", 4, "PVP_WORKING_MEM_SLOTS"),
+    long_term_slots=_match("slots for the match", 8, "PVP_LONGTERM_MEM_SLOTS"),
+    slot_tokens=_match("tokens of a slot", 128, "PVP_WORKING_SLOT_TOKENS"),
+    forfeits=_match("forfeits that end it", 10, "PVP_EPISODE_FORFEIT_THRESHOLD", _EVALUATION),
+    losses=_match("losses in a row that end it", 10, "PVP_CONSECUTIVE_LOSS_FORFEIT", _EVALUATION),
+)
 
 
 # — emission

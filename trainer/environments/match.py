@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from core.domain.errors import GodMinerError
+from core.domain.tournament_rules import MATCH
 from trainer.environments.games import (
     GameOutcome,
     board_game,
@@ -28,23 +29,12 @@ from trainer.environments.games import (
 )
 from trainer.environments.memory import Memory
 from trainer.environments.models import AnswerTimeout, ChatAnswer, ChatModel, ContextOverflow
-from trainer.environments.prompts import (
-    GAME_ACTION,
-    REFLECTION_TOKENS,
-    TURN_TOKENS,
-    memory_tools,
-    reflection_messages,
-    tools,
-    turn_messages,
-)
+from trainer.environments.prompts import GAME_ACTION, memory_tools, reflection_messages, tools, turn_messages
 from trainer.environments.tool_calls import ToolCall, first_move
 
 if TYPE_CHECKING:
     import pyspiel
 
-FORFEIT_LIMIT = 10
-#: So many losses in a row end a match of at most so many games; a longer one ends after twice as many.
-LOSS_LIMIT = 10
 #: How a match ends that Ctrl-C ends.
 INTERRUPTED = "interrupted"
 
@@ -143,7 +133,7 @@ class ModelContestant:
         answer, action, forfeit = None, None, None
         began = time.monotonic()
         try:
-            answer = self._model.answer(messages, tools(legal), max_tokens=TURN_TOKENS, seed=self._seed)
+            answer = self._model.answer(messages, tools(legal), max_tokens=MATCH.turn_tokens, seed=self._seed)
         except AnswerTimeout:
             forfeit = Forfeit.TIMEOUT
         except ContextOverflow:
@@ -161,7 +151,7 @@ class ModelContestant:
         messages = reflection_messages(self._game, state, self._seat, self.memory, ended)
         try:
             answer = self._model.answer(
-                messages, memory_tools(), max_tokens=REFLECTION_TOKENS, seed=self._seed
+                messages, memory_tools(), max_tokens=MATCH.reflection_tokens, seed=self._seed
             )
         except GodMinerError:  # a server that is away is found out at the next turn
             return ()
@@ -272,7 +262,7 @@ def play_game(
 class MatchRules:
     """When a match ends besides the evaluator's stops, and how many games of it are played at once."""
 
-    seconds: float = 900.0
+    seconds: float = MATCH.seconds
     #: At least so many games, in whole pairs; None for as many as there is time for.
     games: int | None = None
     base_seed: int = 42
@@ -328,9 +318,9 @@ class MatchResult:
     def stop(self) -> str:
         """Why the evaluator would end the match after this pair of games; empty if it would not."""
         for side, name in enumerate(self.names):
-            if self.forfeits[side].total() >= FORFEIT_LIMIT:
+            if self.forfeits[side].total() >= MATCH.forfeits:
                 return f"{name} forfeited {self.forfeits[side].total()} games"
-            limit = LOSS_LIMIT if self.games <= LOSS_LIMIT else 2 * LOSS_LIMIT
+            limit = MATCH.losses if self.games <= MATCH.losses else 2 * MATCH.losses
             if self._in_a_row[side] >= limit:
                 return f"{name} lost {self._in_a_row[side]} games in a row"
         return ""

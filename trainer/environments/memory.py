@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-SLOT_TOKENS = 128
+from core.domain.tournament_rules import MATCH
+
 EMPTY = "(empty)"
 #: Cut a text to so many tokens from its start (True) or its end (False); return a text that fits as it is.
 Cut = Callable[[str, int, bool], str]
@@ -20,7 +21,7 @@ class Area(StrEnum):
     LONG_TERM = "long_term_memory"
 
 
-SLOTS: Mapping[Area, int] = {Area.WORKING: 4, Area.LONG_TERM: 8}
+SLOTS: Mapping[Area, int] = {Area.WORKING: MATCH.working_slots, Area.LONG_TERM: MATCH.long_term_slots}
 #: The tools that change a slot, by their names in the schemas: the area, and whether the text is added.
 MEMORY_TOOLS: Mapping[str, tuple[Area, bool]] = {
     f"{area}_{verb}": (area, verb == "append") for area in Area for verb in ("rewrite", "append")
@@ -65,12 +66,12 @@ class Memory:
 
     def rewrite(self, area: Area, slot: int, text: str) -> None:
         """Replace a slot, counted from 1; too long a text loses its end."""
-        self.slots[area][slot - 1] = self.cut(text, SLOT_TOKENS, True)
+        self.slots[area][slot - 1] = self.cut(text, MATCH.slot_tokens, True)
 
     def append(self, area: Area, slot: int, text: str) -> None:
         """Add to a slot as a new line; too long a text loses its start."""
         old = self.slots[area][slot - 1]
-        self.slots[area][slot - 1] = self.cut(f"{old}\n{text}" if old else text, SLOT_TOKENS, False)
+        self.slots[area][slot - 1] = self.cut(f"{old}\n{text}" if old else text, MATCH.slot_tokens, False)
 
     def apply(self, tool: str, arguments: Mapping[str, Any]) -> bool:
         """Do what a call of a memory tool asks for; False, and nothing done, where it cannot be done."""

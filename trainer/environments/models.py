@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from core.domain.errors import GodMinerError
+from core.domain.tournament_rules import MATCH
 from trainer.environments.memory import Cut, cut_tokens, cut_words
 from trainer.environments.tool_calls import (
     ParserName,
@@ -66,7 +67,6 @@ def in_time(call: Callable[[], T], seconds: float) -> T:
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
-TURN_SECONDS = 30.0
 #: What waits this long for others to come before a batch begins.
 _GATHER_S = 0.02
 _BATCH = 32
@@ -133,7 +133,7 @@ class EndpointModel:
     for its first model."""
 
     def __init__(
-        self, address: str, *, tokenizer: Path | None = None, turn_seconds: float = TURN_SECONDS
+        self, address: str, *, tokenizer: Path | None = None, turn_seconds: float = MATCH.turn_seconds
     ) -> None:
         self._address = urlsplit(address)
         if (
@@ -264,7 +264,7 @@ class LocalModel:
         *,
         base: Path | None = None,
         parser: ParserName | None = None,
-        turn_seconds: float = TURN_SECONDS,
+        turn_seconds: float = MATCH.turn_seconds,
     ) -> None:
         import torch
 

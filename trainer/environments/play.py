@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from core.domain.errors import GodMinerError
 from core.domain.tasks import INTERCODE, PVP_GAMES
+from core.domain.tournament_rules import MATCH
 from trainer.environments import results
 from trainer.environments.games import Player, board_game
 from trainer.environments.intercode.machine import remove_open_folders
@@ -37,7 +38,7 @@ from trainer.environments.match import (
     PlayerContestant,
     play_match,
 )
-from trainer.environments.models import TURN_SECONDS, ChatModel, EndpointModel, LocalModel
+from trainer.environments.models import ChatModel, EndpointModel, LocalModel
 from trainer.environments.results import (
     match_folder,
     safe_to_print,
@@ -69,7 +70,7 @@ class ModelOptions:
     base: Path | None = None
     tokenizer: Path | None = None
     parser: ParserName | None = None
-    turn_seconds: float = TURN_SECONDS
+    turn_seconds: float = MATCH.turn_seconds
     seed: int = 42
 
 
@@ -286,7 +287,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--at-once", type=int)
-    parser.add_argument("--turn-seconds", type=float, default=TURN_SECONDS)
+    parser.add_argument("--turn-seconds", type=float, default=MATCH.turn_seconds)
     parser.add_argument("--base", type=Path)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--parser", type=ParserName, choices=list(ParserName))

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import pyspiel
 
 GAME_ACTION = "game_action"
-TURN_TOKENS = 512
-REFLECTION_TOKENS = 384
 _ONE_ANSWER = (
     "You get ONE response this turn. In it, optionally edit your memory notes, and "
     "then call game_action with a legal action id to commit your move. If you do not "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from core.domain.tournament_rules import MATCH
 from tests.doubles.each import each
-from trainer.environments.memory import SLOT_TOKENS, Area, Memory, cut_tokens
+from trainer.environments.memory import Area, Memory, cut_tokens
 
 LONG = " ".join(str(number) for number in range(200))
 
@@ -11,9 +12,9 @@ LONG = " ".join(str(number) for number in range(200))
 def test_too_long_a_text_loses_its_end_and_too_long_an_addition_its_start() -> None:
     memory = Memory()
     memory.rewrite(Area.WORKING, 1, LONG)
-    assert memory.slots[Area.WORKING][0].split() == [str(number) for number in range(SLOT_TOKENS)]
+    assert memory.slots[Area.WORKING][0].split() == [str(number) for number in range(MATCH.slot_tokens)]
     memory.append(Area.WORKING, 1, "last")
-    assert memory.slots[Area.WORKING][0].split() == [*map(str, range(1, SLOT_TOKENS)), "last"]
+    assert memory.slots[Area.WORKING][0].split() == [*map(str, range(1, MATCH.slot_tokens)), "last"]
 
 
 def test_an_addition_is_a_line_of_its_own() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from core.domain.tasks import PVP_GAMES
+from core.domain.tournament_rules import MATCH
 from trainer.errors import BadData
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class BoardGame:
     #: Smallest and largest number of random moves before the models take over.
     opening_plies: tuple[int, int] | None = None
     simultaneous: bool = False
-    evaluation_seconds: float = 900.0
+    evaluation_seconds: float = MATCH.seconds
 
 
 def rules_beside(module: str) -> str:
