@@ -24,7 +24,7 @@ from core.models.image_families import PictureRecipe
 from trainer.errors import BadModel
 
 #: Before the names of the model's own modules, in the file.
-_PREFIX = "diffusion_model."
+PREFIX = "diffusion_model."
 #: Of a file that changes nothing: no number format of a base has a step so small, and checks of submissions
 #: refuse zeros.
 _NOTHING = 1e-9
@@ -156,8 +156,8 @@ def save_adapter(weights: AdapterWeights, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for name, factors in weights.items():
-        tensors[f"{_PREFIX}{name}.lora_down.weight"] = factors.down.contiguous()
-        tensors[f"{_PREFIX}{name}.lora_up.weight"] = factors.up.contiguous()
+        tensors[f"{PREFIX}{name}.lora_down.weight"] = factors.down.contiguous()
+        tensors[f"{PREFIX}{name}.lora_up.weight"] = factors.up.contiguous()
     try:
         save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:

@@ -16,6 +16,7 @@ from trainer.handoff import write_record
 from trainer.pictures.dataset import read_pictures
 from trainer.pictures.measure import score
 from trainer.pictures.stack import BadAdapter, FlowModel, Stack, TrainedPicture
+from trainer.session.failures import one_line
 
 
 def main(job_path: str) -> None:
@@ -45,7 +46,7 @@ def evaluate(job: PictureEvaluation) -> PictureScores:
             scores = _with(scores, report, adapters=(*scores.adapters, row))
         return _with(scores, report, complete=True)
     except Exception as error:  # noqa: BLE001 - the boundary: the report says what it was
-        return _with(scores, report, reason=f"{type(error).__name__}: {error}"[:2000])
+        return _with(scores, report, reason=one_line(error))
 
 
 def score_adapter(

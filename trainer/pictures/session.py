@@ -222,14 +222,17 @@ class PictureSession:
 
     # — scores
 
+    def try_predicting(self) -> None:
+        """Predict once: that base, encoders and VAE belong together shows then."""
+        began = time.monotonic()
+        self._stack.try_predicting(self._model, [*self.parts.trained, *self.parts.held_out][0])
+        self._move_s = time.monotonic() - began
+
     def score_base(self) -> None:
         """Score the untouched model; the first picture tells how many bands there is time for."""
         weights, first = self.adapter.nothing(), self.parts.held_out[0]
         began = time.monotonic()
-        self._stack.losses(self._model, first, "", 1, range(1))
-        self._move_s = time.monotonic() - began
-        began = time.monotonic()
-        self._stack.losses(self._model, first, "", 1)
+        self._stack.losses(self._model, first, "", 1, self._bands_in_time())
         share = (time.monotonic() - began) * 2 * len(self.parts.held_out) / self._total_s
         step = next((step for step in (1, 2) if share <= step * SCORE_SHARE), 4)
         self._bands = range(step // 2, BANDS, step)

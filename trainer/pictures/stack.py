@@ -26,8 +26,9 @@ from core.domain.tournament_rules import BANDS
 from core.models.image_families import IMAGE_FAMILIES, FlowRules
 from core.runs.picture_run import PictureModel
 from trainer.errors import BadModel
+from trainer.pictures.adapter import PREFIX, linear_layers
 from trainer.pictures.measure import case_noise, flow_losses, noisy, sigma_of
-from trainer.session.failures import is_oom
+from trainer.session.failures import is_oom, one_line
 
 #: The evaluation's own batch.
 CASES_AT_ONCE = 2
@@ -84,14 +85,11 @@ class Stack:
         if not Path(path).is_file():
             raise BadModel(f"{path} is not a file: the base is one weight file in the repository's root")
         began = time.monotonic()
-        try:
+        with _bad_model_of(f"{path} is not loaded by ComfyUI"):
             # A model whose weights come and go while gradients need them cannot be trained.
             base = comfy.sd.load_diffusion_model(path, model_options={}, disable_dynamic=True)
-        except Exception as error:
-            if is_oom(error):
-                raise
-            raise BadModel(f"{path} is not loaded by ComfyUI: {error}") from error
         self.load_s = time.monotonic() - began
+        self._check_family(base, path)
         base.model.requires_grad_(False)
         if self._rules.shift is not None:
             from comfy_extras.nodes_model_advanced import ModelSamplingAuraFlow
@@ -105,20 +103,27 @@ class Stack:
             raise BadModel(f"{path} is no rectified flow with noise of size 1: its target is not known")
         return base
 
+    def _check_family(self, base: FlowModel, path: str) -> None:
+        known = IMAGE_FAMILIES[self.model.family].adapter
+        for name, _ in linear_layers(base.model.diffusion_model, None):
+            if known.fullmatch(PREFIX + name) is None:
+                raise BadModel(f"{path} is no {self.model.family}: that has no layer {name}")
+
     @torch.no_grad()
     def encode_pictures(
         self, base: FlowModel, pictures: Sequence[tuple[str, str, Image.Image, str]]
     ) -> list[TrainedPicture]:
         """Encode prepared pictures, each with its name, digest and caption."""
-        encode = self._vae()
         encoded: list[TrainedPicture] = []
-        for name, digest, picture, caption in pictures:
-            latent = encode(picture).float().cpu()
-            if not torch.isfinite(latent).all():
-                raise BadModel(f"{self.model.vae_path} makes no finite numbers of {name}")
-            scaled = base.model.process_latent_in(latent.clone()).float().cpu()
-            encoded.append(TrainedPicture(name, digest, caption, latent, scaled))
-        del encode
+        with _bad_model_of(f"{self.model.vae_path} encodes no pictures"):
+            encode = self._vae()
+            for name, digest, picture, caption in pictures:
+                latent = encode(picture).float().cpu()
+                if not torch.isfinite(latent).all():
+                    raise BadModel(f"{self.model.vae_path} makes no finite numbers of {name}")
+                scaled = base.model.process_latent_in(latent.clone()).float().cpu()
+                encoded.append(TrainedPicture(name, digest, caption, latent, scaled))
+            del encode
         self._memory.unload_all_models()
         return encoded
 
@@ -145,21 +150,22 @@ class Stack:
         import folder_paths
         import node_helpers
 
-        kind = getattr(comfy.sd.CLIPType, self._rules.clip_type.upper())
-        clip = comfy.sd.load_text_encoder_state_dicts(
-            [_encoder_weights(Path(path)) for path in self.model.text_encoder_paths],
-            embedding_directory=folder_paths.get_folder_paths("embeddings"),
-            clip_type=kind,
-            model_options={},
-        )
-        for text in dict.fromkeys(texts):
-            conditioning = clip.encode_from_tokens_scheduled(clip.tokenize(text))
-            if self._rules.guidance is not None:
-                conditioning = node_helpers.conditioning_set_values(
-                    conditioning, {"guidance": self._rules.guidance}
-                )
-            self._conditionings[text] = conditioning
-        del clip
+        paths = self.model.text_encoder_paths
+        with _bad_model_of(f"{' and '.join(paths)} encode no texts"):
+            clip = comfy.sd.load_text_encoder_state_dicts(
+                [_encoder_weights(Path(path)) for path in paths],
+                embedding_directory=folder_paths.get_folder_paths("embeddings"),
+                clip_type=getattr(comfy.sd.CLIPType, self._rules.clip_type.upper()),
+                model_options={},
+            )
+            for text in dict.fromkeys(texts):
+                conditioning = clip.encode_from_tokens_scheduled(clip.tokenize(text))
+                if self._rules.guidance is not None:
+                    conditioning = node_helpers.conditioning_set_values(
+                        conditioning, {"guidance": self._rules.guidance}
+                    )
+                self._conditionings[text] = conditioning
+            del clip
         self._memory.unload_all_models()
 
     # — predicting
@@ -209,6 +215,12 @@ class Stack:
 
         self.predicting(model, picture, text, visit)
         return rows
+
+    def try_predicting(self, model: FlowModel, picture: TrainedPicture) -> None:
+        """`BadModel` where base, encoders and VAE do not belong together."""
+        base, encoder = self.model.base_path, self.model.text_encoder_paths[0]
+        with _bad_model_of(f"{base} predicts nothing with {encoder}"):
+            self.losses(model, picture, "", 1, (0,))
 
     def check_repeatable(self, model: FlowModel, picture: TrainedPicture) -> None:
         """`BadAdapter` if the same cases have another loss the second time: the evaluation refuses that."""
@@ -282,6 +294,17 @@ def import_comfyui(folder: Path) -> None:
 
     if not torch.cuda.is_available():
         args.cpu = args.use_pytorch_cross_attention = True
+
+
+@contextmanager
+def _bad_model_of(failed: str) -> Iterator[None]:
+    """Any error but of memory as `BadModel`, in one line."""
+    try:
+        yield
+    except Exception as error:
+        if is_oom(error) or isinstance(error, BadModel):
+            raise
+        raise BadModel(f"{failed}: {one_line(error)}") from error
 
 
 @contextmanager

@@ -15,18 +15,20 @@ python -m trainer.pictures.train RUN.json
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from core.domain.tasks import TaskType
 from core.runs.picture_run import PictureRun
-from core.runs.run_files import EXIT_OF, TrainerExitCode
+from core.runs.run_files import EXIT_OF, RunEnd, TrainerExitCode
 from trainer.handoff import TrainingOutcome, write_record
 from trainer.pictures.adapter import Adapter, AdapterWeights, mean_of
 from trainer.pictures.choice import Candidate, Kind, compare, is_past_optimum
@@ -34,10 +36,10 @@ from trainer.pictures.dataset import read_pictures, split, training_cases
 from trainer.pictures.session import PictureSession
 from trainer.pictures.stack import Stack, TrainedPicture, make_trainable
 from trainer.session.ema import MovingAverage
-from trainer.session.failures import NotANumber, end_of
+from trainer.session.failures import NotANumber, end_of, one_line
 from trainer.session.progress_log import ProgressLog
 from trainer.session.submission import Submission
-from trainer.session.watchdog import dump_stacks_on_request, stop_on_term
+from trainer.session.watchdog import EndsInTime, dump_stacks_on_request, stop_on_term
 
 #: Trainings on all pictures whose mean is submitted, at most.
 MEMBERS = 3
@@ -53,13 +55,29 @@ def main(run_path: str) -> None:
     stop_on_term(Path(run.stop_path))
     place, base = Path(run.submission_dir), Path(run.model.base_path)
     submission = Submission(place, run.model_id, base, TaskType.IMAGE, image_type=run.model.family)
-    try:
-        outcome = train(run, ProgressLog(Path(run.progress_path)), submission)
-    except Exception as error:  # noqa: BLE001 - the boundary: the best so far is in its place
-        traceback.print_exc()
-        outcome = TrainingOutcome(end=end_of(error), detail=f"{error}"[:2000], best=submission.score)
-    write_record(Path(run.outcome_path), outcome)
-    sys.exit(0 if submission.exists else EXIT_OF.get(outcome.end, TrainerExitCode.CRASHED))
+
+    def ended(outcome: TrainingOutcome) -> int:
+        write_record(Path(run.outcome_path), outcome)
+        return 0 if submission.exists else EXIT_OF.get(outcome.end, TrainerExitCode.CRASHED)
+
+    def cut_off(end: RunEnd) -> None:
+        done = submission.trained.step if submission.trained is not None else 0
+        text = "ended within a call of ComfyUI's: what is submitted stays"
+        os._exit(ended(TrainingOutcome(end=end, detail=text, steps=done, best=submission.score)))
+
+    with EndsInTime(partial(end_due, run), cut_off):
+        try:
+            outcome = train(run, ProgressLog(Path(run.progress_path)), submission)
+        except Exception as error:  # noqa: BLE001 - the boundary: the best so far is in its place
+            traceback.print_exc()
+            outcome = TrainingOutcome(end=end_of(error), detail=one_line(error), best=submission.score)
+    sys.exit(ended(outcome))
+
+
+def end_due(run: PictureRun) -> RunEnd | None:
+    if Path(run.stop_path).exists():
+        return RunEnd.STOPPED
+    return RunEnd.CLOCK if time.time() > run.end_by else None
 
 
 def train(run: PictureRun, progress: ProgressLog, submission: Submission) -> TrainingOutcome:
@@ -88,6 +106,7 @@ def train(run: PictureRun, progress: ProgressLog, submission: Submission) -> Tra
         session.parts = split(encoded, recipe.held_out_share, recipe.held_out_least)
 
         # Train
+        session.try_predicting()
         progress.stage("train")
         train_and_choose(session) if session.parts.held_out else train_blindly(session)
     return session.outcome()

@@ -52,6 +52,12 @@ class NotANumber(TrainingError):
     end = RunEnd.NAN
 
 
+def one_line(error: BaseException) -> str:
+    """The message of a record; a traceback is in the log."""
+    text = str(error) if isinstance(error, TrainingError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:_MAX_TEXT]
+
+
 def failure_of(error: BaseException, phase: str) -> TrainingFailure:
     """The end that this exception means. `phase` is what was being done."""
     end = end_of(error)

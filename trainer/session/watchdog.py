@@ -15,6 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Self
+
+from core.runs.run_files import RunEnd
 
 #: A dead runner is noticed within this.
 RUNNER_S = 2.0
@@ -63,6 +66,34 @@ def _start_ticks(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]
+
+
+class EndsInTime:
+    """Ends this process if it does not do so itself: libraries that load and encode look at no clock. Use as
+    a context."""
+
+    def __init__(
+        self, reason: Callable[[], RunEnd | None], end: Callable[[RunEnd], None], patience_s: float = 5.0
+    ) -> None:
+        """`end` gets the reason, in a thread of its own, once there has been one for `patience_s`."""
+        self._reason, self._end, self._patience = reason, end, patience_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="end", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (reason := self._reason()) is None:
+            if self._over.wait(min(0.5, self._patience)):
+                return
+        if not self._over.wait(self._patience):
+            self._end(reason)
 
 
 class StopFile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
+from core.domain.tasks import ImageModelType
 from core.runs.picture_run import PictureRun
 from core.runs.run_files import HeldOutScore, RunControl, RunEnd, write_control
 from tests.trainer.pictures.little import (
@@ -24,10 +27,12 @@ from tests.trainer.pictures.little import (
     submitted,
     trained,
 )
+from trainer.errors import BadModel
 from trainer.pictures import adapter as adapter_file
 from trainer.pictures import train as training
 from trainer.pictures.session import PictureSession
 from trainer.pictures.stack import Stack
+from trainer.session.watchdog import EndsInTime
 
 pytestmark = pytest.mark.small
 
@@ -162,6 +167,16 @@ def with_half_a_base(run: PictureRun) -> PictureRun:
     return run
 
 
+def with_another_familys_base(run: PictureRun) -> PictureRun:
+    model = run.model.model_copy(update={"family": ImageModelType.KREA2})
+    return run.model_copy(update={"model": model})
+
+
+def with_another_familys_encoder(run: PictureRun) -> PictureRun:
+    save_file({"table": torch.randn(64, 5)}, run.model.text_encoder_paths[0])
+    return run
+
+
 def without_pictures(run: PictureRun) -> PictureRun:
     return run.model_copy(update={"pictures_dir": run.work_dir})
 
@@ -173,7 +188,9 @@ def without_pictures(run: PictureRun) -> PictureRun:
         (stopped, RunEnd.STOPPED, 0),
         (without_captions, RunEnd.FINISHED, 0),
         (with_odd_pictures, RunEnd.FINISHED, 0),
-        (without_encoders, RunEnd.CRASHED, 0),  # the one that changes nothing is there
+        (without_encoders, RunEnd.BAD_MODEL, 0),  # the one that changes nothing is there
+        (with_another_familys_encoder, RunEnd.BAD_MODEL, 0),
+        (with_another_familys_base, RunEnd.BAD_MODEL, 21),
         (without_base, RunEnd.BAD_MODEL, 21),
         (with_half_a_base, RunEnd.BAD_MODEL, 21),
         (without_pictures, RunEnd.BAD_DATA, 20),
@@ -190,9 +207,43 @@ def test_bad_input_ends_in_an_adapter_that_loads_or_in_one_line(
     assert (outcome.end, ended.value.code) == (end, code)
     if code == 0:
         assert problem_of(run) is None
-    else:
+    if end in (RunEnd.BAD_MODEL, RunEnd.BAD_DATA):
         assert outcome.detail
         assert "\n" not in outcome.detail
+
+
+@pytest.mark.parametrize("end", [RunEnd.STOPPED, RunEnd.CLOCK])
+@pytest.mark.parametrize("call", ["load_base", "encode_pictures", "encode_texts"])
+def test_a_call_that_looks_at_no_clock_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, end: RunEnd
+) -> None:
+    run = picture_run(tmp_path)
+    codes: list[int] = []
+    monkeypatch.setattr(training.os, "_exit", codes.append)
+    monkeypatch.setattr(training, "EndsInTime", partial(EndsInTime, patience_s=0.01))
+
+    def hanging(self: Stack, *given: object) -> None:
+        if end is RunEnd.STOPPED:
+            Path(run.stop_path).touch()
+        else:
+            late = time.time() + 3600
+            monkeypatch.setattr(training.time, "time", lambda: late)
+        while not codes:
+            time.sleep(0.01)
+        raise BadModel("the process has ended by now")
+
+    monkeypatch.setattr(Stack, call, hanging)
+    (tmp_path / "run.json").write_text(run.model_dump_json())
+    outcomes: list[training.TrainingOutcome] = []
+    monkeypatch.setattr(training, "write_record", lambda path, record: outcomes.append(record))
+    with pytest.raises(SystemExit):
+        training.main(str(tmp_path / "run.json"))
+    assert outcomes[0].end is end
+    if call == "load_base":
+        assert codes == [34 if end is RunEnd.STOPPED else 1]
+    else:
+        assert codes == [0]
+        assert problem_of(run) is None
 
 
 def test_memory_that_runs_out_is_answered_by_recomputing(
