@@ -267,6 +267,10 @@ def evaluate(
     from miner.jobs import native_runs
 
     if "pictures_dir" in read_json_object(task):
+        rule = "is for text tasks; a picture task's file names its base, and all its pictures are scored"
+        texts = {"--base": base, "--rows": rows, "--allow-rewards": allow_rewards}
+        if given := [Problem(name, f"{value}", rule) for name, value in texts.items() if value]:
+            raise ConfigError("eval", given)
         raise typer.Exit(_evaluate_pictures(task, model or [], as_json))
     if base is None:
         raise ConfigError("eval", [Problem("--base", "none", "is needed for a text task")])

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner
 
+from core.domain.errors import ConfigError
 from miner.__main__ import app
 from miner.cli import train
 from miner.jobs.native_runs import NativeMode
@@ -244,6 +245,12 @@ def test_pictures_are_scored_where_the_evaluators_stack_is(
     assert "-20.00%" in done.output
     scores = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
     assert [row["path"] for row in scores["adapters"]] == ["", f"{tmp_path}/ours/last.safetensors"]
+
+    other = [*asked, "--base", str(tmp_path), "--rows", "5", "--allow-rewards"]
+    refused = CliRunner().invoke(app, other)
+    assert isinstance(refused.exception, ConfigError)
+    refusals = [problem.where for problem in refused.exception.problems]
+    assert refusals == ["--base", "--rows", "--allow-rewards"]
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_started(tmp_path: Path) -> None:
