@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
@@ -152,6 +152,11 @@ class ResolvedProfile(Record):
     #: Targets changed by `scale`: the value before, by name.
     before_scale: dict[str, float]
     slurm: SlurmTargets = SlurmTargets()
+
+    def for_tournament(self, reserve_s: float) -> Self:
+        """A tournament's task cannot be refused, and nothing is published: the reserve is training time."""
+        free = {"reserve": reserve_s, "reserve_share": 0.0, "min_epochs": 0.0}
+        return self.model_copy(update={"limits": self.limits.model_copy(update=free)})
 
     def origin(self, path: str) -> ValueOrigin:
         return self.origins.get(path, ValueOrigin(file="default"))

@@ -95,6 +95,12 @@ class RunSpec(Record):
         return cls.model_validate_json(text)
 
 
+def tournament_reserve_s(seconds: float, pictures: bool) -> float:
+    """From `end_by` to the end of a tournament's task. An adapter of pictures is small, and complete at every
+    instant: what is left to do then takes two seconds, and a training that hangs is ended within the half."""
+    return min(30.0 if pictures else 180.0, 0.1 * seconds)
+
+
 class RunEnd(StrEnum):
     """Why a training ended, as the trainer reports it."""
 

@@ -61,17 +61,21 @@ class PlannedTask:
         from core.planning.conditions import JobConditions
         from core.planning.plan import TaskSpec
         from core.planning.planner import plan_task, usable_hours
+        from core.profile.resolve import resolve_profile
+        from core.runs.run_files import tournament_reserve_s
 
         hours, rules = usable_hours(self.hours), self.tournament
         kl = rules.kl_coefficient if rules else None
         task = TaskSpec(task_type=self.kind, hours=hours, image_type=self.image, kl_coefficient=kl)
         conditions = JobConditions(hardware)
+        own = resolve_profile(profile, self.kind, self.model, self.data.pictures)
         if rules:
             era = Era.TOURNAMENTS
+            own = own.for_tournament(tournament_reserve_s(3600 * hours, self.image is not None))
             conditions = JobConditions(hardware, model_cached=True, publishes=False, era=era, pictures=True)
         stated = self.params
         return plan_task(
-            task, self.model, self.data, hardware, profile, conditions=conditions, stated_params=stated
+            task, self.model, self.data, hardware, own, conditions=conditions, stated_params=stated
         )
 
     def in_container(self, where: TargetOptions) -> TargetOptions:

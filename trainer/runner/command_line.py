@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from core.domain.errors import GodMinerError
 from core.domain.evaluation import Era
 from core.domain.tasks import DatasetType, FileFormat, ImageModelType, TaskType
-from core.runs.run_files import PROGRESS_FILE, RESULT_FILE, STOP_FILE, RunSpec
+from core.runs.run_files import PROGRESS_FILE, RESULT_FILE, STOP_FILE, RunSpec, tournament_reserve_s
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,6 @@ CHECKPOINTS = Path("/app/checkpoints")
 #: Validators truncate the hours to a whole number before passing them on, and end the container by the exact
 #: number: zero means less than an hour, and the least that they give is three quarters.
 ZERO_HOURS = 0.7
-#: The last save is over this long before the validator's own end, or this part of a short task.
-RESERVE_S, RESERVE_SHARE = 180.0, 0.1
 #: A writable folder for scratch files, in place of the default.
 WORK_VARIABLE = "GOD_MINER_WORK"
 #: Where validators put what they have measured of the base model.
@@ -212,7 +210,7 @@ def _tournament(options: argparse.Namespace, **task: object) -> RunSpec:
             "result_path": str(work / RESULT_FILE),
             "stop_path": str(work / STOP_FILE),
             "began_at": began,
-            "end_by": began + seconds - min(RESERVE_S, RESERVE_SHARE * seconds),
+            "end_by": began + seconds - tournament_reserve_s(seconds, "image_type" in task),
             "deadline_at": began + seconds,
             **{key: str(value) if isinstance(value, Path) else value for key, value in task.items()},
         }

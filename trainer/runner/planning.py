@@ -172,9 +172,7 @@ def make_own_plan(
         # Flux trains with either image engine, and validators' rules differ on the image that it gets.
         targets = profile.targets.model_copy(update={"engine": next(iter(engines))})
         profile = profile.model_copy(update={"targets": targets})
-    # A tournament task cannot be refused, and nothing is published: the profile's reserve is training time.
-    free = {"reserve": run.deadline_at - run.end_by, "reserve_share": 0.0, "min_epochs": 0.0}
-    own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})
+    own = profile.for_tournament(run.deadline_at - run.end_by)
     conditions = JobConditions(
         hardware,
         model_cached=True,

@@ -25,6 +25,7 @@ from core.planning.conditions import JobConditions
 from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
+from core.runs.run_files import tournament_reserve_s
 from miner.tournament.field.recipes import HEADER, SMALL_FILES, FieldRecipe, read_recipe
 from miner.tournament.public_api import (
     Entry,
@@ -39,8 +40,6 @@ from miner.tournament.rules import training_pictures
 # — our own plan for a task of the field
 
 PROFILE, GPUS = "steady", "1xH100"
-#: The container ends so long before the validator does, but at most this share of its time.
-RESERVE_S, RESERVE_SHARE = 180.0, 0.1
 #: What ai-toolkit calls each loss.
 _LOSSES = {"l2": "mse", "l1": "mae"}
 
@@ -80,9 +79,7 @@ def container_plan(
     data = assumed_facts(kind, rows, hours, image)
     hardware = Hardware(gpus=parse_gpus(GPUS), cpu_cores=CPUS_PER_GPU, memory_bytes=MEMORY_PER_GPU)
     profile = resolve_profile(_profile(), kind, model, data.pictures)
-    reserve = min(RESERVE_S, RESERVE_SHARE * hours * 3600)
-    free = {"reserve": reserve, "reserve_share": 0.0, "min_epochs": 0.0}
-    own = profile.model_copy(update={"limits": profile.limits.model_copy(update=free)})
+    own = profile.for_tournament(tournament_reserve_s(hours * 3600, image is not None))
     conditions = JobConditions(hardware, model_cached=True, publishes=False, pictures=True)
     task = TaskSpec(task_type=kind, hours=hours, image_type=image)
     return plan_task(task, model, data, hardware, own, conditions=conditions)

@@ -93,14 +93,19 @@ def test_a_dataset_of_the_hub_is_a_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds", "reserve"), [("2", 7200, 180), ("0.75", 2700, 180), ("0.1", 360, 36)]
+    ("said", "seconds", "reserves"),
+    [("2", 7200, (180, 30)), ("0.75", 2700, (180, 30)), ("0.1", 360, (36, 30)), ("0.05", 180, (18, 18))],
 )
-def test_hours_count_from_the_containers_start_and_leave_three_minutes_or_a_tenth(
-    said: str, seconds: float, reserve: float
+def test_hours_count_from_the_containers_start_and_leave_what_saving_takes_or_a_tenth(
+    said: str, seconds: float, reserves: tuple[float, float]
 ) -> None:
-    run = text_run(changed(TEXT, "--hours-to-complete", said))
+    run, pictures = (
+        text_run(changed(TEXT, "--hours-to-complete", said)),
+        image_run(changed(IMAGE, "--hours-to-complete", said)),
+    )
     assert run.deadline_at - run.began_at == pytest.approx(seconds)
-    assert run.deadline_at - run.end_by == pytest.approx(reserve)
+    for one, reserve in zip((run, pictures), reserves, strict=True):
+        assert one.deadline_at - one.end_by == pytest.approx(reserve)
     assert run.began_at <= time.time()
     assert run.began_at == pytest.approx(process_start(), abs=60)
 
