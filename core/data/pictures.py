@@ -125,7 +125,7 @@ PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CAPTION_SUFFIXES = (".txt", ".caption")
 #: Decoding more would take gigabytes.
 MAX_PIXELS = 100_000_000
-#: A smaller side ends kohya's trainer with a division by zero.
+#: A smaller side ends kohya's trainer with a division by zero. The evaluation enlarges any picture.
 MIN_SIDE = 64
 MAX_CAPTION = 256 * 1024
 #: Files that are left out and named one by one in the notes.
@@ -240,7 +240,7 @@ class _PairFinder:
             self._skip(entry, "its header is not a picture's")
         elif picture.width * picture.height > MAX_PIXELS:
             self._skip(entry, f"{picture.width}×{picture.height} is too large")
-        elif min(picture.width, picture.height) < MIN_SIDE:
+        elif not self._verbatim and min(picture.width, picture.height) < MIN_SIDE:
             self._skip(
                 entry, f"{picture.width}×{picture.height} is too small, {MIN_SIDE} a side is the least"
             )

@@ -42,9 +42,12 @@ def test_pictures_may_be_in_any_directory_of_the_zip(tmp_path: Path, folder: str
 
 def test_captions_stay_as_they_are_where_they_are_scored(tmp_path: Path) -> None:
     said = b"two  lines\r\n of a caption \n"
-    zipped = make_zip(tmp_path / "a.zip", {"0.png": png(), "0.txt": said, "1.png": png(), "1.txt": b" \n"})
+    zipped = make_zip(
+        tmp_path / "a.zip", {"0.png": png(), "0.txt": said, "1.png": png(1, 1), "1.txt": b" \n"}
+    )
     unpack_pictures(zipped, tmp_path / "out", verbatim=True)
     assert (tmp_path / "out/00001.txt").read_bytes() == said
+    assert (tmp_path / "out/00002.png").exists()  # the evaluation enlarges any picture
     assert not (tmp_path / "out/00002.txt").exists()
 
 
