@@ -45,7 +45,7 @@ def image_files(kind: ImageModelType, model: Path) -> tuple[ImageFiles, list[str
     directory = model if model.is_dir() else model.parent
     parts: dict[str, str | None] = {}
     if kind is ImageModelType.FLUX:
-        places = [directory, Path(os.environ.get(FLUX_VARIABLE, FLUX))]
+        places = [directory, Path(os.environ.get(FLUX_VARIABLE, FLUX)), _weights()]
         parts = {part: _first(places, f"{part}*.safetensors") for part in ("clip_l", "t5xxl", "ae")}
     record = IMAGE_FAMILIES[kind]
     if record.text_encoder is not None:
