@@ -42,6 +42,7 @@ from miner.tournament.check.entry import (
     site_answers,
 )
 from miner.tournament.check.licence import check_licence
+from miner.tournament.check.review.rule import check_review
 from miner.tournament.check.sources import check_obfuscation, check_weights
 from miner.tournament.checkout import (
     CloneFailed,
@@ -425,6 +426,7 @@ CHECKS: tuple[Callable[[CheckedEntry], RuleFinding], ...] = (
     check_datasets,
     check_limits,
     check_times,
+    check_review,
 )
 
 

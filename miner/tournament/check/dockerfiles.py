@@ -116,6 +116,10 @@ def check_dockerfiles(entry: CheckedEntry) -> RuleFinding:
             "god-miner tournament rehearse"
         )
         return RuleFinding(7, rule, FindingState.FAILED, problems[0], (*problems[1:], *notes), to_do)
+    notes.append(
+        "who runs: the image's own user. Validators mount a volume of root's on /app/checkpoints and give no "
+        "capabilities, so only root can save there"
+    )
     text = f"{len(found)} can be read by the classic builder; only a real build shows the rest"
     to_do = "build each as validators do: god-miner tournament rehearse"
     return RuleFinding(7, rule, FindingState.PASSED, text, tuple(notes), to_do)
@@ -148,14 +152,52 @@ def read_dockerfile(text: str, context: Sequence[str]) -> DockerfileFindings:
         found.problems.append("it has no FROM")
     else:
         _check_entry_point(stages[-1], found)
+        _check_user(stages[-1], arguments, found)
     return found
 
 
 def entry_point(text: str) -> list[str] | None:
     """The program that a container of this Dockerfile starts; None where it has none in the exec form."""
-    stages, _ = _stages(list(_instructions(text, DockerfileFindings())), DockerfileFindings())
+    stages, _ = _stages(read_instructions(text), DockerfileFindings())
     lines = [one.text for one in (stages[-1].instructions if stages else ()) if one.name == "ENTRYPOINT"]
     return json_list(lines[-1]) if lines else None
+
+
+def read_instructions(text: str) -> list[Instruction]:
+    """The instructions of a Dockerfile, whatever is wrong with them."""
+    return list(_instructions(text, DockerfileFindings()))
+
+
+def copied_sources(text: str) -> list[str]:
+    """What a build takes from its context; the whole context where a source cannot be known."""
+    values: dict[str, str | None] = {}
+    sources = []
+    for one in read_instructions(text):
+        if one.name in ("COPY", "ADD") and "from" not in one.flags:
+            sources += [_expanded(word, values) or "." for word in one.words()[:-1]]
+        elif one.name == "RUN" and "mount" in one.flags:
+            sources.append(".")
+        values |= {
+            name: _expanded(value, values) for name, value in declared_values(one) if value is not None
+        }
+    return sources
+
+
+def declared_values(one: Instruction) -> Iterator[tuple[str, str | None]]:
+    """Names with their values that ARG or ENV declare."""
+    if one.name == "ARG":
+        yield from _declared(one)
+    elif one.name == "ENV":
+        yield from _variables(one.text)
+
+
+def expanded(text: str, values: Mapping[str, str | None]) -> str:
+    """With the variables filled in whose values are known."""
+
+    def value_of(match: re.Match[str]) -> str:
+        return values.get(match["plain"] or match["braced"]) or match[0]
+
+    return _VARIABLE.sub(value_of, text)
 
 
 def json_list(text: str) -> list[str] | None:
@@ -365,6 +407,22 @@ def _check_entry_point(stage: BuildStage, found: DockerfileFindings) -> None:
         found.problems.append(f"line {last.line}: ENTRYPOINT is an empty list")
     elif _drops_arguments(program):
         found.problems.append(f'line {last.line}: `sh -c` drops the task\'s arguments: pass on "$@"')
+
+
+def _check_user(stage: BuildStage, arguments: Mapping[str, str | None], found: DockerfileFindings) -> None:
+    """Another user than root may not save in validators' volumes, and has no capability that would let it."""
+    values = dict(arguments)
+    user = None
+    for one in stage.instructions:
+        values |= {name: value for name, value in declared_values(one) if value is not None}
+        if one.name == "USER":
+            user = one
+    name = expanded(user.text, values).strip().partition(":")[0] if user else "root"
+    if user and name not in ("root", "0"):
+        found.problems.append(
+            f"line {user.line}: USER {name} can save nothing: validators mount a volume of root's on "
+            "/app/checkpoints and give no capabilities; leave it out"
+        )
 
 
 def _drops_arguments(program: Sequence[str]) -> bool:

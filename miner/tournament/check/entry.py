@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -54,6 +54,8 @@ class RuleFinding:
     notes: tuple[str, ...] = ()
     #: What the operator does next: to mend a failure, or to find out what cannot be known here.
     to_do: str = ""
+    #: Every place by itself, for `--json`.
+    places: tuple[Mapping[str, object], ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -63,6 +65,7 @@ class RuleFinding:
             "text": self.text,
             "notes": list(self.notes),
             "to_do": self.to_do,
+            "places": [dict(place) for place in self.places],
         }
 
 

@@ -27,7 +27,7 @@ WEIGHTS = frozenset(
 )
 DATA_SETS = frozenset({".parquet", ".arrow", ".feather", ".tfrecord", ".lance"})
 TABLES = frozenset({".jsonl", ".ndjson", ".csv", ".tsv", ".json"})
-_PICTURES = frozenset({".png", ".jpg", ".jpeg", ".gif", ".webp", ".ico", ".pdf"})
+PICTURES = frozenset({".png", ".jpg", ".jpeg", ".gif", ".webp", ".ico", ".pdf"})
 _CODE = frozenset({".py", ".sh", ".bash", ".js", ".ts", ".mjs", ".dockerfile", ""})
 #: The longest line of readable code; minified code has thousands on one.
 LONGEST_LINE = 500
@@ -47,7 +47,7 @@ _DECODES = frozenset(
 _MAY_DECODE = re.compile("|".join([*_DECODES, "marshal", "codecs"]).encode())
 #: Parsing a larger file takes seconds and gigabytes; nobody writes one by hand.
 MOST_PARSED_BYTES = 2_000_000
-_LFS = b"version https://git-lfs.github.com/"
+LFS_POINTER = b"version https://git-lfs.github.com/"
 
 
 def check_obfuscation(entry: CheckedEntry) -> RuleFinding:
@@ -87,7 +87,7 @@ def check_weights(entry: CheckedEntry) -> RuleFinding:
             found.append(f"{name} ({_shown(size)})")
         elif suffix in TABLES and size > LARGE_FILE_BYTES:
             large.append(f"{name} ({_shown(size)})")
-        elif size < 1000 and path.read_bytes().startswith(_LFS):
+        elif size < 1000 and path.read_bytes().startswith(LFS_POINTER):
             found.append(f"{name}: a pointer to Git LFS, which a plain clone may leave as it is")
     rule = "no weights, no data sets"
     if found:
@@ -99,7 +99,7 @@ def check_weights(entry: CheckedEntry) -> RuleFinding:
             8, rule, FindingState.UNKNOWN, text, _few(large), "keep them if no training reads them"
         )
     return RuleFinding(
-        8, rule, FindingState.PASSED, "none in the tree; what a build downloads is not seen here"
+        8, rule, FindingState.PASSED, "none in the tree; rule 13 is about what a build downloads"
     )
 
 
@@ -113,7 +113,7 @@ def _by_its_file(path: Path) -> Iterator[str]:
         return
     if size > LARGE_FILE_BYTES:
         yield f"{_shown(size)} large"
-    if suffix in _PICTURES:
+    if suffix in PICTURES:
         return
     content = read_inside(path.parent, path)
     if b"\0" in content[:4096]:
@@ -127,10 +127,14 @@ def _by_its_file(path: Path) -> Iterator[str]:
     longest = max(map(len, text.splitlines()), default=0)
     if longest > LONGEST_LINE:
         yield f"a line of {longest:,} characters"
-    if _BASE64.search(text):
+    if looks_like_base64(text):
         yield "a block of base64"
     if _ESCAPES.search(text):
         yield "a block of escaped bytes"
+
+
+def looks_like_base64(text: str) -> bool:
+    return _BASE64.search(text) is not None
 
 
 def _by_its_calls(path: Path) -> Iterator[str]:
