@@ -1,7 +1,9 @@
 # z-image, qwen-image, ideogram4, krea2 and Flux with ai-toolkit, as validators build and run it, and as the daemon
 # does. From the repository's root:
 #   docker build -f dockerfiles/standalone-image-toolkit-trainer.dockerfile -t god-miner/toolkit-trainer .
+# For a reviewer: ai-toolkit, which trains where the evaluator's own ComfyUI cannot, with the packages it is written against.
 ARG BASE_IMAGE=diagonalge/ai-toolkit:latest@sha256:c24f8bb95bf1dc8da7cd6158a763f2c9782783ad7648dc4047c5757ef3447db8
+# For a reviewer: it installs the packages below, by their hashes.
 ARG UV_IMAGE=ghcr.io/astral-sh/uv:0.9.7@sha256:ba4857bf2a068e9bc0e64eed8563b065908a4cd6bfb66b531a9c424c8e25e142
 
 FROM ${UV_IMAGE} AS uv
@@ -33,10 +35,12 @@ RUN [ -z "${COMFYUI_COMMIT}" ] || { UV_PYTHON_INSTALL_DIR=/opt/god-miner/python 
     && git fetch -q --depth 1 https://github.com/comfyanonymous/ComfyUI.git "${COMFYUI_COMMIT}" \
     && git checkout -q FETCH_HEAD && rm -rf .git; }
 
-# For a reviewer: requirements/evaluator_files.py says what is fetched, from where, and why. "no" builds without.
-ARG EVALUATOR_FILES=yes
 # SHA-256 of ideogram4_fp8_scaled.safetensors; without it ai-toolkit trains ideogram4.
 ARG IDEOGRAM4_SHA256=""
+# For a reviewer: the evaluator's public VAEs, and Ideogram's base, unchanged and checked by digest, where the cache
+# lacks them. They are read and never trained. requirements/evaluator_files.py has addresses and digests.
+# "no" builds without.
+ARG EVALUATOR_FILES=yes
 RUN [ "${EVALUATOR_FILES}" = no ] || IDEOGRAM4_SHA256="${IDEOGRAM4_SHA256}" \
     /opt/god-miner/venv/bin/python /app/god-miner/requirements/evaluator_files.py \
         /app/weights qwen_image_vae.safetensors flux2-vae.safetensors ideogram4_fp8_scaled.safetensors

@@ -3,7 +3,9 @@
 #
 # sd-scripts with the packages it was written against, and Flux's text encoders and VAE in /app/flux: its Python is
 # too old for ours, which therefore comes along and only starts the engine.
+# For a reviewer: sd-scripts, which trains where the evaluator's own ComfyUI cannot, with the packages it is written against.
 ARG BASE_IMAGE=diagonalge/kohya_latest:latest@sha256:d34dd5750e1018455e111f63c03bb2a4e16204607e00ba5af870dd7c71beb84e
+# For a reviewer: it installs the packages below, by their hashes.
 ARG UV_IMAGE=ghcr.io/astral-sh/uv:0.9.7@sha256:ba4857bf2a068e9bc0e64eed8563b065908a4cd6bfb66b531a9c424c8e25e142
 
 FROM ${UV_IMAGE} AS uv
@@ -35,7 +37,9 @@ RUN [ -z "${COMFYUI_COMMIT}" ] || { UV_PYTHON_INSTALL_DIR=/opt/god-miner/python 
     && git fetch -q --depth 1 https://github.com/comfyanonymous/ComfyUI.git "${COMFYUI_COMMIT}" \
     && git checkout -q FETCH_HEAD && rm -rf .git; }
 
-# For a reviewer: requirements/evaluator_files.py says what is fetched, from where, and why. "no" builds without.
+# For a reviewer: Flux's public text encoders and VAE, which the evaluator loads, unchanged and checked by digest, where
+# the base image lacks them. They are read and never trained. requirements/evaluator_files.py has addresses and
+# digests. "no" builds without.
 ARG EVALUATOR_FILES=yes
 RUN [ "${EVALUATOR_FILES}" = no ] || /opt/god-miner/venv/bin/python /app/god-miner/requirements/evaluator_files.py \
         /app/weights clip_l.safetensors ae.safetensors t5xxl_fp16.safetensors

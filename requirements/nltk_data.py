@@ -1,4 +1,8 @@
-"""Fetch NLTK's data for validators' rewards, and check the hashes: python nltk_data.py FOLDER [ADDRESS]"""
+"""Fetch NLTK's data for validators' rewards, and check the hashes: python nltk_data.py FOLDER [ADDRESS]
+
+For a reviewer: a pronouncing dictionary and a sentence splitter, which textstat imports when a validator's
+reward function asks it how readable a text is. No training reads them.
+"""
 
 import hashlib
 import io

@@ -235,6 +235,12 @@ def _print_prepared(made: PreparedEntry, upstream: Path | None) -> None:
         f"commit {made.commit}, from god-miner's commit {made.made_from}",
         f"profile {made.profile}" + (f", by way of {', '.join(made.layers[:-1])}" if made.layers[1:] else ""),
     ]
+    lines.append(f"REVIEW.md explains {made.explained} places to the reviewer")
+    if made.unexplained:
+        lines += [
+            f"and not {len(made.unexplained)}: {few(made.unexplained)}",
+            "→ write above each what it is for, `# For a reviewer: …`, commit, and prepare again",
+        ]
     if made.uncommitted:
         lines.append(f"Not committed in the checkout, so not in the entry: {few(made.uncommitted)}.")
     if not made.licensed:

@@ -22,6 +22,8 @@ from core.profile.schema import Profile
 from core.system.files import temporary_tree
 from miner.tournament.check.dockerfiles import first_dockerfile
 from miner.tournament.check.licence import upstream_files
+from miner.tournament.check.review.concerns import PACKAGES, ReviewFinding, Severity
+from miner.tournament.check.review.rule import review_tree
 from miner.tournament.checkout import (
     CloneFailed,
     clone_repository,
@@ -36,6 +38,7 @@ INGREDIENTS = ("core/", "trainer/", "configs/base/", "requirements/")
 PROFILES = "configs/profiles"
 #: What a training uses if no profile is named: on GPUs, and on the CPU of a rehearsal (`trainer/runner`).
 USUAL_PROFILE, CPU_PROFILE = "steady", "cpu-demo"
+REVIEW_PAGE = "REVIEW.md"
 OWN_LICENSE = "LICENSE-god-miner"
 DOCKERIGNORE = ".git\n**/__pycache__\n"
 GITIGNORE = "__pycache__/\n*.pyc\n"
@@ -73,6 +76,9 @@ class PreparedEntry:
     size_bytes: int
     #: Whether upstream's licence and notice are in it.
     licensed: bool
+    #: Places that REVIEW.md explains, and those that it cannot: no comment says what they are for.
+    explained: int
+    unexplained: tuple[str, ...]
     #: What was changed or new in the checkout and not committed, so it is not in the entry.
     uncommitted: tuple[str, ...]
 
@@ -116,6 +122,9 @@ def prepare_entry(
         (entry / "README.md").write_text(
             _readme(kinds, names[-1], clone.commit, bool(license_files)), "utf-8"
         )
+        say("reading it as a reviewer")
+        found = review_tree(entry, _files_of(entry), kinds)
+        (entry / REVIEW_PAGE).write_text(_review_page(kinds, found), "utf-8")
         say("committing")
         commit = _commit(entry, f"Entry for {_and(kinds)} tournaments, from god-miner {clone.commit[:12]}")
         files = tracked_files(entry)
@@ -132,6 +141,8 @@ def prepare_entry(
         len(files),
         size,
         bool(license_files),
+        sum(bool(one.why) for one in found),
+        tuple(f"{one.place} {one.what}" for one in found if one.severity is not Severity.SAID),
         tuple(uncommitted_files(source)),
     )
 
@@ -216,6 +227,41 @@ def _commit(entry: Path, message: str) -> str:
     return git_output(entry, "rev-parse", "HEAD")
 
 
+def _files_of(entry: Path) -> list[str]:
+    return sorted(str(path.relative_to(entry)) for path in entry.rglob("*") if not path.is_dir())
+
+
+def _review_page(kinds: Sequence[TournamentType], found: Sequence[ReviewFinding]) -> str:
+    """List what the images fetch and what else a reviewer would look at, each with the comment beside it."""
+    told = [one for one in found if one.why or one.concern is PACKAGES or one.severity is not Severity.SAID]
+    fetched = [one for one in told if one.concern.fetches]
+    others = [one for one in told if not one.concern.fetches]
+    return f"""# For the reviewer
+
+Written by `god-miner tournament prepare`, from the comments beside each place, for {_and(kinds)} tournaments.
+It has read the Dockerfiles and every file that they copy. Trained on are the task's own data in `/cache` and
+the data sets that the entry requests, and nothing else.
+
+## What a build fetches
+
+{_table(fetched)}
+## What else may raise a question
+
+{_table(others)}"""
+
+
+def _table(found: Sequence[ReviewFinding]) -> str:
+    if not found:
+        return "Nothing.\n"
+    ordered = sorted(found, key=lambda one: (one.file, one.line))
+    rows = [f"| `{one.place}` | {_cell(one.what)} | {_cell(one.why) or '-'} |" for one in ordered]
+    return "\n".join(["| where | what | what for |", "|---|---|---|", *rows, ""])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
 def _and(kinds: Sequence[TournamentType]) -> str:
     return " and ".join(str(kind) for kind in kinds)
 
@@ -244,4 +290,5 @@ work of its owner.
 | `trainer/` | what runs in them; the entry points are `trainer.text` and `trainer.image` |
 | `core/` | planning, engines' configurations, what makes a submission |
 | `configs/profiles/{profile}.yaml` | how to train |
+| `{REVIEW_PAGE}` | what the images fetch, and what for |
 """

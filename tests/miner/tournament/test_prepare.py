@@ -17,7 +17,13 @@ from miner.tournament.check.checks import check_copies, is_admitted, run_checks
 from miner.tournament.check.entry import FindingState, open_entry
 from miner.tournament.check.licence import NoUpstream
 from miner.tournament.checkout import git_output
-from miner.tournament.prepare import OWN_LICENSE, CannotPrepare, PreparedEntry, prepare_entry
+from miner.tournament.prepare import (
+    OWN_LICENSE,
+    REVIEW_PAGE,
+    CannotPrepare,
+    PreparedEntry,
+    prepare_entry,
+)
 from tests.miner.tournament.entries import NOW, SMALL
 from tests.miner.tournament.repositories import make_repository
 
@@ -59,18 +65,52 @@ def test_a_prepared_entry_breaks_no_rule_of_admission(
     findings = {finding.number: finding for finding in run_checks(opened)}
     assert is_admitted(list(findings.values())), findings
     passed = [number for number, finding in findings.items() if finding.state is FindingState.PASSED]
-    assert passed == [2, 3, 7, 8, 9]  # the settings are not given here; the rest depends on others
+    assert passed == [2, 3, 7, 8, 9, 13]  # the settings are not given here; the rest depends on others
 
 
 def test_it_is_one_clean_commit_with_only_what_a_training_needs(entry: PreparedEntry) -> None:
     assert git_output(entry.directory, "rev-list", "--all") == entry.commit
     assert git_output(entry.directory, "status", "--porcelain") == ""
     assert {path.name for path in entry.directory.iterdir()} == {
-        *(".git", ".gitignore", ".dockerignore", "README.md", "LICENSE.md", "NOTICE", OWN_LICENSE),
+        *(
+            ".git",
+            ".gitignore",
+            ".dockerignore",
+            "README.md",
+            REVIEW_PAGE,
+            "LICENSE.md",
+            "NOTICE",
+            OWN_LICENSE,
+        ),
         *("core", "trainer", "configs", "dockerfiles", "requirements"),
     }
     assert {path.name for path in (entry.directory / "configs").iterdir()} == {"base", "profiles"}
     assert len(list((entry.directory / "dockerfiles").iterdir())) == 3
+
+
+def test_a_page_tells_the_reviewer_what_each_download_is_for(entry: PreparedEntry) -> None:
+    page = (entry.directory / REVIEW_PAGE).read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert (len(rows), entry.unexplained) == (entry.explained, ())
+    assert all(why.strip(" |") != "-" for _, _, why in rows), page
+    for what, why in (
+        ("axolotlai/axolotl:", "kernels"),
+        ("comfyanonymous/ComfyUI", "the evaluator's commit"),
+        ("t5xxl_fp16.safetensors", "checked by digest"),
+        ("runs a text by exec", "reward functions"),
+    ):
+        assert any(what in row[1] and why in row[2] for row in rows), what
+
+
+def test_a_download_without_a_word_is_named(tmp_path: Path) -> None:
+    dockerfile = 'FROM debian\nRUN curl -O https://host.io/w.safetensors\nENTRYPOINT ["python"]\n'
+    make_repository(
+        tmp_path / "small", {**SMALL, "dockerfiles/standalone-text-trainer.dockerfile": dockerfile}
+    )
+    made = prepare_entry(tmp_path / "small", tmp_path / "entry", kinds=[TournamentType.TEXT])
+    assert made.unexplained == (
+        "dockerfiles/standalone-text-trainer.dockerfile:2 fetches: curl -O https://host.io/w.safetensors",
+    )
 
 
 def test_licences_are_copied_byte_for_byte_and_it_says_whose_work_it_is(entry: PreparedEntry) -> None:
@@ -137,7 +177,7 @@ def test_the_usual_profile_of_an_entry_for_texts_needs_no_variable(
     assert (made.profile, made.licensed) == ("steady", False)
     files = git_output(made.directory, "ls-files").split()
     assert files == sorted(
-        {*SMALL, OWN_LICENSE, "README.md", ".gitignore", ".dockerignore"}
+        {*SMALL, OWN_LICENSE, "README.md", REVIEW_PAGE, ".gitignore", ".dockerignore"}
         - {"LICENSE", "miner/c.py", "tests/test_a.py", "configs/policies/base.yaml"}
     )
     assert "GOD_MINER_PROFILE" not in (made.directory / files[-3]).read_text()

@@ -1,4 +1,4 @@
-"""What the reviewer looks for, what they ask about it, and the places where it was found.
+"""Concerns of the reviewer, their questions, and the places where they were found.
 
 Before round 2 a language model reads each entry's build and training, and a person decides about what it
 flags. It is told the kind of tournament and the data sets that the entry requested, and nothing else: what

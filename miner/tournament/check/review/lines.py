@@ -55,7 +55,7 @@ _COMMIT = re.compile(r"(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])")
 
 
 def address_concern(url: str) -> Concern | None:
-    """What a reviewer suspects behind an address; None if it is known to be harmless."""
+    """Return the concern about an address; None if it is known to be harmless."""
     try:
         parts = urlsplit(url)
     except ValueError:
