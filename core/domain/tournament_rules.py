@@ -101,6 +101,7 @@ _WHITELIST = UpstreamFile(
 _IMAGE_MODELS = UpstreamFile("core/models/image_models.py", "49c16d39", date(2026, 9, 21))
 _PICTURES = UpstreamFile("validator/evaluation/evaluators/diffusion.py", "49c16d39", date(2026, 9, 21))
 
+_COPIES = UpstreamFile("validator/tournament/repo_diff_report_config.json", "385bcb6", _WHOLE_TREE)
 _EVALUATION = UpstreamFile("validator/evaluation/constants.py", "385bcb6", _WHOLE_TREE)
 _PVP = UpstreamFile("core/pvp/constants.py", "385bcb6", _WHOLE_TREE)
 
@@ -180,6 +181,40 @@ _REVIEW.fact(
     None,
     "check; docs/tournaments.md",
 )
+
+
+# — copies: T1 is the digest over the normalized texts of an entry's files
+
+_COPIES_USES = "check, rule 5"
+#: Parts of a path, names and endings that the digest leaves out; zero bytes leave a file out as well.
+LEFT_OUT_PARTS = _COPIES.fact(
+    "copies: directories left out",
+    frozenset(
+        {
+            *(".git", ".hg", ".svn", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"),
+            *("node_modules", "dist", "build", ".next", ".venv", "venv"),
+        }
+    ),
+    "excluded_parts",
+    _COPIES_USES,
+)
+LEFT_OUT_NAMES = _COPIES.fact(
+    "copies: names left out", frozenset({"LICENSE", "LICENSE.md", "NOTICE"}), "excluded_names", _COPIES_USES
+)
+LEFT_OUT_SUFFIXES = _COPIES.fact(
+    "copies: endings left out",
+    frozenset(
+        {
+            *(".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf"),
+            *(".zip", ".tar", ".gz", ".bz2", ".xz", ".7z"),
+            *(".bin", ".pt", ".pth", ".safetensors", ".onnx", ".npy", ".npz", ".lock"),
+        }
+    ),
+    "excluded_suffixes",
+    _COPIES_USES,
+)
+#: A zero byte among so many makes a file binary.
+LOOKED_AT_BYTES = 4096
 
 
 # — build and run

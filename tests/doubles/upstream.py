@@ -25,8 +25,16 @@ def upstream_files(changed: Mapping[str, object] | None = None) -> dict[str, byt
         if fact.constant is not None:
             value = (changed or {}).get(fact.constant, _theirs(fact))
             texts.setdefault(fact.source.path, []).append(_line(fact, value))
-    files = {path: "\n".join(["", *lines, ""]).encode() for path, lines in texts.items()}
+    files = {path: _joined(path, lines).encode() for path, lines in texts.items()}
     return {**files, "LICENSE.md": _LICENCE, "NOTICE": _LICENCE}
+
+
+def _joined(path: str, lines: list[str]) -> str:
+    """One file of all its values; those of JSON are keys of one object."""
+    if not path.endswith(".json"):
+        return "\n".join(["", *lines, ""])
+    parts = [json.loads(line) for line in lines]
+    return json.dumps(parts[0] if len(parts) == 1 else {key: one[key] for one in parts for key in one})
 
 
 def write_upstream(folder: Path, changed: Mapping[str, object] | None = None) -> Path:
@@ -48,7 +56,9 @@ def _line(fact: Fact, value: object) -> str:
     if fact.constant == "*":
         return json.dumps(value)
     if fact.source.path.endswith(".json"):
-        outer, inner = str(fact.constant).split(".")
+        outer, _, inner = str(fact.constant).partition(".")
+        if not inner:
+            return json.dumps({outer: value})
         return json.dumps({outer: [{inner: one} for one in value]})  # type: ignore[attr-defined]
     if fact.constant in ("EnvironmentName", "ImageModelType"):
         members = "".join(f"    {one.upper().replace('-', '_')} = {one!r}\n" for one in value)  # type: ignore[attr-defined]

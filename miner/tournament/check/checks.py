@@ -22,6 +22,10 @@ from core.domain.tournament_rules import (
     CLONE_LIMIT_S,
     DATASETS,
     LARGE_REPOSITORY_BYTES,
+    LEFT_OUT_NAMES,
+    LEFT_OUT_PARTS,
+    LEFT_OUT_SUFFIXES,
+    LOOKED_AT_BYTES,
     MOST_DATASETS,
     REGISTERED_FOR,
     TOURNAMENTS,
@@ -61,24 +65,6 @@ from miner.tournament.rules import next_start
 # T0 is the same commit, T1 the same digest over normalized texts: both exclude every entry that shares it,
 # except the champion. T2 is a language model's comparison of each pair, approved by a person.
 
-#: Parts of a path, names and endings that the digest leaves out. Pictures and archives hold zero bytes, which
-#: leaves them out anyway; of text files only .svg is not certain.
-LEFT_OUT_PARTS = frozenset(
-    {
-        *(".git", ".hg", ".svn", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"),
-        *("node_modules", "dist", "build", ".next", ".venv", "venv"),
-    }
-)
-LEFT_OUT_NAMES = frozenset({"LICENSE", "LICENSE.md", "NOTICE"})
-LEFT_OUT_SUFFIXES = frozenset(
-    {
-        *(".png", ".jpg", ".jpeg", ".gif", ".webp", ".ico", ".svg", ".pdf"),
-        *(".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z"),
-        *(".bin", ".pt", ".pth", ".safetensors", ".onnx", ".npy", ".npz", ".lock"),
-    }
-)
-#: A zero byte among so many makes a file binary.
-LOOKED_AT_BYTES = 4096
 #: What runs in a training; whatever differs elsewhere counts for nothing.
 LIVE_DIRECTORIES = ("trainer/", "core/")
 MOST_FILES_NAMED = 8
