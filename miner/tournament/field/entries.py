@@ -18,7 +18,7 @@ from core.data.facts import assumed_facts
 from core.domain.errors import GodMinerError
 from core.domain.hardware import Hardware, parse_gpus
 from core.domain.tasks import ImageModelType, TaskType, task_type_named
-from core.domain.tournament_rules import CPUS_PER_GPU, MEMORY_PER_GPU
+from core.domain.tournament_rules import CPUS_PER_GPU, MEMORY_PER_GPU, gpus_for
 from core.domain.wire import TournamentType
 from core.models.identify import facts_from_name
 from core.planning.conditions import JobConditions
@@ -39,7 +39,7 @@ from miner.tournament.rules import training_pictures
 
 # — our own plan for a task of the field
 
-PROFILE, GPUS = "steady", "1xH100"
+PROFILE = "steady"
 #: What ai-toolkit calls each loss.
 _LOSSES = {"l2": "mse", "l1": "mae"}
 
@@ -77,7 +77,10 @@ def container_plan(
 ) -> TrainingPlan:
     model = facts_from_name(model_id, None, image)
     data = assumed_facts(kind, rows, hours, image)
-    hardware = Hardware(gpus=parse_gpus(GPUS), cpu_cores=CPUS_PER_GPU, memory_bytes=MEMORY_PER_GPU)
+    count = gpus_for(kind, model.params_total)
+    hardware = Hardware(
+        gpus=parse_gpus(f"{count}xH100"), cpu_cores=CPUS_PER_GPU * count, memory_bytes=MEMORY_PER_GPU * count
+    )
     profile = resolve_profile(_profile(), kind, model, data.pictures)
     own = profile.for_tournament(tournament_reserve_s(hours * 3600, image is not None))
     conditions = JobConditions(hardware, model_cached=True, publishes=False, pictures=True)
