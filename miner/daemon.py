@@ -28,6 +28,7 @@ from miner.chain.metagraph_refresh import METAGRAPH_FILE, MetagraphRefresher
 from miner.chain.nonces import NonceLedger
 from miner.chain.sources import build_source
 from miner.fleet.base import BackendAbility
+from miner.fleet.fleet_file import Prices
 from miner.fleet.nvml import NvmlSource
 from miner.fleet.sampler import SampleHistory
 from miner.http.prometheus import DaemonCollector
@@ -45,7 +46,7 @@ from miner.offers.history import read_outcomes
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
 from miner.publish.reachable import HubReachability
-from miner.reports.kpis import CurrentKpis
+from miner.reports.current import CurrentFigures
 from miner.settings import Settings
 from miner.store import database
 from miner.store.alerts import prune_alerts
@@ -175,7 +176,9 @@ class Daemon:
         self.request_watch = RequestWatch()
         self.hub = HubReachability(settings.hf_endpoint)
         self.upstream_rules = UpstreamRules(settings.data_dir / "tournament" / "answers", self.alerts)
-        self.kpis = CurrentKpis(self.store, lambda: self.policy_runtime.policy.terms.targets, self.clock)
+        self.current = CurrentFigures(
+            self.store, lambda: self.policy_runtime.policy.terms.targets, self.prices, self.clock
+        )
         self.notifier = Notifier(
             self.store,
             NotifyTargets.from_settings(settings, Redactor(settings.secrets())),
@@ -257,6 +260,9 @@ class Daemon:
         await self.notifier.stop()
         # Last: whatever was still answered is on disk when this returns.
         await self.store.writer.close()
+
+    def prices(self) -> Prices:
+        return Prices.in_force(self.settings, self.inventory.terms())
 
     def live(self, job_id: int) -> LiveJob | None:
         return self.jobs.live(job_id) if self.jobs else None
@@ -356,6 +362,7 @@ class Daemon:
             miners=len(graph.nodes),
             incentive=node.incentive,
             emission=node.emission,
+            tao_per_day=None if graph.tao_per_day is None else node.emission * graph.tao_per_day,
         )
         with contextlib.suppress(GodMinerError):  # the disk is full: the next refresh brings another
             self.store.write(record_rank, row).add_done_callback(_log_if_not_recorded)
@@ -370,7 +377,7 @@ class Daemon:
             await send_due_reports(
                 self.store,
                 self.notifier,
-                terms,
+                (terms, self.prices()),
                 settings.reports,
                 self.clock(),
                 Redactor(settings.secrets()),

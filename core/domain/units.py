@@ -74,6 +74,11 @@ def show_bytes(count: float) -> str:
     return f"{count / 1e6:.1f} MB" if abs(count) >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
+def show_dollars(amount: float) -> str:
+    sign = "-" if amount < -0.005 else ""
+    return f"{sign}${abs(amount):,.2f}"
+
+
 def show_seconds(seconds: float) -> str:
     sign, whole = ("-" if seconds < 0 else ""), round(abs(seconds))
     if whole < 90:

@@ -101,6 +101,9 @@ class JobSummary(Answer):
     ended_at: float | None
     took_s: float | None
     starts: int
+    #: Hours of each of its GPUs, and the dollars for them, or None if one has no price.
+    gpu_hours: float = 0.0
+    cost: float | None = None
     result: JobResult | None
     #: None: no worker has it.
     live: LiveJob | None

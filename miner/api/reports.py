@@ -33,7 +33,7 @@ class SummaryFigure(Answer):
 
     name: str
     title: str
-    #: "share", "hours", "points", "" for a count.
+    #: "share", "hours", "points", "dollars", "" for a count.
     unit: str
     value: Number | None
     before: Number | None = None
@@ -103,6 +103,8 @@ class Rank(Answer):
     miners: int
     incentive: float
     emission: float
+    #: The emission at the subnet's price of then, or None if the price is not known.
+    tao_per_day: float | None = None
 
     @property
     def share(self) -> float:
@@ -197,6 +199,18 @@ class PolicyOutcome(Answer):
     points_per_gpu_hour: float
 
 
+class Money(Answer):
+    """Earned, spent and kept in a time, in dollars. None: not known."""
+
+    #: For all GPUs; `idle` of it without a job.
+    spent: float | None
+    idle: float | None
+    hours_without_price: float
+    earned_tao: float | None
+    earned: float | None
+    kept: float | None
+
+
 class Report(Answer):
     """A day, a week or a month, compared with the time before and with the policy's goals."""
 
@@ -204,6 +218,8 @@ class Report(Answer):
     title: str
     begins_at: float
     ends_at: float
+    #: None: GPUs have no price.
+    money: Money | None
     kpis: list[Kpi]
     summary: list[SummaryFigure]
     jobs: EndedJobs

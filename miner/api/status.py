@@ -8,7 +8,7 @@ from miner.api.base import Answer
 from miner.api.fleet import FleetStatus
 from miner.api.jobs import JobSummary, RunningJob
 from miner.api.offers import OfferSummary
-from miner.api.reports import Kpi
+from miner.api.reports import Kpi, Money
 
 
 class ChainStatus(Answer):
@@ -118,6 +118,8 @@ class Overview(Answer):
     at: float
     daemon: DaemonSummary
     kpis: list[Kpi]
+    #: Of the last 24 hours, or None if GPUs have no price.
+    money: Money | None
     fleet: FleetStatus
     jobs: list[RunningJob]
     ended: list[JobSummary]
@@ -145,6 +147,7 @@ class Standing(Answer):
     jobs: list[JobSummary]
     ended: list[JobSummary]
     alerts: list[Alert]
+    money: Money | None
     tournaments: list[NextTournament]
     #: What to do next: a command, and why.
     next_step: str

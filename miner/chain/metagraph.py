@@ -56,6 +56,8 @@ class Metagraph:
     source: str
     nodes: tuple[Node, ...]
     genesis: str | None = None
+    #: TAO in a day for an alpha of emission at the subnet's price, or None if the source has no price.
+    tao_per_day: float | None = None
     #: By public key of 32 bytes and not by address: one key has an address per network.
     nodes_by_key: Mapping[bytes, Node] = field(init=False, repr=False, compare=False)
     _incentives: tuple[float, ...] = field(init=False, repr=False, compare=False)

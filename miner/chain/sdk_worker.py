@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import math
 import os
 import socket
 import sys
@@ -74,7 +75,22 @@ async def run_request(request: ChainRequest) -> dict[str, object]:
 
 async def _metagraph(client: Any, netuid: int) -> dict[str, object] | None:
     graph = await client.subnets.metagraph(netuid, commitments=False)
-    return graph and {"block": graph.block, "nodes": [asdict(node_of(neuron)) for neuron in graph.neurons]}
+    return graph and {
+        "block": graph.block,
+        "nodes": [asdict(node_of(neuron)) for neuron in graph.neurons],
+        "tao_per_day": tao_per_day(graph),
+    }
+
+
+#: Of the chain.
+BLOCK_SECONDS = 12
+
+
+def tao_per_day(graph: Any) -> float | None:
+    """TAO in a day for one alpha of emission, which the chain gives out once in an epoch."""
+    price = float(graph.price or 0.0)
+    known = math.isfinite(price) and price > 0
+    return price * 86_400 / ((int(graph.tempo) + 1) * BLOCK_SECONDS) if known else None
 
 
 async def _publish(client: Any, request: ChainRequest) -> dict[str, object]:

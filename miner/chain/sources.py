@@ -31,6 +31,7 @@ from core.system.files import write_atomically
 from miner.chain.hotkey import Hotkey
 from miner.chain.identity import Identity
 from miner.chain.metagraph import (
+    Amount,
     ChainError,
     ChainSource,
     ChainUnavailable,
@@ -74,6 +75,7 @@ READ_BACK_SECONDS = (0.0, 13.0, 13.0)
 UNDECIDED_ERRORS = frozenset({None, "Dropped", "Usurped", "Retracted", "FinalityTimeout"})
 
 _ROWS = TypeAdapter(list[NodeRow])
+_AMOUNT: TypeAdapter[float | None] = TypeAdapter(Amount | None)
 
 
 @dataclass(eq=False, repr=False)
@@ -136,6 +138,7 @@ class SdkSource:
                 source=self.name,
                 nodes=nodes_from_rows(_ROWS.validate_python(graph["nodes"])),
                 genesis=self.genesis,
+                tao_per_day=_AMOUNT.validate_python(graph.get("tao_per_day")),
             )
         except ValidationError as error:
             raise ChainUnavailable(f"{self.name} sent a metagraph with {node_problems(error)[0]}") from None

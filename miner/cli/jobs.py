@@ -46,6 +46,8 @@ def list_jobs(
     from miner.api.jobs import JobList
     from miner.cli.render.jobs import job_table
     from miner.daemon_client import NoDaemon, get
+    from miner.fleet.costs import GpuCosts
+    from miner.fleet.fleet_file import gpu_prices
     from miner.jobs.views import job_summary
     from miner.store.jobs import newest_jobs
 
@@ -55,7 +57,9 @@ def list_jobs(
         jobs = get(settings, f"/jobs{query}", JobList).jobs
     except NoDaemon:
         with _store(settings) as db:
-            jobs = [job_summary(db, row) for row in newest_jobs(db, limit, only_open=open_only)]
+            costs = GpuCosts.read(db, gpu_prices(settings))
+            rows = newest_jobs(db, limit, only_open=open_only)
+            jobs = [job_summary(db, row, costs=costs) for row in rows]
     if as_json:
         echo_json(jobs)
     else:
@@ -181,6 +185,8 @@ def _echo_job(job: JobSummary, as_json: bool) -> None:
 def _job(settings: Settings, which: str) -> JobDetails:
     from miner.api.jobs import JobDetails
     from miner.daemon_client import NoDaemon, get
+    from miner.fleet.costs import GpuCosts
+    from miner.fleet.fleet_file import gpu_prices
     from miner.jobs.views import job_details
     from miner.store.jobs import get_job
 
@@ -189,7 +195,8 @@ def _job(settings: Settings, which: str) -> JobDetails:
         return get(settings, f"/jobs/{job_id}", JobDetails)
     except NoDaemon:
         with _store(settings) as db:
-            return job_details(db, get_job(db, job_id), settings.data_dir)
+            costs = GpuCosts.read(db, gpu_prices(settings))
+            return job_details(db, get_job(db, job_id), settings.data_dir, costs=costs)
 
 
 def _id_of(settings: Settings, which: str) -> int:

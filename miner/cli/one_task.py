@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,8 @@ from core.domain.job_states import FINAL_STATES
 from miner import daemon_client
 from miner.api.jobs import JobDetails, StartedJob
 from miner.backends.build_fleet import build_fleet, build_inventory
+from miner.fleet.costs import GpuCosts
+from miner.fleet.fleet_file import gpu_prices
 from miner.fleet.nvml import NvmlSource
 from miner.jobs import views
 from miner.jobs.build import build_jobs
@@ -31,6 +34,7 @@ from miner.settings import Settings
 from miner.store import database
 from miner.store import jobs as store_jobs
 from miner.store.database import DataDirLock
+from miner.store.samples import record_gpus
 from miner.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -95,9 +99,13 @@ async def _run_here(settings: Settings, task: TaskFile, on_event: EventCallback)
             await jobs.wait_until_over(started.job_id)
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-        return await jobs.services.store.read(
-            lambda db: views.job_details(db, store_jobs.get_job(db, started.job_id), settings.data_dir)
-        )
+
+        def ended(db: sqlite3.Connection) -> JobDetails:
+            costs = GpuCosts.read(db, gpu_prices(settings))
+            row = store_jobs.get_job(db, started.job_id)
+            return views.job_details(db, row, settings.data_dir, costs=costs)
+
+        return await jobs.services.store.read(ended)
 
 
 @asynccontextmanager
@@ -115,6 +123,7 @@ async def _pipeline(settings: Settings, on_event: EventCallback) -> AsyncIterato
     fleet = build_fleet(settings, time.time)
     inventory = build_inventory(settings, fleet, NvmlSource(), alert, time.time)
     await inventory.start()
+    await store.write(record_gpus, fleet.inventory.kinds)
     policy_runtime = PolicyRuntime(settings, alert)
     policy_runtime.refresh(fleet.inventory.hardware)
     try:

@@ -51,6 +51,7 @@ def _print_report(
     as_json: AsJson = False,
 ) -> None:
     from miner.api.reports import PeriodKind
+    from miner.fleet.fleet_file import gpu_prices
     from miner.observe.redact import Redactor
     from miner.reports import text as report_text
     from miner.reports.report import build_report, calendar_period, last_period, redacted_report
@@ -62,7 +63,8 @@ def _print_report(
     here = local_hardware(settings) if backtest or settings.policy == "auto" else None
     policy = policy_in_force(settings, here)
     with open_store(settings.store_dir) as connection:
-        report = redacted_report(build_report(connection, period, policy.terms), Redactor(settings.secrets()))
+        built = build_report(connection, period, policy.terms, gpu_prices(settings))
+    report = redacted_report(built, Redactor(settings.secrets()))
     if backtest:
         report = report.model_copy(update={"backtest": _backtest(settings, period, policy, here)})
     if as_json:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from miner.api.status import NextTournament, Standing
     from miner.settings import Settings
 
+#: Taken from the overview as they are.
+_SEEN = ("daemon", "fleet", "jobs", "ended", "alerts", "money")
 #: Jobs of each kind in one line.
 _NAMED = 3
 
@@ -46,12 +48,12 @@ def _standing(settings: Settings, now: float) -> Standing:
         "fleet": None,
         "tournaments": _tournaments(settings, now),
     }
-    fields |= {"jobs": [], "ended": [], "alerts": [], "problem": None}
+    fields |= {"jobs": [], "ended": [], "alerts": [], "problem": None, "money": None}
     nothing_yet = False
     try:
         operator_url(settings)  # fails before the client is imported
         seen = get(settings, "/overview", Overview)
-        fields |= {name: getattr(seen, name) for name in ("daemon", "fleet", "jobs", "ended", "alerts")}
+        fields |= {name: getattr(seen, name) for name in _SEEN}
     except (NoDaemon, DaemonRefused) as error:
         fields["problem"] = str(error)
         try:
@@ -68,13 +70,19 @@ def _stored(settings: Settings) -> dict[str, object]:
 
     with open_store(settings.store_dir) as db:
         from miner.api.alerts import Alert
+        from miner.fleet.costs import GpuCosts
+        from miner.fleet.fleet_file import gpu_prices
         from miner.jobs.views import job_summary
+        from miner.reports.money import period_money
         from miner.store.alerts import open_alerts
         from miner.store.jobs import newest_ended_jobs, newest_jobs
 
+        now, prices = time.time(), gpu_prices(settings)
+        costs = GpuCosts.read(db, prices)
         return {
-            "jobs": [job_summary(db, row) for row in newest_jobs(db, 50, only_open=True)],
-            "ended": [job_summary(db, row) for row in newest_ended_jobs(db, _NAMED)],
+            "money": period_money(db, now - 86_400, now, prices),
+            "jobs": [job_summary(db, row, costs=costs) for row in newest_jobs(db, 50, only_open=True)],
+            "ended": [job_summary(db, row, costs=costs) for row in newest_ended_jobs(db, _NAMED)],
             "alerts": Alert.of_each(open_alerts(db)),
         }
 
@@ -128,6 +136,10 @@ def _lines(standing: Standing) -> Iterator[tuple[str, str]]:
     yield "running", _jobs(begun, standing.at) or "nothing"
     yield "queued", _jobs(queued, standing.at) or "nothing"
     yield "ended", _jobs(standing.ended, standing.at) or "nothing yet"
+    if standing.money is not None:
+        from miner.reports.money import money_line
+
+        yield "last 24 h", money_line(standing.money)
     alerts = Counter(f"{alert.rule} ({alert.subject})" for alert in standing.alerts)
     yield "alerts", ", ".join(list(alerts)[:_NAMED]) + _more(len(alerts)) or "none"
     starts = (f"{one.kind} {show_time(one.starts_at, seconds=False)}" for one in standing.tournaments)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from core.domain.records import without_terminal_codes
-from core.domain.units import show_bytes
+from core.domain.units import show_bytes, show_dollars, show_seconds
 from miner.cli.options import (
     AsJson,
     end_on_signals,
@@ -168,11 +168,14 @@ def rehearse(
             if (partial := chosen.output / "report.json").exists():
                 echo(f"interrupted; what was found until then is in {partial}", err=True)
             raise
+    cost = _cost(settings, chosen.gpus, report.seconds)
     if as_json:
-        echo_json(redact_report(report.as_dict(), hide))
+        echo_json({**redact_report(report.as_dict(), hide), "cost": cost})
     else:
         for line in report_lines(report):
             echo(hide(without_terminal_codes(line)))
+        if cost is not None:
+            echo(f"cost: {show_dollars(cost)} for {len(chosen.gpus)} GPUs and {show_seconds(report.seconds)}")
     if not report.passed:
         raise typer.Exit(1)
 
@@ -408,6 +411,17 @@ def _fetched(settings: Settings, model: str, task: TournamentTask) -> Path:
     inputs = JobInputs(settings, Redactor(settings.secrets()))
     done = asyncio.run(inputs.fetch_model(model, task.image_type, lambda what, did, total: None))
     return done.path
+
+
+def _cost(settings: Settings, gpus: tuple[str, ...], seconds: float) -> float | None:
+    """Return the dollars for the GPUs of a rehearsal, which has them from its first task's build on."""
+    from miner.backends.build_fleet import scan_once
+    from miner.fleet.costs import GpuCosts
+    from miner.fleet.fleet_file import gpu_prices
+
+    prices = gpu_prices(settings)
+    kinds = scan_once(settings)[0].inventory.kinds if prices.by_kind else {}
+    return GpuCosts(prices, kinds).of(gpus, seconds)
 
 
 def _gpus(settings: Settings, named: list[str]) -> tuple[str, ...]:

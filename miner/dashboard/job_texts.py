@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from core.domain.units import show_dollars
 from miner.api.alerts import Severity
 from miner.api.fleet import FleetStatus
 from miner.api.jobs import JobDetails, JobSummary, LiveJob
@@ -72,6 +73,11 @@ def scores(job: JobSummary) -> str:
     if best is None:
         return ""
     return f"held out {number(best)}" if base is None else f"held out {number(base)} → {number(best)}"
+
+
+def cost_text(job: JobSummary) -> str:
+    """The dollars for its GPU-hours; empty if they have no price."""
+    return "" if job.cost is None else f"{show_dollars(job.cost)} for {job.gpu_hours:.2f} GPU-hours"
 
 
 def gain_text(base: float | None, best: float | None, *, lower_is_better: bool | None) -> str:

@@ -129,6 +129,11 @@ class InventoryState:
     notes: tuple[str, ...] = ()
 
     @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each GPU."""
+        return {gpu.id: gpu.kind.name for gpu in self.gpus}
+
+    @cached_property
     def gpus_by_node(self) -> tuple[NodeGpus, ...]:
         return group_by_node(self.gpus)
 

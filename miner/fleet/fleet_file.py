@@ -120,30 +120,35 @@ def follow_fleet_file(
     return LiveConfig(FLEET_FILE_KIND.load, str(path), (), on_problem)
 
 
-class GpuPrices(NamedTuple):
-    """The price of a GPU in an hour, in dollars; None where nobody gave one."""
+class Prices(NamedTuple):
+    """Prices in dollars: of a GPU in an hour, and of a TAO; None where nobody gave one."""
 
     of_others: float | None = None
     by_kind: Mapping[str, float] = {}
+    tao: float | None = None
 
     @classmethod
-    def in_force(cls, settings: Settings, terms: FleetTerms | None) -> GpuPrices:
+    def in_force(cls, settings: Settings, terms: FleetTerms | None) -> Prices:
         by_kind = {} if terms is None else terms.prices
         named = {(kind.name if (kind := find_kind(name)) else name): by_kind[name] for name in by_kind}
-        return cls(settings.gpu_price_per_hour, named)
+        return cls(settings.gpu_price_per_hour, named, settings.tao_price)
 
     def __bool__(self) -> bool:
+        """True if a GPU has a price."""
         return self.of_others is not None or bool(self.by_kind)
 
     def of(self, kind: str | None) -> float | None:
-        """Look up a kind by its name, like `H100-SXM`."""
+        """Look up the price of a kind by its name, like `H100-SXM`."""
         return self.of_others if kind is None else self.by_kind.get(kind, self.of_others)
 
 
-def gpu_prices(settings: Settings) -> GpuPrices:
+NO_PRICES = Prices()
+
+
+def gpu_prices(settings: Settings) -> Prices:
     """Return the prices in force: GPU_PRICE_PER_HOUR and FLEET_FILE as they are now."""
     file = follow_fleet_file(settings.fleet_file) if settings.fleet_file else None
-    return GpuPrices.in_force(settings, file.current.content if file else None)
+    return Prices.in_force(settings, file.current.content if file else None)
 
 
 class FleetFileSource:

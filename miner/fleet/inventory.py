@@ -10,7 +10,7 @@ from collections.abc import Callable
 from core.domain.hardware import GpuSet, Hardware
 from miner.fleet.base import FleetNode, InventoryState, NodeGpus, group_by_node
 from miner.fleet.fleet import Fleet
-from miner.fleet.fleet_file import FollowedFleetFile
+from miner.fleet.fleet_file import FleetTerms, FollowedFleetFile
 from miner.fleet.health import GpuHealth, GpuHealthReport
 from miner.fleet.sources import GpuScan, GpuSource, NoNvidiaDriver, ScanFailed, ScannedNode
 from miner.observe.alerts import AlertKind, SendAlert, gpu_subject
@@ -52,6 +52,10 @@ class GpuInventory:
     def file_problem(self) -> str | None:
         """Return the reason why FLEET_FILE as it is now is not in force, if it is not."""
         return str(self._file.problem) if self._file is not None and self._file.problem else None
+
+    def terms(self) -> FleetTerms | None:
+        """Return FLEET_FILE as it is in force, or None if it is not set."""
+        return self._file.current.content if self._file is not None else None
 
     def refresh_file(self) -> None:
         """Load edits of FLEET_FILE."""

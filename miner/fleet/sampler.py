@@ -22,7 +22,7 @@ from miner.fleet.fleet import Fleet
 from miner.fleet.nvml import NumberedSample
 from miner.fleet.sources import NoNvidiaDriver, ScanFailed
 from miner.store.database import StoreUnavailable
-from miner.store.samples import MINUTE, add_minutes
+from miner.store.samples import MINUTE, add_minutes, record_gpus
 from miner.store.store import Store
 
 #: How much is kept in memory; older measurements are in the store, rolled up.
@@ -241,6 +241,7 @@ class GpuSampler:
         self._clock = fleet.clock
         self._minutes = OpenMinutes()
         self._unstored: list[tuple[GpuRollup, TaskKey | None]] = []
+        self._stored_kinds: dict[str, str] = {}
         self._last_tick: float | None = None
         self._pause_until = self._pause = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -319,6 +320,9 @@ class GpuSampler:
             return
         try:
             await self._store.write(add_minutes, over)
+            if (kinds := self._fleet.inventory.kinds) != self._stored_kinds:
+                await self._store.write(record_gpus, kinds)
+                self._stored_kinds = kinds
         except StoreUnavailable as error:
             self._unstored = over[-MAX_UNSTORED:]
             if not refused:

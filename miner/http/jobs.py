@@ -25,6 +25,7 @@ from miner.api.jobs import (
     StartedJob,
 )
 from miner.api.plans import PlanDetails
+from miner.fleet.costs import GpuCosts
 from miner.http.operator import MAX_ROW, Daemon, OperatorDaemon, caller_address, operator_only
 from miner.jobs import views
 from miner.jobs.figures import FiguresSnapshot
@@ -86,7 +87,8 @@ async def list_jobs(
         rows = store_jobs.newest_jobs(
             db, limit, only_open=open_only, state=state, text=q.strip(), before=before
         )
-        shown = [views.job_summary(db, row, daemon.live(row.id)) for row in rows]
+        costs = GpuCosts.read(db, daemon.prices())
+        shown = [views.job_summary(db, row, daemon.live(row.id), costs) for row in rows]
         return JobList(jobs=shown, next=rows[-1].id if len(rows) == limit else None)
 
     return await daemon.store.read(query)
@@ -97,13 +99,13 @@ async def show_job(job: str, daemon: Daemon) -> JobDetails:
     """Show a job, by number, task id, or the beginning of a task id."""
     row = await daemon.store.read(store_jobs.find_job, job)
     figures = daemon.figures(row.id)
-    return await daemon.store.read(
-        views.job_details,
-        row,
-        daemon.settings.data_dir,
-        daemon.live(row.id),
-        figures.snapshot() if figures else None,
-    )
+    running, data_dir = figures.snapshot() if figures else None, daemon.settings.data_dir
+
+    def query(db: sqlite3.Connection) -> JobDetails:
+        costs = GpuCosts.read(db, daemon.prices())
+        return views.job_details(db, row, data_dir, daemon.live(row.id), running, costs)
+
+    return await daemon.store.read(query)
 
 
 @router.post("/jobs", status_code=HTTPStatus.CREATED)

@@ -17,6 +17,7 @@ from miner.chain.auth import Authenticator
 from miner.chain.metagraph_refresh import MetagraphRefresher
 from miner.chain.nonces import NonceLedger
 from miner.fleet.fleet import Fleet
+from miner.fleet.fleet_file import Prices
 from miner.fleet.inventory import GpuInventory
 from miner.fleet.sampler import GpuSampler, SampleHistory
 from miner.http.prometheus import DaemonCollector
@@ -27,7 +28,7 @@ from miner.observe.metrics import Metrics
 from miner.offers.policy_runtime import PolicyRuntime
 from miner.offers.service import OfferService
 from miner.publish.reachable import HubReachability
-from miner.reports.kpis import CurrentKpis
+from miner.reports.current import CurrentFigures
 from miner.settings import Settings
 from miner.settings.values import is_loopback
 from miner.store.jobs import JobRow
@@ -97,7 +98,7 @@ class OperatorDaemon(Protocol):
     nonces: NonceLedger
     policy_runtime: PolicyRuntime
     offer_service: OfferService
-    kpis: CurrentKpis
+    current: CurrentFigures
     alert_service: AlertService
     notifier: Notifier
     hub: HubReachability
@@ -105,6 +106,8 @@ class OperatorDaemon(Protocol):
 
     @property
     def running_jobs(self) -> JobManager: ...
+
+    def prices(self) -> Prices: ...
 
     def live(self, job_id: int) -> LiveJob | None: ...
 

@@ -29,7 +29,7 @@ from miner.api.alerts import (
 )
 from miner.api.fleet import FleetStatus
 from miner.api.jobs import RunningJob
-from miner.api.reports import Kpi, PeriodKind, Report
+from miner.api.reports import PeriodKind, Report
 from miner.api.samples import (
     GPU_NUMBERS,
     HIGHEST,
@@ -50,6 +50,7 @@ from miner.api.status import (
     ReservationCounts,
     TrainingStatus,
 )
+from miner.fleet.costs import GpuCosts
 from miner.fleet.fleet_view import fleet_view
 from miner.fleet.sampler import KEPT_SECONDS, SampleT
 from miner.http.operator import MAX_ROW, Daemon, OperatorDaemon, operator_only
@@ -57,6 +58,7 @@ from miner.jobs import views
 from miner.observe.redact import Redactor
 from miner.offers.past_offers import OfferFilter, stored_offers
 from miner.offers.views import offer_summary
+from miner.reports.current import Figures
 from miner.reports.report import calendar_period, last_period
 from miner.store import alerts as store_alerts
 from miner.store import jobs as store_jobs
@@ -123,24 +125,29 @@ async def show_status(daemon: Daemon) -> DaemonStatus:
 @router.get("/overview")
 async def show_overview(daemon: Daemon) -> Overview:
     """Show whether it is alive and earns: state, indicators, GPUs, jobs, alerts and the last decisions."""
-    kpis, fleet = await daemon.kpis.read(), await fleet_status(daemon, is_short=True)
-    return await daemon.store.read(_overview, daemon, kpis, fleet)
+    figures, fleet = await daemon.current.read(), await fleet_status(daemon, is_short=True)
+    return await daemon.store.read(_overview, daemon, figures, fleet)
 
 
 def _overview(
-    db: sqlite3.Connection, daemon: OperatorDaemon, kpis: list[Kpi], fleet: FleetStatus
+    db: sqlite3.Connection, daemon: OperatorDaemon, figures: Figures, fleet: FleetStatus
 ) -> Overview:
-    newest = OfferFilter(most=SHOWN_DECISIONS)
+    newest, costs = OfferFilter(most=SHOWN_DECISIONS), GpuCosts.read(db, daemon.prices())
     return Overview(
         at=time.time(),
         daemon=_summary(daemon),
-        kpis=kpis,
+        kpis=figures.kpis,
+        money=figures.money,
         fleet=fleet,
         jobs=[
-            RunningJob(**dict(views.job_summary(db, row, daemon.live(row.id))), spark=_spark(daemon, row.id))
+            RunningJob(
+                **dict(views.job_summary(db, row, daemon.live(row.id), costs)), spark=_spark(daemon, row.id)
+            )
             for row in store_jobs.newest_jobs(db, SHOWN_JOBS, only_open=True)
         ],
-        ended=[views.job_summary(db, row) for row in store_jobs.newest_ended_jobs(db, SHOWN_ENDED)],
+        ended=[
+            views.job_summary(db, row, costs=costs) for row in store_jobs.newest_ended_jobs(db, SHOWN_ENDED)
+        ],
         alerts=Alert.of_each(store_alerts.open_alerts(db)[:SHOWN_ALERTS]),
         decisions=[offer_summary(offer) for offer in reversed(stored_offers(db, newest))],
     )
@@ -327,10 +334,10 @@ async def report(
 
     wanted = last_period(period, daemon.clock()) if at is None else calendar_period(period, at)
     policy = daemon.policy_runtime.policy.terms
-    redact = Redactor(daemon.settings.secrets())
+    prices, redact = daemon.prices(), Redactor(daemon.settings.secrets())
 
     def query(connection: sqlite3.Connection) -> Report:
-        return redacted_report(build_report(connection, wanted, policy), redact)
+        return redacted_report(build_report(connection, wanted, policy, prices), redact)
 
     return await daemon.store.read(query)
 

@@ -9,6 +9,7 @@ import json
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,8 @@ from miner.api.jobs import (
     LogChunk,
 )
 from miner.backends.run_folder import LOG_START, LogPosition, log_tail, read_log
+from miner.fleet.costs import GpuCosts
+from miner.fleet.fleet_file import NO_PRICES
 from miner.jobs.figures import FiguresSnapshot, loss_line, read_figures, relative_gain
 from miner.jobs.folder import AttemptFolder, JobFolder, job_folder
 from miner.jobs.history import read_plan, read_result
@@ -39,6 +42,7 @@ from miner.store.actions import ActionRow, actions_of_job
 from miner.store.attempts import AttemptRow, StoredFigures, attempts_of, figures_of
 from miner.store.jobs import JobRow, NoSuchJob
 
+_NO_COSTS = GpuCosts(NO_PRICES, {})
 #: Progress bars overwrite their line.
 _KEPT_CONTROLS = "\n\t\r"
 #: Files that are listed of one job, and how deep.
@@ -47,12 +51,20 @@ MAX_FILES, MAX_DEPTH = 1000, 6
 _SHOWN_FOLDERS = ("attempt_", "submission")
 
 
-def job_summary(db: sqlite3.Connection, row: JobRow, live: LiveJob | None = None) -> JobSummary:
+def job_summary(
+    db: sqlite3.Connection, row: JobRow, live: LiveJob | None = None, costs: GpuCosts = _NO_COSTS
+) -> JobSummary:
     """One job in a list."""
-    return _job_summary(row, live, store_attempts.attempts_of(db, row.id))
+    return _job_summary(row, live, store_attempts.attempts_of(db, row.id), costs)
 
 
-def _job_summary(row: JobRow, live: LiveJob | None, attempts: Sequence[AttemptRow]) -> JobSummary:
+def _job_summary(
+    row: JobRow, live: LiveJob | None, attempts: Sequence[AttemptRow], costs: GpuCosts
+) -> JobSummary:
+    times = [
+        (attempt.gpus, max((attempt.ended_at or time.time()) - attempt.started_at, 0)) for attempt in attempts
+    ]
+    dollars = [costs.of(gpus, seconds) for gpus, seconds in times]
     return JobSummary(
         id=row.id,
         task_id=row.task_id,
@@ -71,6 +83,8 @@ def _job_summary(row: JobRow, live: LiveJob | None, attempts: Sequence[AttemptRo
         ended_at=row.ended_at,
         took_s=row.ended_at - row.started_at if row.ended_at else None,
         starts=row.starts,
+        gpu_hours=sum(len(gpus) * seconds for gpus, seconds in times) / 3600,
+        cost=None if None in dollars or not dollars else sum(filter(None, dollars)),
         result=training_result(attempts),
         live=replace(live) if live else None,  # its worker goes on changing it
     )
@@ -94,12 +108,13 @@ def job_details(
     data_dir: Path,
     live: LiveJob | None = None,
     running: FiguresSnapshot | None = None,
+    costs: GpuCosts = _NO_COSTS,
 ) -> JobDetails:
     """One job with everything that the store knows of it."""
     meaning = END_MEANINGS[row.end_reason] if row.end_reason else None
     attempts, stored = store_attempts.attempts_of(db, row.id), figures_of(db, row.id)
     return JobDetails(
-        **dict(_job_summary(row, live, attempts)),
+        **dict(_job_summary(row, live, attempts, costs)),
         meaning=meaning and EndText(operator=meaning.operator, validator=meaning.validator),
         folder=str(job_folder(data_dir, row.id).path),
         request=dict(request_for_display(row.request)),

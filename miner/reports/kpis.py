@@ -6,11 +6,9 @@ target from the policy's `targets`; what is not measured is None and neither met
 
 from __future__ import annotations
 
-import asyncio
 import math
 import sqlite3
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -31,15 +29,12 @@ from miner.reports.ended_jobs import (
 from miner.store.jobs import count_published, first_start
 from miner.store.ranks import newest_rank
 from miner.store.samples import HOUR, MINUTE, rollups
-from miner.store.store import Store
 
 DAY = 86_400.0
 #: Jobs that form the field in which quality is normalised.
 FIELD_SECONDS = 90 * DAY
 #: Time before the last week with whose quality it is compared.
 _QUALITY_BEFORE_SECONDS = 4 * WEEK
-#: The page asks every two seconds; nothing here changes faster than jobs end.
-_CACHED_SECONDS = 30.0
 
 
 def kpis(
@@ -175,7 +170,7 @@ def gpu_time(
     measured = used = kernels = measured_kernels = job_kernels = job_hours = 0.0
     length = (ends_at - begins_at) / intervals
     cells: dict[str, list[list[float]]] = {}
-    for row in _rollups_within(connection, begins_at, ends_at):
+    for row in rollups_within(connection, begins_at, ends_at):
         hours = row.period / HOUR
         measured += row.watched * hours
         used += row.busy * hours
@@ -204,7 +199,7 @@ def gpu_time(
     )
 
 
-def _rollups_within(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> Iterator[GpuRollup]:
+def rollups_within(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> Iterator[GpuRollup]:
     """Whole hours, and minutes before the first and after the last of them. Each minute has its hour."""
     first_hour, last_hour = -(-begins_at // HOUR) * HOUR, ends_at // HOUR * HOUR
     last_minute = math.floor(ends_at - MINUTE) + 1
@@ -273,22 +268,3 @@ def _goal_text(checks: Sequence[GoalCheck], due_at: float | None) -> str:
         parts.append(f"{words[check.what]} {value} (goal {form.format(check.target)})")
     due = "" if due_at is None else f", due {rfc3339(due_at)[:10]}"
     return "; ".join(parts) + due
-
-
-class CurrentKpis:
-    """The indicators for the page, read off the event loop and kept for half a minute."""
-
-    def __init__(
-        self, store: Store, targets: Callable[[], PolicyTargets], clock: Callable[[], float] = time.time
-    ) -> None:
-        self._store, self._targets, self._clock = store, targets, clock
-        self._read_at = float("-inf")
-        self._kpis: list[Kpi] = []
-        self._lock = asyncio.Lock()
-
-    async def read(self) -> list[Kpi]:
-        async with self._lock:
-            now = self._clock()
-            if not 0 <= now - self._read_at < _CACHED_SECONDS:
-                self._kpis, self._read_at = await self._store.read(kpis, now, self._targets()), now
-            return self._kpis

@@ -28,6 +28,7 @@ from miner.api.reports import (
     Report,
     SummaryFigure,
 )
+from miner.fleet.fleet_file import NO_PRICES, Prices
 from miner.notify.notifier import Notifier, ReportNotice
 from miner.offers.backtest.replay import PastOffers
 from miner.offers.past_offers import OfferFilter
@@ -47,6 +48,7 @@ from miner.reports.ended_jobs import (
     success_rate,
 )
 from miner.reports.kpis import FIELD_SECONDS, goal_progress, gpu_time, kpis
+from miner.reports.money import period_money
 from miner.reports.text import as_html, as_markdown
 from miner.store.actions import count_actions
 from miner.store.alerts import count_alerts
@@ -114,7 +116,9 @@ def finished_period(kind: PeriodKind, now: float) -> ReportPeriod:
     return calendar_period(kind, calendar_period(kind, now).begins_at - 1)
 
 
-def build_report(connection: sqlite3.Connection, period: ReportPeriod, policy: Policy) -> Report:
+def build_report(
+    connection: sqlite3.Connection, period: ReportPeriod, policy: Policy, prices: Prices = NO_PRICES
+) -> Report:
     """Return the whole report; renderers and the page read it."""
     begins, ends = period.begins_at, period.ends_at
     history = ended_jobs(connection, _history_begins(period, policy), ends)
@@ -126,8 +130,12 @@ def build_report(connection: sqlite3.Connection, period: ReportPeriod, policy: P
         title=period.title,
         begins_at=begins,
         ends_at=ends,
+        money=period_money(connection, begins, ends, prices),
         kpis=kpis(connection, ends, policy.targets, history),
-        summary=_summary(connection, period, policy, history),
+        summary=[
+            *_money_figures(connection, period, prices),
+            *_summary(connection, period, policy, history),
+        ],
         jobs=EndedJobs(
             ended=len(jobs),
             states=dict(Counter(job.state.value for job in jobs)),
@@ -175,6 +183,23 @@ def _history_begins(period: ReportPeriod, policy: Policy) -> float:
     """Jobs are read once: from the earliest that any figure needs."""
     goals = max((goal.within for goal in policy.targets.goals.values()), default=0.0)
     return min(period.before.begins_at, period.before.ends_at - FIELD_SECONDS, period.ends_at - goals)
+
+
+def _money_figures(
+    connection: sqlite3.Connection, period: ReportPeriod, prices: Prices
+) -> list[SummaryFigure]:
+    now, before = (
+        period_money(connection, each.begins_at, each.ends_at, prices) for each in (period, period.before)
+    )
+    if now is None:
+        return []
+    titles = {"earned": "Earned", "spent": "Spent on GPUs", "idle": "Of it on idle ones", "kept": "Kept"}
+    return [
+        SummaryFigure(
+            name=name, title=title, unit="dollars", value=getattr(now, name), before=getattr(before, name)
+        )
+        for name, title in titles.items()
+    ]
 
 
 def _summary(
@@ -341,7 +366,7 @@ def backtest_policies(
 async def send_due_reports(
     store: Store,
     notifier: Notifier,
-    policy: Policy,
+    terms: tuple[Policy, Prices],
     wanted: Iterable[str],
     now: float,
     redact: Callable[[str], str],
@@ -353,14 +378,17 @@ async def send_due_reports(
         period = finished_period(PeriodKind(name), now)
         if await store.read(report_was_sent, name, period.begins_at):
             continue
-        notice = await store.read(_notice, period, policy, redact)
+        notice = await store.read(_notice, period, terms, redact)
         # Before it goes out: a daemon that is killed in between sends it never rather than twice.
         await store.write(record_sent_report, name, period.begins_at, now)
         notifier.add_report(notice)
 
 
 def _notice(
-    connection: sqlite3.Connection, period: ReportPeriod, policy: Policy, redact: Callable[[str], str]
+    connection: sqlite3.Connection,
+    period: ReportPeriod,
+    terms: tuple[Policy, Prices],
+    redact: Callable[[str], str],
 ) -> ReportNotice:
-    report = redacted_report(build_report(connection, period, policy), redact)
+    report = redacted_report(build_report(connection, period, *terms), redact)
     return ReportNotice(period.title, as_markdown(report), as_html(report))

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.domain.records import printable
-from core.domain.units import rfc3339, show_shares
+from core.domain.units import rfc3339, show_dollars, show_shares
 from miner.api.reports import GoalCheck, Report
+from miner.reports.money import money_line
 
 WIDTH = 80
 NOT_KNOWN = "not known"
@@ -37,6 +38,8 @@ def show_number(value: float | None, unit: str) -> str:
         return f"{value:.1%}"
     if unit == "hours":
         return f"{value:.1f} h"
+    if unit == "dollars":
+        return show_dollars(value)
     return f"{value:.2f}" if unit == "points" else f"{value:g}"
 
 
@@ -225,6 +228,7 @@ def _backtest(report: Report) -> ReportSection:
 def as_text(report: Report) -> str:
     """Draw the report for a terminal, at most 80 columns wide."""
     lines = [report.title, "=" * min(len(report.title), WIDTH)]
+    lines += textwrap.wrap(money_line(report.money), WIDTH) if report.money else []
     for section in report_sections(report):
         lines += ["", section.title, "-" * len(section.title)]
         lines += _text_table(section)
@@ -259,6 +263,7 @@ def _short(text: str, width: int) -> str:
 
 def as_markdown(report: Report) -> str:
     parts = [f"# {report.title}"]
+    parts += [money_line(report.money)] if report.money else []
     for section in report_sections(report):
         parts.append(f"## {section.title}")
         if section.rows:
@@ -304,6 +309,7 @@ def as_html(report: Report) -> str:
     """One file: styles in the elements, as mail clients drop all others; no script, nothing from outside."""
     title = _escaped(report.title)
     parts = [f"<h1 style='font-size:20px'>{title}</h1>"]
+    parts += [f"<p style='font-weight:bold'>{_escaped(money_line(report.money))}</p>"] if report.money else []
     for section in report_sections(report):
         parts.append(f"<h2 style='font-size:16px;margin:20px 0 6px'>{_escaped(section.title)}</h2>")
         if section.rows:

@@ -30,7 +30,7 @@ LOCK_WAIT_SECONDS = 10.0
 
 #: The number of the newest file in `migrations/`. A test holds the two together; the files are only read when
 #: a file is new or older.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class StoreUnavailable(GodMinerError):

@@ -102,6 +102,9 @@ class JobRow:
     submitted_at: float | None
     lock_token: int
     updated_at: float
+    #: By the operator.
+    tags: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def misnamed(self) -> bool:
@@ -377,6 +380,7 @@ def _job_from(row: sqlite3.Row) -> JobRow:
         | {
             "task_type": TaskType(values["task_type"]),
             "state": JobState(values["state"]),
+            "tags": tuple(json.loads(values["tags"])),
             "end_reason": EndReason(reason) if reason else None,
             "submission": MinerSubmission(repo=repo, model_hash=model_hash) if repo else None,
         }

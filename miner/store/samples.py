@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -70,6 +70,11 @@ def add_minutes(connection: sqlite3.Connection, minutes: Sequence[tuple[GpuRollu
         connection.execute(_BUILD_HOUR, {"hour": hour})
 
 
+def record_gpus(connection: sqlite3.Connection, kinds: Mapping[str, str]) -> None:
+    """Store the kinds of these GPUs."""
+    connection.executemany("INSERT OR REPLACE INTO gpus (id, kind) VALUES (?, ?)", kinds.items())
+
+
 def prune_rollups(connection: sqlite3.Connection, now: float, history_seconds: float) -> int:
     """Delete one batch of rows that are too old; return the count."""
     kept = {MINUTE: MINUTES_KEPT_SECONDS, HOUR: max(history_seconds, MIN_HOURS_KEPT_SECONDS)}
@@ -106,6 +111,11 @@ def _mean(before: GpuRollup, more: GpuRollup, name: str) -> float | None:
 
 
 # Reading
+
+
+def gpu_kinds(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return the kind of every GPU that was ever here."""
+    return dict(connection.execute("SELECT id, kind FROM gpus").fetchall())
 
 
 def rollups(

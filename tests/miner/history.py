@@ -121,5 +121,16 @@ def add_rollup(
     )
 
 
-def rank_row(at: float, rank: int, *, miners: int = 200, emission: float = 0.5) -> Rank:
-    return Rank(at=at, block=1, uid=7, rank=rank, miners=miners, incentive=0.01, emission=emission)
+def rank_row(
+    at: float, rank: int, *, miners: int = 200, emission: float = 0.5, tao_per_day: float | None = None
+) -> Rank:
+    return Rank(
+        at=at,
+        block=1,
+        uid=7,
+        rank=rank,
+        miners=miners,
+        incentive=0.01,
+        emission=emission,
+        tao_per_day=tao_per_day,
+    )

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from core.domain.units import show_bytes, show_seconds, show_shares
+from core.domain.units import show_bytes, show_dollars, show_seconds, show_shares
 from miner.api.alerts import RuleAction
 from miner.api.jobs import (
     AttemptDetails,
@@ -48,8 +48,9 @@ def job_table(jobs: Sequence[JobSummary], width: int, now: float | None = None) 
     """Return a table with one line per job."""
     now = time.time() if now is None else now
     names = ["id", "type", "model", "state", "what", "score", "time"]
+    names += ["cost"] if any(job.cost is not None for job in jobs) else []
     names += ["gain", "ended", "task", "submission"] if width >= WIDE_COLUMNS else []
-    table = one_line_table(*names, cut=("model", "what", "submission"), right=("id",))
+    table = one_line_table(*names, cut=("model", "what", "submission"), right=("id", "cost"))
     for job in jobs:
         row = {
             "id": str(job.id),
@@ -59,6 +60,7 @@ def job_table(jobs: Sequence[JobSummary], width: int, now: float | None = None) 
             "what": current_activity(job),
             "score": _scores(job.result, 3) if job.result else "",
             "time": f"took {show_seconds(job.took_s)}" if job.took_s is not None else time_left(job, now),
+            "cost": "" if job.cost is None else show_dollars(job.cost),
             "gain": _gain(job.result.gain) if job.result else "",
             "ended": show_time(job.ended_at, seconds=False) if job.ended_at else "",
             "task": job.task_id[:13],
@@ -122,6 +124,8 @@ def _fact_rows(job: JobDetails, now: float) -> Iterator[tuple[str, Any]]:
         yield from _result_rows(job.result)
     if job.attempts:
         yield from _figure_rows(_shown_attempt(job), so_far=job.result is None)
+    if job.cost is not None:
+        yield "cost", f"{show_dollars(job.cost)} for {job.gpu_hours:.2f} GPU-hours"
     yield "started", show_time(job.started_at) + (f", {job.starts} times" if job.starts > 1 else "")
     yield "deadline", f"{show_time(job.deadline_at)} ({time_left(job, now)})"
     yield "wanted as", job.expected_repo_name

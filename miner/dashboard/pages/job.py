@@ -26,6 +26,7 @@ from miner.dashboard.daemons import DaemonTrouble
 from miner.dashboard.job_panels import JobCharts, JobLog, PlanPanel
 from miner.dashboard.job_texts import (
     NOT_LIVE,
+    cost_text,
     deadline_text,
     gain_text,
     held_out,
@@ -319,6 +320,7 @@ class _JobFacts:
                 "Deadline": clock(job.deadline_at),
                 "Attempts": str(len(attempts)) if attempts else "none yet",
                 "GPUs": ", ".join(newest.gpus) if newest else None,
+                "Cost": cost_text(job) or None,
                 "Ended by": job.end_reason,
                 "Folder": job.folder,
             }

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from nicegui import ui
 
 from core.domain.job_states import JobState
+from core.domain.units import show_dollars
 from miner.api.jobs import JobList, JobSummary
 from miner.dashboard.job_texts import deadline_text, job_title, scores, state_text, task_name
 from miner.dashboard.layout import PageView, page, page_head
@@ -21,7 +22,7 @@ _STATES = [state.value for state in JobState]
 def jobs_page(view: PageView, q: str = "", state: str = "", before: int = 0) -> None:
     page_head("Jobs")
     state = state if state in _STATES else ""
-    with panel("All jobs" if not before else f"Jobs before #{before}"):
+    with panel("All jobs" if not before else f"Jobs before #{before}") as outer:
         _filters(view, q, state)
         table: Table[JobSummary] = Table("Jobs", _columns(view), key=attrgetter("id"))
         nothing = empty("No job is like this. A validator's start of an accepted task begins one.")
@@ -31,6 +32,8 @@ def jobs_page(view: PageView, q: str = "", state: str = "", before: int = 0) -> 
             earlier = Link("Earlier", "")
 
     def show(answer: JobList) -> None:
+        is_priced = any(job.cost is not None for job in answer.jobs)
+        outer.classes(remove="no-money") if is_priced else outer.classes(add="no-money")
         set_visible(nothing, table.show(answer.jobs) == 0)
         set_visible(earlier, answer.next is not None)
         earlier.show("Earlier", view.href("/jobs", q=q, state=state, before=answer.next))
@@ -66,6 +69,7 @@ def _columns(view: PageView) -> list[Column[JobSummary]]:
         Column("State", state_text, classes="states"),
         Column("Task", "task_type", task_name, classes="wide-only"),
         Column("Held out", _held_out),
+        Column("Cost", _cost, number=True, classes="money"),
         Column("Started", "started_at", clock, classes="nowrap wide-only"),
         Column("Took", _took, number=True),
         Column("Of", _granted, number=True, classes="wide-only"),
@@ -75,6 +79,10 @@ def _columns(view: PageView) -> list[Column[JobSummary]]:
 
 def _held_out(job: JobSummary) -> str:
     return scores(job).removeprefix("held out ")
+
+
+def _cost(job: JobSummary) -> str:
+    return "" if job.cost is None else show_dollars(job.cost)
 
 
 def _took(job: JobSummary) -> str:

@@ -12,7 +12,7 @@ from miner.api.alerts import Alert
 from miner.api.fleet import FleetStatus
 from miner.api.jobs import JobSummary, LiveJob, RunningJob
 from miner.api.offers import OfferSummary
-from miner.api.reports import Kpi
+from miner.api.reports import Kpi, Money
 from miner.api.status import DaemonSummary, Overview
 from miner.dashboard.daemons import DaemonLink
 from miner.dashboard.gpu_rows import GpuRows
@@ -53,6 +53,7 @@ from miner.dashboard.parts import (
     short_model,
     size,
 )
+from miner.reports.money import money_line
 
 NO_ALERTS = "Nothing is wrong."
 
@@ -73,7 +74,7 @@ def overview_page(view: PageView) -> None:
 
     def show(answer: Overview) -> None:
         state.show(answer.daemon, answer.jobs, answer.fleet, len(answer.alerts))
-        indicators.show(answer.kpis)
+        indicators.show(answer.kpis, answer.money)
         gpus.show(answer.fleet, answer.jobs)
         nodes.show(answer.fleet)
         jobs.show(answer.jobs, answer.fleet)
@@ -152,9 +153,12 @@ class _Indicators:
 
     def __init__(self) -> None:
         self._rows: KeyedRows[Kpi] = KeyedRows(box("figures"), self._make)
+        self._money = Text("", "hidden", "p")
 
-    def show(self, kpis: Sequence[Kpi]) -> None:
+    def show(self, kpis: Sequence[Kpi], money: Money | None) -> None:
         self._rows.show((kpi.name, kpi) for kpi in kpis)
+        self._money.show(f"Last 24 hours: {money_line(money)}" if money else "")
+        set_visible(self._money, money is not None)
 
     def _make(self, kpi: Kpi) -> Callable[[Kpi], None]:
         figure = FigureTile(kpi.title)

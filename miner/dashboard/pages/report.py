@@ -7,6 +7,7 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from core.domain.units import show_dollars
 from miner.api.reports import GoalProgress, GpuUse, JobGain, Report, SummaryFigure
 from miner.dashboard.charts import LineChart, Series
 from miner.dashboard.layout import PageView, page, page_head
@@ -131,6 +132,8 @@ def _value(value: float | None, unit: str) -> tuple[str, str]:
         return UNKNOWN, ""
     if unit == "share":
         return f"{value * 100:.1f}".removesuffix(".0"), "%"
+    if unit == "dollars":
+        return show_dollars(value), ""
     if unit == "hours":
         return f"{value:,.1f}", "h"
     return (f"{value:.2f}", "") if unit == "points" else (f"{value:,.0f}", "")

@@ -78,7 +78,7 @@ def overview() -> Overview:
         job(4, state="done", end_reason="published", result=result, **over),
         job(3, state="failed", end_reason="crashed", **over),
     ]
-    page = {"at": NOW, "daemon": daemon, "kpis": [], "fleet": PAGE, "decisions": []}
+    page = {"at": NOW, "daemon": daemon, "kpis": [], "money": None, "fleet": PAGE, "decisions": []}
     return Overview.model_validate(
         page | {"jobs": [running, job(2, state="queued")], "ended": ended, "alerts": [alert]}
     )

@@ -13,6 +13,7 @@ import httpx
 from fastapi import FastAPI
 from pydantic import SecretStr
 
+from miner.fleet.fleet_file import Prices
 from miner.http import errors, jobs
 from miner.support.rate_limits import RateLimit, TokenBuckets
 from tests.miner.jobs.harness import JobsHarness, open_harness
@@ -43,6 +44,7 @@ async def open_port(folder: Path) -> AsyncIterator[Port]:
             live=harness.jobs.live,
             figures=harness.jobs.figures,
             cancel_job=harness.jobs.cancel,
+            prices=Prices,
             store=harness.store,
             settings=SimpleNamespace(data_dir=harness.services.data_dir),
         )

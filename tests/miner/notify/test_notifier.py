@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from miner.api.alerts import Severity
+from miner.fleet.fleet_file import NO_PRICES
 from miner.notify import notifier as notify
 from miner.notify.messages import NotifyMessage
 from miner.notify.notifier import Notifier, ReportNotice
@@ -263,7 +264,9 @@ async def test_a_report_is_sent_once_when_its_period_is_over_and_the_hour_has_co
     midnight = NOW - NOW % DAY
 
     async def titles(at: float) -> list[str]:
-        await send_due_reports(bench.store, bench.notifier, Policy(), ("daily", "weekly"), at, str)
+        await send_due_reports(
+            bench.store, bench.notifier, (Policy(), NO_PRICES), ("daily", "weekly"), at, str
+        )
         return [title for title, _ in await bench.deliver()]
 
     assert await titles(midnight + 5 * HOUR) == []

@@ -6,10 +6,12 @@ import sqlite3
 
 import pytest
 
+from miner.fleet.fleet_file import Prices
 from miner.offers.policies.load import load_policy
 from miner.offers.policies.schema import PolicyTargets
+from miner.reports.current import CurrentFigures
 from miner.reports.ended_jobs import ended_jobs
-from miner.reports.kpis import CurrentKpis, goal_progress, kpis
+from miner.reports.kpis import goal_progress, kpis
 from miner.store.ranks import record_rank
 from miner.store.store import Store
 from tests.miner.history import DAY, HOUR, NOW, add_job, add_rollup, rank_row
@@ -64,9 +66,9 @@ async def test_goals_count_from_the_first_job(store: Store) -> None:
 
 async def test_the_page_s_copy_is_read_again_after_half_a_minute(store: Store) -> None:
     now = [NOW]
-    current = CurrentKpis(store, PolicyTargets, lambda: now[0])
-    assert (await current.read())[0].value is None
+    current = CurrentFigures(store, PolicyTargets, Prices, lambda: now[0])
+    assert (await current.read()).kpis[0].value is None
     await store.write(fill)
-    assert (await current.read())[0].value is None
+    assert (await current.read()).kpis[0].value is None
     now[0] += 31
-    assert (await current.read())[0].value == 0.9
+    assert (await current.read()).kpis[0].value == 0.9
