@@ -255,7 +255,7 @@ def compare_fact(fact: Fact, content: bytes) -> RuleChange | None:
         if is_same(fact.value, theirs):
             return None
         old, new = difference(fact.value, theirs)
-    except Unreadable as error:
+    except (Unreadable, OverflowError) as error:
         old, new = difference(fact.value, fact.value)[0], str(error)
     return RuleChange(
         name=fact.name,

@@ -125,6 +125,7 @@ def test_values_are_read_as_python_has_them(text: str, value: object) -> None:
         "X = 9 ** 9 ** 9",
         "X = 'a' * 1000000000",
         "X = 1e17 * 1e17",
+        "X = " + "1+" * 20_000 + "1",
         "X = 1 / 0",
         "X = X",
         "Y = X\nX = Y",
@@ -160,6 +161,22 @@ def test_whatever_would_have_to_be_run_is_not_read(text: str) -> None:
 )
 def test_rules_are_the_same_as_people_would_say(ours: object, theirs: object, same: bool) -> None:
     assert is_same(ours, theirs) is same
+
+
+def test_a_number_beyond_all_bounds_is_a_change_and_no_crash(tmp_path: Path) -> None:
+    folder = write_upstream(tmp_path / "upstream", {"CPUS_PER_GPU": 10**400})
+    (change,) = check_rules(str(folder), cache=tmp_path).changes
+    assert change.constant == "CPUS_PER_GPU"
+
+
+def test_rules_are_shown_in_80_columns_with_the_rounds_first() -> None:
+    short, everything = (
+        CliRunner().invoke(app, ["tournament", "rules", *more]).stdout for more in ((), ("--all",))
+    )
+    assert "instruct-large of 30-72B on 8\n            GPUs" in short
+    assert everything.startswith(short.rpartition("\n\n")[0])
+    assert "validator/tournament/constants.py@0791bb6e, 2026-09-17\n" in everything
+    assert [line for line in everything.splitlines() if len(line) > 80] == []
 
 
 def test_what_is_shown_has_no_control_codes() -> None:
