@@ -33,7 +33,7 @@ RAW_UPSTREAM = UPSTREAM.replace("github.com", "raw.githubusercontent.com") + "/H
 MOST_BYTES = 400_000
 #: Between two files.
 PAUSE_S = 0.2
-_LONG = 60
+_LONG, _MOST_SHOWN = 60, 500
 _NOT_THERE = "no longer there"
 
 
@@ -56,7 +56,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-_LARGEST = 1e18
+_LARGEST, _MOST_PARTS = 1e18, 20_000
 
 
 @dataclass
@@ -66,6 +66,8 @@ class Constants:
     found: Mapping[str, ast.expr | ast.ClassDef]
     #: Names whose value is being read: one that needs itself has none.
     open: set[str] = field(default_factory=set)
+    #: Parts that may still be read: names of names of lists could stand for billions.
+    left: int = _MOST_PARTS
 
     @classmethod
     def of(cls, text: str) -> Constants:
@@ -98,6 +100,9 @@ class Constants:
             self.open.discard(name)
 
     def _value(self, node: ast.AST) -> object:
+        self.left -= 1
+        if self.left < 0:
+            raise Unreadable("it has too many parts")
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None as value):
                 return value
@@ -191,6 +196,8 @@ def read_fact(fact: Fact, content: bytes) -> object:
 
 def is_same(ours: object, theirs: object) -> bool:
     """Equal as rules: order counts in tuples, and enumerations go by their members' names."""
+    if isinstance(ours, str) is not isinstance(theirs, str):
+        return False
     if isinstance(ours, str) and isinstance(theirs, str):
         named = isinstance(theirs, Member) and _bare(ours) == _bare(theirs)
         return named or ours.rstrip("/") == theirs.rstrip("/")
@@ -233,13 +240,13 @@ def difference(ours: object, theirs: object) -> tuple[str, str]:
     old, new = shown(ours), shown(theirs)
     lists = all(isinstance(one, Collection) and not isinstance(one, str) for one in (ours, theirs))
     if not lists or max(len(old), len(new)) <= _LONG:
-        return old, new[:500]
+        return old, new[:_MOST_SHOWN]
     before, after = _parts(ours), _parts(theirs)
     added = [one for one in after if one not in before]
     gone = [one for one in before if one not in after]
     words = [f"new: {few(added)}" if added else "", f"gone: {few(gone)}" if gone else ""]
     changed = "; ".join(filter(None, words)) or "another order"
-    return f"{len(before)} of them", f"{len(after)}; {changed}"
+    return f"{len(before)} of them", f"{len(after)}; {changed}"[:_MOST_SHOWN]
 
 
 def _parts(value: Any) -> list[str]:

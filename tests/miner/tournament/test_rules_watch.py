@@ -132,6 +132,8 @@ def test_values_are_read_as_python_has_them(text: str, value: object) -> None:
         "X = " + "-" * 5000 + "1",
         "X = " + "(" * 150 + "1" + ")" * 150 + "[0]",
         "X = {[]: 1}",
+        "A = [1] * 2\nX = A",
+        "\n".join(["A0 = (1,)", *(f"A{n} = (A{n - 1}, A{n - 1})" for n in range(1, 40)), "X = A39"]),
         "X = (",
         "X = 'a\0'",
         "if True:\n    X = 1",
@@ -156,6 +158,7 @@ def test_whatever_would_have_to_be_run_is_not_read(text: str) -> None:
         (frozenset({"a"}), ("a", "a"), False),
         ({"a": 1}, {"a": 2}, False),
         (0.1, "0.1", False),
+        ("ab", ("a", "b"), False),
         ("a", None, False),
     ],
 )
