@@ -118,7 +118,8 @@ class LearningTargets(Record):
     ] = Field(default=0.05, ge=0, le=0.9, description="Dropout before the adapter.")
     lora_target_modules: Annotated[list[str] | None, Called(axolotl="lora_target_modules")] = Field(
         default=None,
-        description="Layers with an adapter. Unset: all linear layers except routed experts.",
+        description="Layers with an adapter. Unset: all linear layers except routed experts. What "
+        "PEFT refuses (`out_proj` of Mamba's layers) goes without.",
     )
     lora_rank_pattern: Annotated[
         dict[str, Annotated[int, Field(ge=1, le=8192)]],

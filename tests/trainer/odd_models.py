@@ -71,7 +71,48 @@ def no_padding() -> Any:
     return transformers.MistralForCausalLM(transformers.MistralConfig(**{**SHAPE, "pad_token_id": None}))
 
 
-KINDS = {kind.__name__: kind for kind in (gpt2, tied, mixture, fewer_rows, seeing, no_padding)}
+def lfm2() -> Any:
+    """Short convolutions between layers with attention."""
+    shape = {**SHAPE, "conv_L_cache": 3, "block_multiple_of": 64, "layer_types": ["conv", "full_attention"]}
+    return transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**shape))
+
+
+def falcon_h1() -> Any:
+    """Mamba-2 beside the attention of each layer, and a head that is scaled."""
+    states = {"mamba_d_ssm": 96, "mamba_n_heads": 4, "mamba_d_state": 16, "mamba_chunk_size": 32}
+    scales = {"lm_head_multiplier": 0.5, "embedding_multiplier": 5.0, "ssm_out_multiplier": 0.5}
+    return transformers.FalconH1ForCausalLM(transformers.FalconH1Config(**SHAPE, **states, **scales))
+
+
+def granite() -> Any:
+    """A head whose logits are divided."""
+    scales = {"logits_scaling": 2.0, "embedding_multiplier": 6.0, "residual_multiplier": 0.5}
+    config = transformers.GraniteConfig(
+        **SHAPE, **scales, attention_multiplier=0.25, tie_word_embeddings=True
+    )
+    return transformers.GraniteForCausalLM(config)
+
+
+def minicpm5() -> Any:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE, head_dim=32))
+
+
+def kanana() -> Any:
+    config = transformers.Qwen3Config(**SHAPE, head_dim=32, tie_word_embeddings=True)
+    return transformers.Qwen3ForCausalLM(config)
+
+
+def nanbeige() -> Any:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SHAPE, "pad_token_id": None}))
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        *(gpt2, tied, mixture, fewer_rows, seeing, no_padding),
+        *(lfm2, falcon_h1, granite, minicpm5, kanana, nanbeige),
+    )
+}
 
 
 def save(folder: Path, kind: str) -> Path:

@@ -20,6 +20,7 @@ from core.models.kernels import LigerPart
 from core.recipes.axolotl.recipe import LIGER_PLUGIN
 from core.recipes.axolotl.rules import LORA_KERNELS
 from trainer.axolotl.answer_logits import AnswerLogits, SelectiveHead
+from trainer.inputs.adapter_targets import HEAD, LANGUAGE, has_vision, keep_what_loads, linear_names
 from trainer.inputs.model_loading import (
     NEXT_ATTENTION,
     block_gpu_kernels,
@@ -30,9 +31,6 @@ from trainer.inputs.model_loading import (
 from trainer.inputs.tokens import IGNORED, forget_unknown, model_rows
 from trainer.scoring.forward import PREPARED, WHOLE, scoring_mode
 from trainer.session.progress_log import SpeedMeter
-
-#: Where multimodal models of transformers keep what reads text; pictures and sound go around it.
-LANGUAGE, HEAD = "language_model", "lm_head"
 
 
 def apply_patches(config: Mapping[str, Any]) -> None:
@@ -138,27 +136,17 @@ def read_text_only() -> None:
 
 def find_every_linear() -> None:
     """Find all linear layers for LoRA: those of GPT-2 too, which have another class, but no layer that only
-    pictures reach."""
+    pictures reach, and none that PEFT refuses."""
     adapter: Any = importlib.import_module("axolotl.loaders.adapter")
     adapter.find_all_linear_names = linear_names
+    build = adapter._build_peft_lora_config
 
+    def loadable(model: Any, config: Any) -> Any:
+        built = build(model, config)
+        keep_what_loads(model, built)
+        return built
 
-def linear_names(model: Any) -> list[str]:
-    """The linear layers' last names, as Axolotl uses them; of a vision model their full names, since its
-    vision part has layers of the same last names."""
-    torch = importlib.import_module("torch")
-    conv1d = importlib.import_module("transformers.pytorch_utils").Conv1D
-    head = model.get_output_embeddings()
-    layers = [
-        name
-        for name, module in model.named_modules()
-        if module is not head
-        and not name.endswith(HEAD)
-        and (isinstance(module, torch.nn.Linear | conv1d) or "Linear" in type(module).__name__)
-        and "LinearScaling" not in type(module).__name__
-    ]
-    language = [name for name in layers if LANGUAGE in name.split(".")]
-    return language if _has_vision(model) else sorted({name.rpartition(".")[2] for name in layers})
+    adapter._build_peft_lora_config = loadable
 
 
 def shard_by_layer() -> None:
@@ -190,7 +178,7 @@ def goes_with_its_layer(part: Any) -> bool:
 def freeze_vision(model: Any) -> int:
     """Freeze the weights that text never reaches: they get no gradients, for which several processes would
     wait. Returns how many."""
-    if not _has_vision(model):
+    if not has_vision(model):
         return 0
     beyond = [
         weight
@@ -200,14 +188,6 @@ def freeze_vision(model: Any) -> int:
     for weight in beyond:
         weight.requires_grad_(False)
     return len(beyond)
-
-
-def _has_vision(model: Any) -> bool:
-    """Return True if the language model is one of several parts."""
-    config = model.config
-    return getattr(config, "text_config", None) is not None and any(
-        LANGUAGE in name.split(".") for name, _ in model.named_modules()
-    )
 
 
 #: Positions at a time: the full vocabulary in fp32, twice, for each of them.

@@ -14,6 +14,7 @@ from peft.tuners.lora import Linear
 from torch import Tensor, nn
 
 from core.planning.plan import TrainingPlan
+from trainer.inputs.adapter_targets import keep_what_loads
 from trainer.native.sharded_loading import shard_of
 
 
@@ -31,6 +32,7 @@ def add_adapters(model: nn.Module, plan: TrainingPlan) -> nn.Module:
         bias="none",
         task_type="CAUSAL_LM",
     )
+    keep_what_loads(model, config)
     config._register_custom_module({nn.Linear: LeanLoraLinear})
     with_adapters: nn.Module = get_peft_model(model, config)
     if plan.targets.dora:

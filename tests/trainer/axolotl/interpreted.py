@@ -27,7 +27,7 @@ from peft import LoraConfig, get_peft_model
 
 from core.models.kernels import liger_parts
 from core.recipes.axolotl.rules import LORA_KERNELS as LORA_KEYS
-from trainer.axolotl.patches import linear_names
+from trainer.inputs.adapter_targets import linear_names
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,

@@ -24,7 +24,6 @@ from trainer.axolotl.patches import (
     keep_imports_out_of_collections,
     leave_out_trackio,
     limit_tokens_to_vocabulary,
-    linear_names,
     mean_kl,
     save_few_rows_here,
     shard_by_layer,
@@ -70,27 +69,6 @@ def test_axolotls_own_tokenizer_knows_no_token_beyond_the_models_rows(
     monkeypatch.setattr(module, "AutoTokenizer", module.AutoTokenizer)  # put back afterwards
     limit_tokens_to_vocabulary()
     assert max(module.AutoTokenizer.from_pretrained(folder)("<picture>")["input_ids"]) < odd_models.ROWS
-
-
-LLAMAS = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "layers"), [("gpt2", ["c_attn", "c_fc", "c_proj"]), ("tied", LLAMAS), ("fewer_rows", LLAMAS)]
-)
-def test_lora_is_for_all_linear_layers_but_the_head(kind: str, layers: list[str]) -> None:
-    """Of GPT-2 Axolotl finds none, and the run ends before it began."""
-    assert linear_names(odd_models.KINDS[kind]()) == layers
-
-
-def test_of_a_model_that_also_sees_only_what_reads_text_gets_lora() -> None:
-    """Eyes and language model have layers of the same names."""
-    model = odd_models.seeing()
-    names = linear_names(model)
-    assert len(names) == 2 * 7
-    assert all("language_model" in name for name in names)
-    modules = dict(model.named_modules())
-    assert all(isinstance(modules[name], torch.nn.Linear) for name in names)
 
 
 def test_what_text_never_reaches_is_not_trained() -> None:
