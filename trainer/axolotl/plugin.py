@@ -29,6 +29,7 @@ from trainer.axolotl.patches import add_kl, count_tokens, leave_out_what_fails
 from trainer.axolotl.prompt_kl import add_prompt_kl
 from trainer.axolotl.trainers import PairTrainer
 from trainer.handoff import LaunchSpec
+from trainer.inputs.state_space import use_fast_scan
 from trainer.rewards.calls import RewardWatch
 from trainer.scoring.generation import PROMPTS
 from trainer.scoring.held_out import MAX_PROMPTS, HeldOut, HeldOutSums
@@ -227,6 +228,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
 
     def post_model_load(self, cfg: Any, model: Any) -> None:
         patches.freeze_vision(model)
+        use_fast_scan(model)
         planned, used = self.plan.precision.attention.value, cfg.attn_implementation
         if used is not None and used != planned:
             self.progress.note(
