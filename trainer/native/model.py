@@ -20,6 +20,7 @@ from core.planning.plan import TrainingPlan
 from core.recipes.native import settings_of
 from trainer.errors import BadModel
 from trainer.inputs.model_loading import NEXT_ATTENTION, block_gpu_kernels, forbid_remote_code, with_attention
+from trainer.inputs.state_space import use_fast_scan
 from trainer.inputs.tokens import IGNORED
 from trainer.native.batches import TokenBatch
 from trainer.native.sharded_loading import put_stand_ins, reading_in_shards
@@ -117,8 +118,29 @@ def _capped(logits: Tensor, cap: float | None) -> Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-#: Settings of a head that is more than a matrix. Without a check it would be trained wrongly in silence.
-_STRANGE_HEADS = ("logit_scale", "logits_scaling", "lm_head_multiplier")
+#: Settings by which logits are multiplied after the head, or divided (-1), by the architecture's first word.
+_FACTORS = {
+    "cohere": ("logit_scale", 1),
+    "cohere2": ("logit_scale", 1),
+    "falcon": ("lm_head_multiplier", 1),
+    "granite": ("logits_scaling", -1),
+    "granitemoe": ("logits_scaling", -1),
+    "granitemoehybrid": ("logits_scaling", -1),
+    "granitemoeshared": ("logits_scaling", -1),
+}
+
+
+def head_factor(model: nn.Module) -> float:
+    """Return the factor on logits after the head. `BadModel` for a head that is more than a matrix and a
+    factor: it would be trained wrongly in silence."""
+    base: Any = without_adapters(model)
+    known, power = _FACTORS.get(base.config.model_type.partition("_")[0], ("", 1))
+    factor = float(getattr(base.config, known, None) or 1.0) ** power
+    scaled = [name for name, _ in _FACTORS.values() if getattr(base.config, name, None) not in (None, 1, 1.0)]
+    unknown = sorted({*scaled} - {known})
+    if unknown or getattr(base.get_output_embeddings(), "bias", None) is not None:
+        raise BadModel(f"its head has {', '.join(unknown) or 'a bias'}, which the native trainer leaves out")
+    return factor
 
 
 class LossModel(nn.Module):
@@ -133,6 +155,7 @@ class LossModel(nn.Module):
         self.attention = attention
         config: Any = without_adapters(model).config
         self._cap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._factor = head_factor(model)
 
     def forward(self, batch: TokenBatch) -> Tensor:
         """The batch's sums, of which `shares` makes the step's loss."""
@@ -157,7 +180,8 @@ class LossModel(nn.Module):
         return self._at(self._states(self.model, batch), where), where
 
     def _at(self, states: Tensor, where: Tensor) -> Tensor:
-        return states.flatten(0, 1).index_select(0, where).to(self._head.dtype)
+        chosen = states.flatten(0, 1).index_select(0, where)
+        return (chosen if self._factor == 1 else chosen * self._factor).to(self._head.dtype)
 
     def _states(self, model: nn.Module, batch: TokenBatch) -> Tensor:
         """No mask is made here: what is after a row's end is never looked at, and from positions that begin
@@ -264,11 +288,7 @@ def load_model(
     """Return the base model with the plan's adapters, in the plan's formats, on the device. With a `mesh`
     this process reads its shards, and `distributed.shard` must follow."""
     model, attention = _load_pretrained(path, plan, device, mesh)
-    unsupported = [name for name in _STRANGE_HEADS if getattr(model.config, name, None) not in (None, 1, 1.0)]
-    if unsupported or getattr(model.get_output_embeddings(), "bias", None) is not None:
-        raise BadModel(
-            f"{path}: its head has {unsupported or ['a bias']}, which the native trainer leaves out"
-        )
+    head_factor(model)
     if plan.precision.gradient_checkpointing:
         enable_checkpointing(model, plan)
     if plan.adapter is None:
@@ -305,6 +325,7 @@ def _load_pretrained(
             )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise BadModel(f"{path} cannot be loaded as a causal language model: {error}") from error
+    use_fast_scan(model)
     if mesh is None:
         return model.to(device), attention
     put_stand_ins(model, device)
