@@ -28,8 +28,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, FalconH1Config, Lfm2Config, LlamaConfig, Qwen2Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from trainer.inputs.adapter_targets import keep_what_loads
+from trainer.inputs.state_space import use_fast_scan
 
 # — attention with flash attention's memory: the output and one fp32 per row and head
 
@@ -207,8 +210,15 @@ class Live(TorchDispatchMode):
 
 
 def config_of(shape: dict[str, Any], layers: int, attn: str) -> Any:
-    kind = Qwen2Config if shape["architecture"] == "qwen2" else LlamaConfig
+    kind, mixer = KINDS.get(shape["architecture"], LlamaConfig), shape.get("mixer")
+    more: dict[str, Any] = {}
+    if shape["architecture"] == "lfm2":  # as many layers of one kind as of the other
+        more = {"block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention"] * (layers // 2)}
+    elif mixer:
+        sizes = {"d_ssm": "inner", "n_heads": "heads", "d_state": "state", "chunk_size": "chunk"}
+        more = {f"mamba_{name}": mixer[size] for name, size in sizes.items()}
     return kind(
+        **more,
         hidden_size=shape["hidden"],
         intermediate_size=shape["intermediate"],
         num_hidden_layers=layers,
@@ -221,6 +231,9 @@ def config_of(shape: dict[str, Any], layers: int, attn: str) -> Any:
         attn_implementation=attn,
         use_cache=False,
     )
+
+
+KINDS = {"qwen2": Qwen2Config, "lfm2": Lfm2Config, "falcon_h1": FalconH1Config}
 
 
 def build(case: dict[str, Any], layers: int) -> nn.Module:
@@ -238,6 +251,7 @@ def build(case: dict[str, Any], layers: int) -> nn.Module:
                 lora_dropout=case.get("dropout", 0.05),
                 target_modules="all-linear",
             )
+            keep_what_loads(model, lora)
             model = get_peft_model(model, lora, low_cpu_mem_usage=True)
             for parameter in model.parameters():
                 if parameter.requires_grad:
@@ -425,6 +439,7 @@ def fake_mesh(ranks: int) -> Any:
 def run_case(case: dict[str, Any], layers: int) -> dict[str, int]:
     torch.manual_seed(0)
     model = build(case, layers)
+    use_fast_scan(model)
     peaks: dict[str, int] = {}
     mesh = fake_mesh(case["shards"]) if case.get("shards", 1) > 1 else None
     with FakeTensorMode(allow_non_fake_inputs=True):

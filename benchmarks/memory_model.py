@@ -31,6 +31,8 @@ MODELS = {
     "Llama 8B": "meta-llama/Llama-3.1-8B",
     "Llama 70B": "meta-llama/Llama-3.1-70B",
     "Qwen 7B": "Qwen/Qwen2.5-7B",
+    "LFM 1.2B": "LiquidAI/LFM2.5-1.2B-Base",
+    "Falcon-H1 1.5B": "tiiuae/Falcon-H1-1.5B-Base",
 }
 #: Sharded over so many GPUs, where one cannot hold the model at all.
 SHARDS = {"Llama 70B": 8}
@@ -79,12 +81,23 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, {**full, "fp32_embeddings": True}
 
 
+def facts_of(name: str) -> ModelFacts:
+    """Facts with as many layers of one kind as of the other: two and four are measured."""
+    facts = facts_from_name(MODELS[name])
+    if facts.mixer is None or facts.mixer.heads:
+        return facts
+    half = facts.layers // 2
+    mixer = facts.mixer.model_copy(update={"layers": half, "attention_layers": half})
+    return facts.model_copy(update={"mixer": mixer})
+
+
 def complete(name: str, case: dict[str, Any]) -> dict[str, Any]:
     """With what the measuring side needs to know."""
-    model = facts_from_name(MODELS[name])
+    model = facts_of(name)
     fields = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab")
     shape = {field: getattr(model, field) for field in fields}
     shape |= {"architecture": model.architecture, "tied_embeddings": model.tied_embeddings}
+    shape |= {"mixer": model.mixer.model_dump()} if model.mixer else {}
     return {"dropout": 0.05, "optimizer": "fused", "shards": SHARDS.get(name, 1), **case, "shape": shape}
 
 
@@ -134,7 +147,7 @@ def setup_for(model: ModelFacts, case: dict[str, Any]) -> RunCandidate:
 
 def predict(name: str, case: dict[str, Any]) -> dict[str, float]:
     """Every moment that the measurement has too."""
-    setup = setup_for(facts_from_name(MODELS[name]), case)
+    setup = setup_for(facts_of(name), case)
     return {
         one.phase: sum(term.bytes for term in one.terms if term.name not in UNSEEN)
         for one in moments(setup)
@@ -151,6 +164,7 @@ def measure(asked: list[dict[str, Any]], python: str) -> Iterator[dict[str, Any]
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        env={**os.environ, "PYTHONPATH": str(script.parents[1])},
     ) as child:
         assert child.stdin is not None
         assert child.stdout is not None

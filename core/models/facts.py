@@ -25,6 +25,7 @@ class Family(StrEnum):
     FALCON = "falcon"
     PYTHIA = "pythia"
     GPT2 = "gpt2"
+    LFM = "lfm"
     OPT = "opt"
     BLOOM = "bloom"
     STARCODER = "starcoder"
@@ -75,6 +76,12 @@ _SEES_NO_ROWS = frozenset(
     {"ministral3", "mistral4", "gpt_bigcode", "persimmon", "fuyu", "moshi", "ctrl"}
     | {"opt", "biogpt", "afmoe", "falcon"}
 )
+#: Architectures with a head that is more than a matrix and a factor: it has a bias, or is scaled otherwise.
+_OTHER_HEAD = frozenset({"phi", "gptj", "codegen", "ctrl", "hyperclovax", "muse_glimmer"})
+#: Layers that PEFT refuses an adapter: Mamba's fused kernel takes their weights and passes the adapter by.
+_NO_ADAPTER = dict.fromkeys(
+    ("falcon_h1", "nemotron_h", "mamba", "mamba2", "falcon_mamba"), frozenset({"out_proj", "conv1d"})
+)
 #: The widest head that flash attention supports.
 _FLASH_HEAD = 256
 
@@ -89,6 +96,28 @@ class MoeFacts(Record):
     shared_experts: int = Field(default=0, ge=0)
     #: Layers with an ordinary MLP instead of experts.
     dense_layers: int = Field(default=0, ge=0)
+
+
+class MixerFacts(Record):
+    """A token mixer in the place of attention or beside it: a gated short convolution, or Mamba-2."""
+
+    #: Layers that have it, and layers with attention; all of Falcon-H1's have both.
+    layers: int = Field(ge=1)
+    attention_layers: int = Field(ge=0)
+    #: Its width; Mamba-2's heads, their states, groups of heads, and tokens of a chunk. Without heads it is a
+    #: convolution.
+    inner: int = Field(ge=1)
+    heads: int = Field(default=0, ge=0)
+    state: int = Field(default=0, ge=0)
+    groups: int = Field(default=1, ge=1)
+    chunk: int = Field(default=0, ge=0)
+
+    @property
+    def projected(self) -> int:
+        """Outputs of its first projection: two gates and the input, or gate, input, B, C and steps."""
+        if not self.heads:
+            return 3 * self.inner
+        return 2 * self.inner + 2 * self.groups * self.state + self.heads
 
 
 class ImageFacts(Record):
@@ -132,6 +161,7 @@ class ModelFacts(Record):
     q_lora_rank: int | None = None
     kv_lora_rank: int | None = None
     moe: MoeFacts | None = None
+    mixer: MixerFacts | None = None
     image: ImageFacts | None = None
     #: As stored in the repository: "bfloat16", "float16", "float32".
     dtype: str = "bfloat16"
@@ -162,6 +192,18 @@ class ModelFacts(Record):
         if self.architecture in _SEES_NO_ROWS:
             return f"{self.architecture}'s attention does not see where a row begins"
         return ""
+
+    @property
+    def native_problem(self) -> str:
+        """Why the native trainer does not train it; empty: it does."""
+        return (
+            f"it leaves out a part of {self.architecture}'s head" if self.architecture in _OTHER_HEAD else ""
+        )
+
+    @property
+    def no_adapter(self) -> frozenset[str]:
+        """Names of linear layers that PEFT refuses."""
+        return _NO_ADAPTER.get(self.architecture, frozenset())
 
     @property
     def is_image(self) -> bool:

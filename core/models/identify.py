@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from core.domain.records import Confidence
 from core.domain.tasks import ImageModelType
-from core.models.facts import DECIDING, Family, ModelFacts, MoeFacts
+from core.models.facts import DECIDING, Family, MixerFacts, ModelFacts, MoeFacts
 from core.models.image_families import IMAGE_FAMILIES
 from core.models.names import architecture_from_name, family_from_name, params_from_name, usable_count
 from core.models.shapes import STATE_SPACE, ParamCount, count_params, shape_params
@@ -133,6 +133,7 @@ def facts_from_row(
         q_lora_rank=row.latent[0] or None if row.latent else None,
         kv_lora_rank=row.latent[1] if row.latent else None,
         moe=row.moe,
+        mixer=row.mixer,
         sources=dict(sources or {}),
     )
 
@@ -191,6 +192,7 @@ def _scaled(row: ModelRow, params: int) -> ModelRow:
         kv_heads=kv_heads,
         vocab=vocab,
         moe=moe,
+        mixer=None,
     )
 
 
@@ -278,6 +280,7 @@ _TIED_BY_DEFAULT = (
     "cohere",
     "gpt_bigcode",
     "mamba",
+    "lfm2",
 )
 _UNGATED = (
     "gpt2",
@@ -313,6 +316,7 @@ def facts_from_config(
             "family": family,
             "architecture": architecture or guessed.architecture,
             "moe": _experts(config, numbers),
+            "mixer": _mixer(config, numbers, architecture),
             "dtype": _dtype(config),
             "sources": {**guessed.sources, **dict.fromkeys([*numbers, "family"], Confidence.CONFIG)},
         }
@@ -342,15 +346,20 @@ def _completed(numbers: Mapping[str, int], config: Mapping[str, Any], architectu
     """Add what configs leave out because it follows from the rest."""
     hidden, heads = numbers["hidden"], numbers.get("heads", max(numbers["hidden"] // 128, 1))
     one_key = architecture == "falcon" and config.get("multi_query") is True
-    tied = config.get("tie_word_embeddings")
+    tied = config.get("tie_word_embeddings", config.get("tie_embedding"))
+    numbers = {**numbers, **_adjusted_width(config, numbers, architecture)}
     state_space = architecture in STATE_SPACE
+
+    def named(beginnings: tuple[str, ...]) -> bool:
+        return architecture.startswith(beginnings) and architecture != "falcon_h1"  # Falcon's in name only
+
     return {
         "heads": heads,
         "kv_heads": 1 if one_key and "kv_heads" not in numbers else heads,
         "head_dim": max(hidden // heads, 1),
         "intermediate": (2 if state_space else 4) * hidden,
-        "gated_mlp": not architecture.startswith(_UNGATED) or architecture.startswith("phi3"),
-        "tied_embeddings": tied if isinstance(tied, bool) else architecture.startswith(_TIED_BY_DEFAULT),
+        "gated_mlp": not named(_UNGATED) or architecture.startswith("phi3"),
+        "tied_embeddings": tied if isinstance(tied, bool) else named(_TIED_BY_DEFAULT),
         "q_lora_rank": None,
         "kv_lora_rank": None,
         "sliding_window": None,
@@ -371,6 +380,51 @@ def _experts(config: Mapping[str, Any], numbers: Mapping[str, int]) -> MoeFacts 
         shared_experts=_number(config, ("n_shared_experts", "num_shared_experts")) or 0,
         dense_layers=_number(config, ("first_k_dense_replace",)) or 0,
     )
+
+
+def _adjusted_width(
+    config: Mapping[str, Any], numbers: Mapping[str, int], architecture: str
+) -> dict[str, int]:
+    """LFM2's config names the width before two thirds of it are taken and rounded up."""
+    named = _number(config, ("block_ff_dim",)) or numbers.get("intermediate", 12_288)
+    if architecture != "lfm2":
+        return {}
+    if config.get("block_auto_adjust_ff_dim") is False:
+        return {"intermediate": named}
+    width, factor = 2 * named // 3, config.get("block_ffn_dim_multiplier", 1.0)
+    if isinstance(factor, (int, float)) and 0 < factor < 100:
+        step = _number(config, ("block_multiple_of",)) or 256
+        width = math.ceil(int(factor * width) / step) * step
+    return {"intermediate": max(width, 1)}
+
+
+def _mixer(config: Mapping[str, Any], numbers: Mapping[str, int], architecture: str) -> MixerFacts | None:
+    """Short convolutions or Mamba-2, with what transformers takes for a missing key."""
+    layers, hidden = numbers["layers"], numbers["hidden"]
+    if architecture == "lfm2":
+        kinds, indexes = config.get("layer_types"), config.get("full_attn_idxs")
+        with_attention = layers
+        if isinstance(kinds, list):
+            with_attention = kinds.count("full_attention")
+        elif isinstance(indexes, list):
+            with_attention = len(indexes)
+        with_attention = min(with_attention, layers)
+        if with_attention == layers:
+            return None
+        return MixerFacts(layers=layers - with_attention, attention_layers=with_attention, inner=hidden)
+    if architecture == "falcon_h1":
+        expanded = (_number(config, ("mamba_expand",)) or 2) * hidden
+        given = "mamba_d_ssm" in config
+        return MixerFacts(
+            layers=layers,
+            attention_layers=layers,
+            inner=_number(config, ("mamba_d_ssm",)) or (expanded if given else 1024),
+            heads=_number(config, ("mamba_n_heads",)) or 128,
+            state=_number(config, ("mamba_d_state",)) or 256,
+            groups=_number(config, ("mamba_n_groups",)) or 1,
+            chunk=_number(config, ("mamba_chunk_size",)) or 256,
+        )
+    return None
 
 
 def _dtype(config: Mapping[str, Any]) -> str:

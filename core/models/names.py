@@ -24,7 +24,8 @@ _FAMILY_NAMES = _table(
     (r"code-?llama", Family.CODELLAMA),
     (r"qwen|qwq", Family.QWEN),
     (r"smollm", Family.SMOLLM),
-    (r"llama|vicuna|alpaca|nous-hermes", Family.LLAMA),
+    (r"(?<![a-z])lfm-?\d", Family.LFM),
+    (r"llama|minicpm-?5|nanbeige-?4|vicuna|alpaca|nous-hermes", Family.LLAMA),
     (r"mistral|ministral|zephyr|nemo(?!tron)|codestral|devstral", Family.MISTRAL),
     (r"gemma", Family.GEMMA),
     (r"deepseek", Family.DEEPSEEK),
@@ -55,6 +56,7 @@ _VARIANTS = _table(
     (r"phi", "phi"),
     (r"gpt-?neo(?!x)", "gpt_neo"),
     (r"olmo-?2", "olmo2"),
+    (r"falcon-?h1", "falcon_h1"),
 )
 #: Names that state another size than the model has.
 _ROUNDED_SIZES = _table(
@@ -65,6 +67,16 @@ _ROUNDED_SIZES = _table(
     (r"olmo-?2.*-1b", 1.485e9),
     (r"olmo-?1b", 1.177e9),
     (r"granite.*-2b", 2.534e9),
+    (r"granite-?4\.1.*-3b", 3.403e9),
+    (r"lfm-?2\.5.*-1\.2b", 1.17e9),
+    (r"lfm-?2\.5.*-2\.6b", 2.697e9),
+    (r"falcon-?h1.*-1\.5b-deep", 1.5549e9),
+    (r"falcon-?h1.*-1\.5b", 1.5548e9),
+    (r"falcon-?h1.*-3b", 3.149e9),
+    (r"minicpm-?5.*-1b", 1.081e9),
+    (r"minicpm-?5.*-2b", 2.52e9),
+    (r"nanbeige-?4.*-3b", 3.933e9),
+    (r"kanana-?2-3b", 3.509e9),
 )
 #: Well-known names that do not state their size.
 _UNSTATED_SIZES = _table(

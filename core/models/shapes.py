@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from core.models.facts import ModelFacts, MoeFacts
+from core.models.facts import MixerFacts, ModelFacts, MoeFacts
 
 #: The prefix of routed experts' matrices.
 EXPERT_PREFIX = "expert_"
@@ -27,6 +27,8 @@ class LinearShape(NamedTuple):
     copies: int
     #: Experts that a router picks from. Not `nn.Linear` in transformers 5, so "all linear" skips them.
     routed: bool = False
+    #: The module that it is a part of, where that is neither "self_attn" nor "mlp".
+    part: str = ""
 
     @property
     def params(self) -> int:
@@ -34,11 +36,30 @@ class LinearShape(NamedTuple):
 
 
 def _attention(model: ModelFacts) -> Iterator[LinearShape]:
-    layers, hidden, width = model.layers, model.hidden, model.head_dim
+    hidden, width = model.hidden, model.head_dim
+    layers = model.mixer.attention_layers if model.mixer else model.layers
     yield LinearShape("q_proj", hidden, model.heads * width, layers)
     yield LinearShape("k_proj", hidden, model.kv_heads * width, layers)
     yield LinearShape("v_proj", hidden, model.kv_heads * width, layers)
     yield LinearShape("o_proj", model.heads * width, hidden, layers)
+
+
+def _mixer(model: ModelFacts, mixer: MixerFacts) -> Iterator[LinearShape]:
+    part = "mamba" if mixer.heads else "conv"
+    yield LinearShape("in_proj", model.hidden, mixer.projected, mixer.layers, part=part)
+    yield LinearShape("out_proj", mixer.inner, model.hidden, mixer.layers, part=part)
+
+
+#: Other names of the same layers, and of the part that they are in: LFM2's, and Falcon-H1's.
+_OTHER_NAMES: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "lfm2": {
+        "o_proj": ("out_proj", "self_attn"),
+        "gate_proj": ("w1", "feed_forward"),
+        "up_proj": ("w3", "feed_forward"),
+        "down_proj": ("w2", "feed_forward"),
+    },
+    "falcon_h1": {name: (name, "feed_forward") for name in ("gate_proj", "up_proj", "down_proj")},
+}
 
 
 def _latent_attention(model: ModelFacts, kv_rank: int) -> Iterator[LinearShape]:
@@ -91,6 +112,13 @@ def linear_shapes(model: ModelFacts) -> tuple[LinearShape, ...]:
     kv_rank = model.kv_lora_rank
     attention = _latent_attention(model, kv_rank) if kv_rank else _attention(model)
     shapes = [*attention, *_mlp("", hidden, model.intermediate, dense, gated)]
+    names = _OTHER_NAMES.get(model.architecture, {})
+    shapes = [
+        shape._replace(name=names[shape.name][0], part=names[shape.name][1]) if shape.name in names else shape
+        for shape in shapes
+    ]
+    if model.mixer is not None:
+        shapes += _mixer(model, model.mixer)
     if moe is not None:
         width, sparse = moe.expert_intermediate, layers - dense
         shapes += _mlp(SHARED_PREFIX, hidden, width * moe.shared_experts, sparse, gated)
@@ -113,7 +141,7 @@ RankFactors = tuple[tuple[str, float], ...]
 def module_names(model: ModelFacts, linear: LinearShape) -> Iterator[str]:
     """The names of its matrices in the decoder, as most architectures have them."""
     group = "self_attn" if linear.name in ATTENTION else "mlp"
-    group = "mixer" if model.architecture in STATE_SPACE else group
+    group = linear.part or ("mixer" if model.architecture in STATE_SPACE else group)
     shared = linear.name.startswith(SHARED_PREFIX)
     first = model.layers - linear.copies if shared else 0  # the first layers have no experts
     for layer in range(first, first + linear.copies):
@@ -179,8 +207,8 @@ def count_params(
 
 def shape_params(model: ModelFacts) -> ParamCount:
     """The parameters of a text model of this shape."""
-    if model.architecture in STATE_SPACE:
-        matrices = sum(shape.params for shape in _state_space(model))
+    if model.architecture in STATE_SPACE or model.mixer is not None:
+        matrices = sum(shape.params for shape in linear_shapes(model))
         return ParamCount(matrices + model.embedding_params + (2 * model.layers + 1) * model.hidden, 0)
     return count_params(
         model.layers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from core.domain.units import parse_params
-from core.models.facts import Family, MoeFacts
+from core.models.facts import Family, MixerFacts, MoeFacts
 
 
 class ModelRow(NamedTuple):
@@ -27,15 +27,20 @@ class ModelRow(NamedTuple):
     moe: MoeFacts | None
     #: (q_lora_rank or 0, kv_lora_rank) of multi-head latent attention.
     latent: tuple[int, int] | None
+    mixer: MixerFacts | None
 
 
 #: From the models' config.json files; a test recounts the parameters of each row.
 #: family, architecture, parameters, layers, width, MLP, heads/kv heads, head width, vocabulary, context, then
-#: tied (embeddings), plain (no MLP gate), moe=experts,per token,width,shared,dense layers, latent=q,kv ranks.
+#: tied (embeddings), plain (no MLP gate), moe=experts,per token,width,shared,dense layers, latent=q,kv ranks,
+#: conv=layers with attention, mamba=width,heads,state,chunk. Of LFM2.5, Falcon-H1, MiniCPM5, Nanbeige and
+#: Granite 4.1 some widths follow from the published number of parameters: their configs were not to be had.
 _TABLE = """
 llama     llama          1.1B  22  2048  5632    32/4  64  32000   2048
+llama     llama        1.081B  24  1536  4608    16/2 128 130560 131072
 llama     llama        1.236B  16  2048  8192    32/8  64 128256 131072 tied
 llama     llama        3.213B  28  3072  8192    24/8 128 128256 131072 tied
+llama     llama        3.933B  32  2560 10496    20/4 128 166144 131072
 llama     llama        6.738B  32  4096 11008   32/32 128  32000   4096
 llama     llama         8.03B  32  4096 14336    32/8 128 128256 131072
 llama     llama       13.016B  40  5120 13824   40/40 128  32000   4096
@@ -109,6 +114,14 @@ gpt2      gpt2         124.4M  12   768  3072   12/12  64  50257   1024 tied pla
 gpt2      gpt2         354.8M  24  1024  4096   16/16  64  50257   1024 tied plain
 gpt2      gpt2           774M  36  1280  5120   20/20  64  50257   1024 tied plain
 gpt2      gpt2        1.5576B  48  1600  6400   25/25  64  50257   1024 tied plain
+falcon    falcon_h1    521.4M  36  1024  2048     8/2  64  32784  16384 mamba=1536,24,128,128
+falcon    falcon_h1   1.5548B  24  2048  4608     8/2 128  65537 131072 mamba=3072,48,256,128
+falcon    falcon_h1   1.5549B  66  1280  3072     6/2 128  65537 131072 mamba=1536,24,256,128
+falcon    falcon_h1    3.149B  32  2560  6144    10/2 128  65537 131072 mamba=4096,32,256,128
+lfm       lfm2         229.6M  14  1024  2560    16/8  64  65536 128000 tied conv=6
+lfm       lfm2         354.5M  16  1024  4608    16/8  64  65536 128000 tied conv=6
+lfm       lfm2        1.1703B  16  2048  8192    32/8  64  65536 128000 tied conv=6
+lfm       lfm2         2.697B  30  2048 10752    32/8  64 128000 128000 tied conv=8
 opt       opt          125.2M  12   768  3072   12/12  64  50272   2048 tied plain
 opt       opt          331.2M  24  1024  4096   16/16  64  50272   2048 tied plain
 opt       opt         1.3158B  24  2048  8192   32/32  64  50272   2048 tied plain
@@ -133,6 +146,7 @@ olmo      olmo2        7.299B  32  4096 11008   32/32 128 100352   4096
 olmo      olmo2       13.716B  40  5120 13824   40/40 128 100352   4096
 olmo      olmo2       32.234B  64  5120 27648    40/8 128 100352   4096
 granite   granite      2.534B  40  2048  8192    32/8  64  49155   4096 tied
+granite   granite      3.403B  40  2560  8192    40/8  64 100352 131072 tied
 granite   granite      8.171B  40  4096 12800    32/8 128  49155   4096 tied
 cohere    cohere2      8.028B  32  4096 14336    32/8 128 256000 132096 tied
 cohere    cohere      34.981B  40  8192 22528   64/64 128 256000 131072 tied
@@ -175,6 +189,7 @@ def _row(line: str) -> ModelRow:
         gated="plain" not in extra,
         moe=_moe(extra.get("moe")),
         latent=_latent(extra.get("latent")),
+        mixer=_mixer(extra, int(layers), int(hidden)),
     )
 
 
@@ -196,6 +211,18 @@ def _latent(text: str | None) -> tuple[int, int] | None:
         return None
     queries, keys = text.split(",")
     return int(queries), int(keys)
+
+
+def _mixer(flags: dict[str, str], layers: int, hidden: int) -> MixerFacts | None:
+    if "conv" in flags:
+        attention = int(flags["conv"])
+        return MixerFacts(layers=layers - attention, attention_layers=attention, inner=hidden)
+    if "mamba" not in flags:
+        return None
+    inner, heads, state, chunk = (int(part) for part in flags["mamba"].split(","))
+    return MixerFacts(
+        layers=layers, attention_layers=layers, inner=inner, heads=heads, state=state, chunk=chunk
+    )
 
 
 MODEL_ROWS: tuple[ModelRow, ...] = tuple(_row(line) for line in _TABLE.strip().splitlines())

@@ -6,7 +6,7 @@ contains the one that was chosen. The model's shape (sums over its layers) is co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, NamedTuple, TypedDict, Unpack
@@ -41,6 +41,16 @@ class AdaptedShape(NamedTuple):
     params_per_rank: int
 
 
+class MixerShape(NamedTuple):
+    """A convolution or state space, in an average layer, beside its linear layers."""
+
+    #: Bytes that a token saves for the backward pass, and operations of its forward pass.
+    saved: float = 0.0
+    flops: float = 0.0
+    #: Bytes of a sequence's state while it is generated.
+    state: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Widths in elements per token, per layer; parameters of the whole model."""
@@ -63,6 +73,7 @@ class ModelShape:
     vocab_params: int
     #: Routed experts, of a layer in single tensors.
     expert_params: int
+    mixer: MixerShape
     adapted: AdaptedShape
 
     @property
@@ -78,13 +89,14 @@ def shape_of(
     """Sum up the model's layers. `modules` have an adapter; empty means every linear layer. `factors`: on
     the rank of some of them."""
     rotary = 64 if model.kv_lora_rank else 0  # latent attention: rotary dimensions beside head_dim
+    attending = model.mixer.attention_layers / model.layers if model.mixer else 1.0
     return ModelShape(
         layers=model.layers,
         hidden=model.hidden,
         vocab=model.vocab,
-        heads=model.heads,
-        queries=model.heads * (model.head_dim + rotary),
-        keys=model.kv_heads * (model.head_dim + rotary),
+        heads=round(model.heads * attending),
+        queries=round(model.heads * (model.head_dim + rotary) * attending),
+        keys=round(model.kv_heads * (model.head_dim + rotary) * attending),
         mlp=_mlp_width(model),
         gated=model.gated_mlp and not model.is_image,
         params=model.params_total,
@@ -92,8 +104,33 @@ def shape_of(
         embedding_params=min(model.embedding_params, model.params_total),
         vocab_params=0 if model.is_image else model.vocab * model.hidden,
         expert_params=sum(shape.params for shape in expert_shapes(model)),
+        mixer=_mixer_shape(model),
         adapted=_adapted(model, modules, factors),
     )
+
+
+#: Tensors of a convolution's width that are saved in bf16: both gates and the input, their product, the
+#: output, and what goes into the last layer.
+CONVOLUTION_SAVES = 6
+
+
+def _mixer_shape(model: ModelFacts) -> MixerShape:
+    """Mamba-2 as the scan in matrix products computes it (`trainer/inputs/state_space.py`), in fp32: within a
+    chunk every head weighs each pair of tokens, between chunks there are the states. Its fused kernel, where
+    it is installed, saves less."""
+    mixer = model.mixer
+    if mixer is None:
+        return MixerShape()
+    share = mixer.layers / model.layers
+    if not mixer.heads:
+        saved = 2.0 * CONVOLUTION_SAVES * mixer.inner
+        return MixerShape(share * saved, share * 10.0 * mixer.inner, share * 6.0 * mixer.inner)
+    pairs = mixer.chunk * mixer.heads
+    states = mixer.inner * mixer.state
+    # Projections and convolution in bf16; input, output and B, C in fp32; decays, weights, and their product.
+    saved = 2.0 * 3 * mixer.projected + 4.0 * 7 * mixer.inner + 4.0 * 3 * pairs
+    flops = 2.0 * mixer.chunk * (mixer.groups * mixer.state + mixer.inner) + 4.0 * states
+    return MixerShape(share * saved, share * flops, share * 4.0 * states)
 
 
 def _mlp_width(model: ModelFacts) -> float:
@@ -111,12 +148,17 @@ def _adapted(model: ModelFacts, modules: tuple[str, ...], factors: RankFactors) 
         return AdaptedShape(5.0 * model.hidden + model.intermediate, 6.0, model.image.adapter_params_per_rank)
     inputs, ranks, per_rank = 0, 0.0, 0.0
     for linear in linear_shapes(model):
-        if not linear.routed and (not modules or linear.name in modules):
+        if not linear.routed and is_adapted(model, linear.name, modules):
             factor = rank_factor(model, linear, factors) if factors else 1.0
             inputs += linear.d_in * linear.copies
             ranks += factor * linear.copies
             per_rank += factor * (linear.d_in + linear.d_out) * linear.copies
     return AdaptedShape(inputs / model.layers, ranks / model.layers, round(per_rank))
+
+
+def is_adapted(model: ModelFacts, name: str, modules: Sequence[str] | None) -> bool:
+    """Return whether an adapter on `modules`, all if there are none, reaches the layers of this name."""
+    return name not in model.no_adapter and (not modules or name in modules)
 
 
 class LossKind(StrEnum):

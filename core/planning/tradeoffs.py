@@ -14,7 +14,7 @@ from core.domain.choices import Attention, CompileMode, Engine, GpuStrategy, Par
 from core.domain.units import show_bytes, show_params, show_seconds
 from core.models.shapes import EXPERT_PREFIX, linear_shapes
 from core.planning.budget import Concession, conceded
-from core.planning.candidate import RunCandidate, vary
+from core.planning.candidate import RunCandidate, is_adapted, vary
 from core.planning.memory.peak import memory_of, peak_bytes
 from core.planning.optimizer import guarded_rate
 from core.planning.plan import PlanReason
@@ -119,7 +119,9 @@ def _experts(needs: Requirements) -> Iterator[Concession]:
     missed = [shape for shape in experts if not asked or shape.name.removeprefix(EXPERT_PREFIX) in asked]
     if not missed:
         return
-    adapted = [shape.name for shape in shapes if not shape.routed and (not asked or shape.name in asked)]
+    adapted = [
+        shape.name for shape in shapes if not shape.routed and is_adapted(needs.model, shape.name, asked)
+    ]
     params = show_params(sum(shape.params for shape in missed))
     total = show_params(needs.model.params_total)
     reason = f"{params} of {total} are experts in single tensors, out of LoRA's reach"
@@ -130,11 +132,14 @@ def _experts(needs: Requirements) -> Iterator[Concession]:
 def adapter_reach(needs: Requirements, candidate: RunCandidate) -> str | None:
     """Say what part of the weights the adapter changes, of a mixture of experts or with some layers only."""
     asked, model = needs.targets.lora_target_modules, needs.model
-    if candidate.full or model.is_image or (model.moe is None and not asked):
+    if candidate.full or model.is_image or (model.moe is None and not asked and not model.no_adapter):
         return None
     shapes = [shape for shape in linear_shapes(model) if not shape.routed]
-    reached = sum(shape.params for shape in shapes if not asked or shape.name in asked)
+    reached = sum(shape.params for shape in shapes if is_adapted(model, shape.name, asked))
     share = f"the adapter reaches {reached / model.params_total:.1%} of the weights"
+    left_out = sorted(model.no_adapter.intersection(shape.name for shape in shapes))
+    if left_out:
+        share += f": {', '.join(left_out)} of its Mamba layers cannot have one"
     return share if model.moe is None else f"{share}: routed experts are left out"
 
 

@@ -35,7 +35,7 @@ VAE_IMAGE_BYTES = 2.6e9
 
 def layer_bytes(s: RunCandidate) -> float:
     """Bytes that one layer saves for its backward pass, per token."""
-    return (_norms(s) + _attention(s) + _mlp(s) + _adapter_inputs(s)) * (s.width / 2)
+    return (_norms(s) + _attention(s) + _mlp(s) + _adapter_inputs(s)) * (s.width / 2) + s.shape.mixer.saved
 
 
 def _norms(s: RunCandidate) -> float:
@@ -90,7 +90,7 @@ def backward_work(s: RunCandidate) -> float:
     m, h = s.shape.mlp, s.shape.hidden
     casting = (10.0 if s.dropout else 6.0) * m + 4.0 * h
     work = casting if _casts(s) else max(4.0 * m - 4.0 * h, 6.0 * h)
-    return work * (s.width / 2)
+    return work * (s.width / 2) + s.shape.mixer.saved / 2
 
 
 def forward_work(s: RunCandidate) -> float:
@@ -102,7 +102,7 @@ def forward_work(s: RunCandidate) -> float:
         work = max(8.0 * m, 10.0 * h)
     else:
         work = max(2.0 * m, 8.0 * h)
-    return work * (s.width / 2)
+    return work * (s.width / 2) + s.shape.mixer.saved * (1.0 if s.checkpointing else 0.25)
 
 
 def _saved_reason(s: RunCandidate) -> str:
@@ -225,7 +225,8 @@ def evaluation_logits(s: RunCandidate) -> float:
 @memory_part("kv cache", lambda s: f"{s.at_once} completions of up to {s.length:,} tokens")
 def kv_cache(s: RunCandidate) -> float:
     """GRPO generates the completions of one optimizer step at once where they fit, each GPU its share."""
-    return s.at_once * s.length * 2.0 * s.shape.layers * s.shape.keys * s.width
+    cache = s.length * 2.0 * s.shape.keys * s.width
+    return s.at_once * s.shape.layers * (cache + s.shape.mixer.state)
 
 
 #: Tokens of a pass over prompts (`trainer/scoring/sampling.py`), and bytes of a row's logits with the copies

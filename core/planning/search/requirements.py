@@ -155,7 +155,7 @@ def requirements_for(
     if recipe is not None:
         engine, profile = Engine.PICTURES, _with_recipe(task, profile, recipe)
     else:
-        engine = _engine(profile.targets, task, given)
+        engine = _engine(profile.targets, task, model, given)
     if engine is Engine.AXOLOTL and kind.compute_capability == (0, 0):
         profile = _without_compiled_losses(profile, task, given)
     targets, limits = profile.targets, profile.limits
@@ -293,12 +293,14 @@ def lr_search(needs: Requirements) -> LrSearchPlan | None:
     return LrSearchPlan(share=targets.lr_search_share, most=targets.lr_search_most)
 
 
-def _engine(targets: Targets, task: TaskSpec, given: list[Concession]) -> Engine:
+def _engine(targets: Targets, task: TaskSpec, model: ModelFacts, given: list[Concession]) -> Engine:
     engine = engine_for(targets, task.task_type, task.image_type)
-    if engine is Engine.NATIVE and task.task_type.generates:
+    if engine is Engine.NATIVE and (task.task_type.generates or model.native_problem):
         engine = Engine.AXOLOTL
     if targets.engine is not None and targets.engine is not engine:
         reason = f"{targets.engine.value} does not train {task.image_type or task.task_type}"
+        if model.native_problem and not task.task_type.generates:
+            reason = model.native_problem
         given.append(conceded("engine", targets.engine.value, engine.value, reason))
     return engine
 

@@ -36,7 +36,8 @@ def training_flops(s: RunCandidate, row_tokens: float) -> float:
     adapters = 2.0 * s.adapter_params * (3 + recomputed)
     # Causal attention sees half of the row; its backward pass costs two and a half forward passes.
     attention = 2.0 * s.shape.layers * s.shape.queries * row_tokens * (3.5 + recomputed)
-    trained, reference = dense + adapters + attention, forward_flops(s, row_tokens)
+    mixers = s.shape.layers * s.shape.mixer.flops * (3 + recomputed)
+    trained, reference = dense + adapters + attention + mixers, forward_flops(s, row_tokens)
     return trained + _reference_share(s) * reference + _prompt_share(s) * (trained + reference)
 
 
@@ -52,7 +53,8 @@ def _prompt_share(s: RunCandidate) -> float:
 
 def forward_flops(s: RunCandidate, row_tokens: float) -> float:
     attention = 2.0 * s.shape.layers * s.shape.queries * row_tokens
-    return 2.0 * (matmul_params(s) + s.adapter_params) + attention
+    mixers = s.shape.layers * s.shape.mixer.flops
+    return 2.0 * (matmul_params(s) + s.adapter_params) + attention + mixers
 
 
 def matmul_params(s: RunCandidate) -> float:
@@ -85,6 +87,8 @@ BANDWIDTH_SHARE = 0.85
 DERATE = 0.75
 #: Bytes moved between the products, per token, layer and element of width: (plain, with checkpointing).
 LORA_MOVES, FULL_MOVES = (975.0, 1280.0), (700.0, 800.0)
+#: What a mixer saves is written once, and read and written again around each of its products and gradients.
+MIXER_MOVES = 6.0
 #: Kernels that one layer launches in a step, and what launching one costs.
 LORA_KERNELS, FULL_KERNELS, IMAGE_KERNELS = 370.0, 190.0, 250.0
 LAUNCH_S = 7e-6
@@ -170,7 +174,8 @@ def moved_bytes(s: RunCandidate) -> float:
         width *= SDXL_TOKENS
     gain = COMPILED_MOVES if s.compile_mode is not None else 1.0
     head = 0.0 if s.image is not None else 20.0 * s.shape.vocab
-    return (moves * width * gain + head) * (s.width / 2)
+    mixers = MIXER_MOVES * s.shape.layers * s.shape.mixer.saved
+    return (moves * width * gain + head) * (s.width / 2) + mixers
 
 
 def _kernels(s: RunCandidate) -> float:

@@ -26,6 +26,8 @@ from tests.doubles.each import each
         ("Qwen/some-llama-8b", Family.LLAMA),
         ("qwen-fans/tuned", Family.QWEN),
         ("gradients/a8f3e2c91b", Family.UNKNOWN),
+        ("LiquidAI/LFM2.5-1.2B-Base", Family.LFM),
+        ("openbmb/MiniCPM5-1B", Family.LLAMA),
     ],
 )
 def test_families_are_read_from_the_repository_s_name_before_its_owner_s(name: str, family: Family) -> None:

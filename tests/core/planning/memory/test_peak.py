@@ -73,6 +73,36 @@ def test_every_cell_of_the_8b_sweep_is_met_within_five_percent(tokens: int) -> N
             assert active_gib(candidate) == pytest.approx(measured, rel=0.05), (loss, checkpointing, rank)
 
 
+#: GiB on fake tensors of 4 × 1,024 tokens with the fused loss: a full fine-tune and rank 64 with dropout,
+#: each checkpointed and not. Half of LFM2's layers are convolutions, as they can be measured.
+FAKE_MIXERS = {
+    "tiiuae/Falcon-H1-1.5B-Base": ((12.45, 35.50), (5.43, 31.86)),
+    "LiquidAI/LFM2.5-1.2B-Base": ((9.16, 14.60), (3.87, 11.77)),
+}
+
+
+@each("name", FAKE_MIXERS)
+def test_convolutions_and_state_spaces_are_met_within_eight_percent(name: str) -> None:
+    facts = facts_from_name(name)
+    assert facts.mixer is not None
+    if not facts.mixer.heads:
+        halves = dict.fromkeys(("layers", "attention_layers"), facts.layers // 2)
+        facts = facts.model_copy(update={"mixer": facts.mixer.model_copy(update=halves)})
+    for method, cells in zip((Method.FULL, Method.LORA), FAKE_MIXERS[name], strict=True):
+        for checkpointing, measured in zip((True, False), cells, strict=True):
+            candidate = a_candidate(
+                facts,
+                method=method,
+                rank=64 if method is Method.LORA else 0,
+                dropout=method is Method.LORA,
+                micro=4,
+                length=1024,
+                loss=LossKind.FUSED,
+                checkpointing=checkpointing,
+            )
+            assert active_gib(candidate) == pytest.approx(measured, rel=0.08), (method, checkpointing)
+
+
 @each(
     ("gpus", "tokens", "loss", "rank", "measured"),
     [

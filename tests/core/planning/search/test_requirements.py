@@ -137,6 +137,22 @@ def test_attention_is_left_to_what_the_gpu_has() -> None:
         assert plan_of({}, gpus=gpus).precision.attention is kernel
 
 
+@each(
+    ("architecture", "engine"),
+    [
+        ("granite", Engine.NATIVE),
+        ("falcon_h1", Engine.NATIVE),
+        ("lfm2", Engine.NATIVE),
+        ("phi", Engine.AXOLOTL),
+    ],
+)
+def test_the_native_trainer_is_for_heads_that_it_computes_whole(architecture: str, engine: Engine) -> None:
+    plan = plan_of({"engine": Engine.NATIVE}, architecture=architecture)
+    assert plan.engine is engine
+    given = [one.reason for one in plan.concessions if one.field == "engine"]
+    assert given == ([] if engine is Engine.NATIVE else ["it leaves out a part of phi's head"])
+
+
 MIXTRAL, QWEN = "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"
 LORA = {"method": Method.LORA, "lora_dropout": 0.0, "lora_r": 64}
 
@@ -159,6 +175,11 @@ def notes_of(plan: TrainingPlan) -> list[str]:
         (QWEN, {}, "the adapter reaches 3.0% of the weights: routed experts are left out"),
         (MIXTRAL, {}, "the adapter reaches 2.9% of the weights: routed experts are left out"),
         ("Qwen/Qwen2.5-7B", {"lora_target_modules": ["q_proj", "v_proj"]}, "reaches 5.4% of the weights"),
+        (
+            "tiiuae/Falcon-H1-1.5B-Base",
+            {},
+            "reaches 73.0% of the weights: out_proj of its Mamba layers cannot have one",
+        ),
     ],
 )
 def test_a_plan_says_what_part_of_the_weights_the_adapter_reaches(
