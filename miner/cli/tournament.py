@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Tournaments: check, prepare and rehearse an entry.")
 
 app.command()(tournament_rehearse.rehearse)
+app.command()(tournament_rehearse.spar)
 app.command()(tournament_rehearse.clean)
 app.command()(tournament_rules.rules)
 app.command()(tournament_odds.odds)

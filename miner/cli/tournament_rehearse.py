@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from miner.backends.docker.client import DockerClient
     from miner.observe.redact import Redactor
     from miner.settings import Settings
-    from miner.tournament.rehearsal.inputs import RehearsalInputs, RehearsalOptions, Say
+    from miner.tournament.rehearsal.inputs import Opponent, RehearsalInputs, RehearsalOptions, Say
+    from miner.tournament.rehearsal.report import Rehearsal
     from miner.tournament.rules import TournamentTask
 
 _WIDTH = 80
@@ -45,8 +46,8 @@ _WHY_NOT = {
 
 
 @dataclass(frozen=True)
-class RehearseOptions:
-    """The options of `rehearse` as they are written."""
+class TrialOptions:
+    """The options of `rehearse` and `spar` as they are written."""
 
     commit: Annotated[str | None, typer.Option(help="Commit of that repository. Default: its head.")] = None
     task: Annotated[
@@ -85,13 +86,6 @@ class RehearseOptions:
         list[str] | None,
         typer.Option(help="GPU UUID (repeatable), or none for the CPU. Default: idle GPUs."),
     ] = None
-    against: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="Another submission, such as the champion's."),
-    ] = None
-    kill: Annotated[
-        bool, typer.Option("--kill", help="Kill one more training after its first submission.")
-    ] = False
     argument: Annotated[
         list[str] | None,
         typer.Option("--build-arg", metavar="NAME=VALUE", help="For a stand-in base; validators give none."),
@@ -123,11 +117,22 @@ class RehearseOptions:
             gpus=_gpus(settings, self.gpu or []),
             build_arguments=parse_build_arguments(self.argument or []),
             build_network=self.build_network,
-            against=self.against.resolve() if self.against else None,
-            kill=self.kill,
             hide=hide,
             keep=self.keep,
         )
+
+
+@dataclass(frozen=True)
+class RehearseOptions(TrialOptions):
+    """The options of `rehearse` alone."""
+
+    against: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Another submission, such as the champion's."),
+    ] = None
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Kill one more training after its first submission.")
+    ] = False
 
 
 @with_options
@@ -148,11 +153,67 @@ def rehearse(
     which shows that everything works and not how good it is. Image tasks need --model; without --data they
     get made-up pictures. A tenth of the data is kept for the score. Reward code of GRPO tasks runs in
     containers without a network. Ctrl-C ends everything that was started."""
+    from miner.tournament.rehearsal.report import report_lines
+
+    against = options.against.resolve() if options.against else None
+    found = _rehearsed(options, source, against, kill=options.kill)
+    report = found.report
+    _show(found, report.as_dict() if as_json else report_lines(report))
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+@with_options
+def spar(
+    options: TrialOptions,
+    champion: Annotated[
+        str, typer.Argument(metavar="CHAMPION_REPO", help="The other entry: an address or a directory.")
+    ],
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[COMMIT|URL|DIR]", help="Ours, as for rehearse. Default: the head of this checkout."
+        ),
+    ] = None,
+    champion_commit: Annotated[
+        str | None, typer.Option(help="The champion's commit. Default: the head of its repository.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rehearse our entry and the champion's on the same tasks and inputs, and say where we lose.
+
+    Both are built and trained under the validators' options, one after the other, and compared by the gate
+    of the boss round. The champion's programs are a stranger's: they run in containers, and its build has the
+    network. A champion whose build or training fails loses that task; that is no failure of ours. Exit code 1
+    if ours failed or something could not be compared."""
+    from miner.tournament.rehearsal.inputs import Opponent
+    from miner.tournament.rehearsal.spar import Verdict, spar_data, spar_lines, sparred
+
+    found = _rehearsed(options, source, Opponent(champion, champion_commit))
+    report = found.report
+    _show(found, {**report.as_dict(), "spar": spar_data(report)} if as_json else spar_lines(report))
+    if not report.passed or any(one.verdict is Verdict.UNKNOWN for one in sparred(report)):
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Rehearsed:
+    """A report, and what it takes to show it."""
+
+    report: Rehearsal
+    hide: Redactor
+    #: In dollars, as far as there are prices.
+    cost: float | None
+    gpus: int
+
+
+def _rehearsed(
+    options: TrialOptions, source: str | None, against: Path | Opponent | None, *, kill: bool = False
+) -> _Rehearsed:
+    """Rehearse by the options."""
     from miner.backends.docker.client import docker_client
     from miner.observe.redact import Redactor
-    from miner.reports.report import redact_report
     from miner.tournament.rehearsal.rehearse import rehearse as rehearse_all
-    from miner.tournament.rehearsal.report import report_lines
 
     settings = load_settings()
     hide = Redactor(settings.secrets())
@@ -161,23 +222,29 @@ def rehearse(
     end_on_signals()
     with closing(docker_client(settings)) as client, _progress(hide) as say:
         _mention_leftovers(client, settings, say)
-        chosen = replace(options, commit=commit).read(settings, tasks, hide, say)
+        read = replace(options, commit=commit).read(settings, tasks, hide, say)
+        chosen = replace(read, against=against, kill=kill)
         try:
             report = rehearse_all(client, place, chosen, say)
         except KeyboardInterrupt:
             if (partial := chosen.output / "report.json").exists():
                 echo(f"interrupted; what was found until then is in {partial}", err=True)
             raise
-    cost = _cost(settings, chosen.gpus, report.seconds)
-    if as_json:
-        echo_json({**redact_report(report.as_dict(), hide), "cost": cost})
-    else:
-        for line in report_lines(report):
-            echo(hide(without_terminal_codes(line)))
-        if cost is not None:
-            echo(f"cost: {show_dollars(cost)} for {len(chosen.gpus)} GPUs and {show_seconds(report.seconds)}")
-    if not report.passed:
-        raise typer.Exit(1)
+    return _Rehearsed(report, hide, _cost(settings, chosen.gpus, report.seconds), len(chosen.gpus))
+
+
+def _show(found: _Rehearsed, shown: dict[str, Any] | Iterator[str]) -> None:
+    """Print a report without secrets, as JSON or as lines, with its cost."""
+    from miner.reports.report import redact_report
+
+    if isinstance(shown, dict):
+        echo_json({**redact_report(shown, found.hide), "cost": found.cost})
+        return
+    for line in shown:
+        echo(found.hide(without_terminal_codes(line)))
+    if found.cost is not None:
+        taken = show_seconds(found.report.seconds)
+        echo(f"cost: {show_dollars(found.cost)} for {found.gpus} GPUs and {taken}")
 
 
 def clean(

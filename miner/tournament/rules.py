@@ -265,3 +265,9 @@ def tasks_of_round(name: str) -> list[TournamentTask]:
         names = [task.name, *(f"{task.name}-{number}" for number in range(2, played.count + 1))]
         tasks += [replace(task, name=one) for one in names]
     return tasks
+
+
+def task_kind(name: str) -> str:
+    """Return the kind of a task of a round: `dpo` of `dpo-2`."""
+    kind, _, number = name.rpartition("-")
+    return kind if name not in TASKS and number.isdigit() and kind in TASKS else name

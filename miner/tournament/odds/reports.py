@@ -15,7 +15,7 @@ from core.domain.tasks import task_type_named
 from core.domain.tournament_rules import LEAST_GAIN
 from miner.tournament.odds.bracket import NoChance
 from miner.tournament.public_api import mapping, number, sequence, text
-from miner.tournament.rules import TASKS
+from miner.tournament.rules import TASKS, task_kind
 
 _AFTER_A_WIN, _AFTER_A_LOSS = 2 / 3, 1 / 3
 
@@ -67,8 +67,8 @@ def _rehearsed(report: Mapping[str, Any]) -> Iterator[Found]:
         task, score = text(mapping(row).get("task")), mapping(mapping(row).get("score"))
         if task is None:
             continue
-        over = mapping(score.get("over_against"))
-        yield from _compared(task, over) if over else _verdict(task, score.get("wins"))
+        kind, over = task_kind(task), mapping(score.get("over_against"))
+        yield from _compared(kind, over) if over else _verdict(kind, score.get("wins"))
 
 
 def _evaluated(report: Mapping[str, Any]) -> Iterator[Found]:

@@ -46,6 +46,16 @@ class RehearsalInputs:
 
 
 @dataclass(frozen=True)
+class Opponent:
+    """Another entry, such as the champion's, that trains on the same inputs."""
+
+    #: An address or a directory.
+    source: str
+    #: Its default branch's head, if none is named.
+    commit: str | None = None
+
+
+@dataclass(frozen=True)
 class RehearsalOptions:
     output: Path
     tasks: Sequence[TournamentTask]
@@ -60,7 +70,8 @@ class RehearsalOptions:
     gpus: tuple[str, ...] = ()
     build_arguments: Mapping[str, str] = field(default_factory=dict)
     build_network: str | None = None
-    against: Path | None = None
+    #: A submission, or who makes one here.
+    against: Path | Opponent | None = None
     #: Kill one more training after its first submission.
     kill: bool = False
     #: Removes secrets from a text.
@@ -192,7 +203,7 @@ def check_inputs(options: RehearsalOptions) -> None:
             raise BadInput(f"--dataset {name}: {broken} is a link to nothing")
         texts = sum(task.image_type is None for task in options.tasks)
         copied += _copied_bytes(path, options.output) * (texts if options.keep else 1)
-    if options.against is not None and not any(options.against.rglob("*.safetensors")):
+    if isinstance(options.against, Path) and not any(options.against.rglob("*.safetensors")):
         raise BadInput(
             f"--against {options.against}: there is no *.safetensors in it: name the folder of a submission"
         )

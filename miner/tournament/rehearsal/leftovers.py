@@ -23,11 +23,20 @@ from miner.backends.docker.client import DockerClient, DockerRefused
 from miner.tournament.rehearsal.container import LABEL, take_over
 
 RECORD = ".rehearsal"
+#: The directory of the opponent's checkout, and in each task's directory that of its checkpoints.
+OPPONENT = "opponent"
 #: The name of all images that rehearsals build; their tags differ.
 IMAGE = "god-miner-rehearsal"
 _BUILD, _STEP, _KEPT = "build", "step", "kept"
 #: What an output directory holds besides the report and the logs.
-_LARGE = ("checkout", "*/cache", "*/made", "*/checkpoints", "*/killed", "*/score-*")
+_LARGE = (
+    "checkout",
+    OPPONENT,
+    *(
+        f"*/{name}"
+        for name in ("cache", "made", "checkpoints", "killed", "score-*", OPPONENT, f"{OPPONENT}s-model")
+    ),
+)
 _REMOVE_S = 300.0
 
 

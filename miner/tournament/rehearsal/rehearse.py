@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from core.domain.errors import GodMinerError
@@ -30,13 +30,14 @@ from miner.tournament.rehearsal.container import (
     TrainerContainer,
     TrainingMachine,
     container_options,
+    give_to_root,
     internal_network,
-    open_folder,
     take_over,
     training_machine,
 )
 from miner.tournament.rehearsal.inputs import (
     STATISTICS,
+    Opponent,
     RehearsalInputs,
     RehearsalOptions,
     Save,
@@ -46,9 +47,10 @@ from miner.tournament.rehearsal.inputs import (
     make_model_and_statistics,
     training_data,
 )
-from miner.tournament.rehearsal.leftovers import IMAGE, RECORD, RehearsalRecord, rehearsal_record
+from miner.tournament.rehearsal.leftovers import IMAGE, OPPONENT, RECORD, RehearsalRecord, rehearsal_record
 from miner.tournament.rehearsal.report import (
     KilledTraining,
+    OpponentClone,
     Rehearsal,
     TaskRehearsal,
     log_problems,
@@ -56,6 +58,7 @@ from miner.tournament.rehearsal.report import (
     secret_values,
 )
 from miner.tournament.rehearsal.scoring import (
+    AGAINST,
     CannotScore,
     FolderScore,
     ImageScorer,
@@ -67,7 +70,7 @@ from miner.tournament.rehearsal.scoring import (
     score_pictures,
     score_text,
 )
-from miner.tournament.rehearsal.upload import as_published, what_is_uploaded
+from miner.tournament.rehearsal.upload import Upload, as_published, what_is_uploaded
 from miner.tournament.rules import TournamentTask, repository_name
 
 # Rehearse one task on a built image: train as a validator does, upload, score, kill.
@@ -87,6 +90,41 @@ _WORK_PLACES = (
 
 
 @dataclass(frozen=True)
+class EntryImages:
+    """The images of one entry: each Dockerfile is built once, though validators build it for every task."""
+
+    client: DockerClient
+    root: Path
+    stack: ExitStack
+    record: RehearsalRecord
+    say: Say
+    builds: list[Build]
+
+    def built(self, task: TournamentTask, options: RehearsalOptions, *, ours: bool = True) -> Build:
+        for build in self.builds:
+            if build.dockerfile.endswith(task.dockerfile):
+                return build
+        self.say(f"building {task.dockerfile}" + ("" if ours else " of the opponent"))
+        tag = f"{IMAGE}:{uuid.uuid4().hex[:12]}"
+        self.record.add_build(tag)
+        build = build_entry(
+            self.client,
+            self.root,
+            task.dockerfile,
+            tag,
+            arguments=options.build_arguments if ours else {},
+            network=options.build_network,
+            on_line=lambda line: self.say(f"  {line}") if line.startswith("Step ") else None,
+            on_step=self.record.add_step,
+        )
+        if not options.keep:
+            self.stack.callback(remove_entry, self.client, build)
+        self.builds.append(build)
+        self.say(f"  {build.problem or f'built in {show_seconds(build.seconds)}'}")
+        return build
+
+
+@dataclass(frozen=True)
 class RehearsalSetup:
     """Client, options, machine and network shared by the tasks of a rehearsal."""
 
@@ -97,6 +135,7 @@ class RehearsalSetup:
     say: Say
     #: Writes the report.
     save: Save
+    opponent: EntryImages | None = None
 
 
 class TaskRun:
@@ -190,14 +229,17 @@ class TaskRun:
             )
         options = self._container_options(image, layout, "checkpoints")
         self.report.deviations += options.deviations
-        self._attempts(options)
+        self._attempts(options, self.report)
         self._review_log(options)
         if not self.report.attempts[-1].is_success:
             return
         take_over(self.client, image, options.checkpoints)
-        if not self._upload(options.place):
+        if not self._upload(options.place, self.report):
             return
-        self._score(image, layout, options.place, test)
+        against = self.options.against
+        if self.setup.opponent is not None:
+            against = self._opponents_submission(self.setup.opponent, layout)
+        self._score(image, layout, options.place, test, against if isinstance(against, Path) else None)
         self.save()
         if self.options.kill:
             self._kill(image, layout, test)
@@ -231,27 +273,63 @@ class TaskRun:
             image=image,
             network=self.setup.network,
             cache=layout.root,
-            checkpoints=open_folder(self.folder / checkpoints),
+            checkpoints=self.folder / checkpoints,
         )
 
-    def _attempts(self, options: ContainerOptions) -> None:
+    def _attempts(self, options: ContainerOptions, report: TaskRehearsal) -> None:
+        """Train, ours or the opponent's."""
+        ours = report is self.report
+        who = self.task.name if ours else f"{self.task.name}, the opponent"
         limit_s = max(1, int(self.rehearsed.hours * 3600))
+        give_to_root(self.client, options.image, options.checkpoints)
         for number in range(1, MAX_TRAINING_ATTEMPTS + 1):
-            self.say(f"{self.task.name}: attempt {number}, at most {show_seconds(limit_s)}")
-            log = self.folder / f"log-{number}.txt"
+            self.say(f"{who}: attempt {number}, at most {show_seconds(limit_s)}")
+            log = self.folder / f"{'log' if ours else OPPONENT}-{number}.txt"
+            look = _first_seen(report, options.place)
             with TrainerContainer(self.client, options, log, self._say_line) as container:
-                end = container.wait(limit_s, self._first_seen(options.place))
-                own = self._keep_console(container, number)
-            self.report.attempts.append(end)
+                end = container.wait(limit_s, look)
+                look()
+                own = self._keep_console(container, number) if ours else None
+            report.attempts.append(end)
             self.save()
             how = "killed at its limit" if end.timed_out else f"exit code {end.exit_code}"
-            self.say(f"{self.task.name}: {how} after {show_seconds(end.seconds)}")
+            self.say(f"{who}: {how} after {show_seconds(end.seconds)}")
             if end.is_success:
                 return
             there = " although something is there" if options.place.is_dir() else ""
             text = f"attempt {number} ended with exit code {end.exit_code}: nothing is uploaded{there}"
             last = number == MAX_TRAINING_ATTEMPTS
-            (self.report.problems if last else self.report.warnings).append(f"{text}; see {own or log}")
+            (report.problems if last else report.warnings).append(f"{text}; see {own or log}")
+
+    def _opponents_submission(self, images: EntryImages, layout: CacheLayout) -> Path | None:
+        """Train the opponent on the same inputs; return its repository, or None if it makes none."""
+        build = images.built(self.task, self.options, ours=False)
+        report = self.report.opponent = TaskRehearsal(self.task.name, build.dockerfile, self.rehearsed.hours)
+        began = time.monotonic()
+        repository: Path | None = None
+        if build.image is None:
+            report.problems.append(f"the image is not built: {build.problem}")
+        else:
+            options = self._container_options(build.image, layout, OPPONENT)
+            try:
+                self._attempts(options, report)
+                take_over(self.client, build.image, options.checkpoints)
+                if report.attempts[-1].is_success:
+                    repository = self._published_by(options.place, report, layout)
+            except GodMinerError as error:  # such as an image that cannot be started: no failure of ours
+                report.problems.append(str(error))
+        report.seconds = time.monotonic() - began
+        report.complete = True
+        self.save()
+        return repository
+
+    def _published_by(self, place: Path, report: TaskRehearsal, layout: CacheLayout) -> Path | None:
+        upload = self._upload(place, report)
+        if upload is None:
+            return None
+        repository = as_published(upload, self.folder / f"{OPPONENT}s-model")
+        report.problems += load_problems(repository, self.task, layout.model, self.given.model_id)
+        return None if report.problems else repository
 
     def _say_line(self, line: str) -> None:
         self.say(f"  | {line}")
@@ -267,15 +345,6 @@ class TaskRun:
                 return target
         return None
 
-    def _first_seen(self, place: Path) -> Callable[[], None]:
-        began = time.monotonic()
-
-        def look() -> None:
-            if self.report.first_submission_s is None and place.is_dir():
-                self.report.first_submission_s = round(time.monotonic() - began, 1)
-
-        return look
-
     def _review_log(self, options: ContainerOptions) -> None:
         lines = [
             line
@@ -290,17 +359,24 @@ class TaskRun:
 
     # — what becomes of the result
 
-    def _upload(self, place: Path) -> bool:
-        """Return True if a submission gets into its repository."""
+    def _upload(self, place: Path, report: TaskRehearsal) -> Upload | None:
+        """Return what gets into a repository; None if it is no submission."""
         found = what_is_uploaded(place, self.given.model_id, image=self.task.image_type is not None)
-        self.report.problems += found.problems
-        self.report.uploaded = [found.published(path) for path in found.files]
-        self.report.upload_bytes = found.size
-        self.report.rewritten = [f"{one.path}: {one.before} -> {one.after}" for one in found.rewrites]
-        return not found.problems
+        report.problems += found.problems
+        report.uploaded = [found.published(path) for path in found.files]
+        report.upload_bytes = found.size
+        report.rewritten = [f"{one.path}: {one.before} -> {one.after}" for one in found.rewrites]
+        return None if found.problems else found
 
-    def _score(self, image: str, layout: CacheLayout, place: Path, test: Path) -> None:
-        found = self._scored(image, layout, place, test, self.options.against)
+    def _score(self, image: str, layout: CacheLayout, place: Path, test: Path, against: Path | None) -> None:
+        try:
+            found = self._scored(image, layout, place, test, against)
+        except CannotScore as error:
+            opponent = self.report.opponent
+            if opponent is None or AGAINST not in str(error):
+                raise
+            opponent.problems.append(f"it cannot be scored: {error}")
+            found = self._scored(image, layout, place, test)
         if found is None:
             return
         self.report.score, self.report.score_text = found.as_dict(), found.summary()
@@ -361,8 +437,11 @@ class TaskRun:
         usual_s = first.seconds - (self.report.first_submission_s or first.seconds)
         options = self._container_options(image, layout, "killed")
         self.say(f"{self.task.name}: one more training, to be killed")
-        with TrainerContainer(self.client, options, self.folder / "killed.txt") as container:
+        give_to_root(self.client, options.image, options.checkpoints)
+        with TrainerContainer(self.client, options, self.folder / "killed.txt", self._say_line) as container:
             submitted_s = container.wait_for(options.place.is_dir, self.rehearsed.hours * 3600)
+            if submitted_s is not None:
+                self.say(f"{self.task.name}: submitted after {show_seconds(submitted_s)}; the kill is next")
             end = container.wait(random.uniform(0, KILL_SHARE * usual_s))  # noqa: S311 - a moment
         if submitted_s is None:
             problem: str | None = f"no submission within {show_seconds(end.seconds)}"
@@ -388,12 +467,22 @@ class TaskRun:
 
     def _clear(self, image: str) -> None:
         """Leave the logs only."""
-        for name in ("checkpoints", "killed"):
+        for name in ("checkpoints", "killed", OPPONENT):
             if (self.folder / name).exists():
                 take_over(self.client, image, self.folder / name)
                 remove_tree(self.folder / name)
-        for name in ("cache", "made"):
+        for name in ("cache", "made", f"{OPPONENT}s-model"):
             remove_tree(self.folder / name)
+
+
+def _first_seen(report: TaskRehearsal, place: Path) -> Callable[[], None]:
+    began = time.monotonic()
+
+    def look() -> None:
+        if report.first_submission_s is None and place.is_dir():
+            report.first_submission_s = round(time.monotonic() - began, 1)
+
+    return look
 
 
 #: In the output directory.
@@ -428,11 +517,13 @@ def rehearse(
             write_atomically(options.output / REPORT, text.encode(), mode=0o644)
 
         save()
+        images = EntryImages(client, clone.directory, stack, record, say, report.builds)
+        opponent = _opponents_images(images, report, options)
+        save()
         network, no_bridge = stack.enter_context(internal_network(client, options.output))
-        setup = RehearsalSetup(client, options, machine, network, say, save)
+        setup = RehearsalSetup(client, options, machine, network, say, save, opponent)
         for task in options.tasks:
-            build = _built(setup, clone.directory, task, report, stack, record)
-            run = TaskRun(setup, task, build)
+            run = TaskRun(setup, task, images.built(task, options))
             if no_bridge:
                 run.report.deviations.append(no_bridge)
             report.tasks.append(run.report)
@@ -444,40 +535,19 @@ def rehearse(
     return report
 
 
+def _opponents_images(ours: EntryImages, report: Rehearsal, options: RehearsalOptions) -> EntryImages | None:
+    if not isinstance(options.against, Opponent):
+        return None
+    ours.say(f"cloning {options.against.source}")
+    folder = options.output / OPPONENT
+    if not options.keep:
+        ours.stack.callback(remove_tree, folder)
+    clone = clone_repository(options.against.source, options.against.commit, folder)
+    report.opponent = OpponentClone(options.against.source, clone.commit)
+    return replace(ours, root=clone.directory, builds=report.opponent.builds)
+
+
 def _remove_unused(output: Path) -> None:
     """A rehearsal that was refused leaves no directory."""
     if [path.name for path in output.iterdir()] == [RECORD]:
         remove_tree(output)
-
-
-def _built(
-    setup: RehearsalSetup,
-    root: Path,
-    task: TournamentTask,
-    report: Rehearsal,
-    stack: ExitStack,
-    record: RehearsalRecord,
-) -> Build:
-    """Each Dockerfile is built once, though validators build it for every task."""
-    for build in report.builds:
-        if build.dockerfile.endswith(task.dockerfile):
-            return build
-    client, options, say = setup.client, setup.options, setup.say
-    say(f"building {task.dockerfile}")
-    tag = f"{IMAGE}:{uuid.uuid4().hex[:12]}"
-    record.add_build(tag)
-    build = build_entry(
-        client,
-        root,
-        task.dockerfile,
-        tag,
-        arguments=options.build_arguments,
-        network=options.build_network,
-        on_line=lambda line: say(f"  {line}") if line.startswith("Step ") else None,
-        on_step=record.add_step,
-    )
-    if not options.keep:
-        stack.callback(remove_entry, client, build)
-    report.builds.append(build)
-    say(f"  {build.problem or f'built in {show_seconds(build.seconds)}'}")
-    return build

@@ -109,6 +109,8 @@ class TaskRehearsal:
     #: What `scoring` found; None if there was nothing to score.
     score: dict[str, object] | None = None
     score_text: str = ""
+    #: The opponent's training on the same inputs, if there was one: its problems are not ours.
+    opponent: TaskRehearsal | None = None
     kill: KilledTraining | None = None
     log_lines: int = 0
     log_findings: list[LogFinding] = field(default_factory=list)
@@ -152,6 +154,7 @@ class TaskRehearsal:
                 "rewritten": self.rewritten,
             },
             "score": self.score,
+            "opponent": self.opponent.as_dict() if self.opponent else None,
             "kill": asdict(self.kill) if self.kill else None,
             "log": {
                 "lines": self.log_lines,
@@ -164,6 +167,15 @@ class TaskRehearsal:
 
 
 @dataclass
+class OpponentClone:
+    """The other entry of a rehearsal, and its images."""
+
+    source: str
+    commit: str
+    builds: list[Build] = field(default_factory=list)
+
+
+@dataclass
 class Rehearsal:
     """All tasks of one commit."""
 
@@ -173,6 +185,7 @@ class Rehearsal:
     clone_bytes: int
     builds: list[Build] = field(default_factory=list)
     tasks: list[TaskRehearsal] = field(default_factory=list)
+    opponent: OpponentClone | None = None
     output: str = ""
     seconds: float = 0.0
     #: False: it still runs, or was interrupted.
@@ -192,6 +205,13 @@ class Rehearsal:
             "clone": {"seconds": round(self.clone_seconds, 2), "bytes": self.clone_bytes},
             "builds": [_build_as_dict(build) for build in self.builds],
             "tasks": [task.as_dict() for task in self.tasks],
+            "opponent": None
+            if self.opponent is None
+            else {
+                "source": self.opponent.source,
+                "commit": self.opponent.commit,
+                "builds": [_build_as_dict(build) for build in self.opponent.builds],
+            },
             "output": self.output,
             "seconds": round(self.seconds, 2),
         }

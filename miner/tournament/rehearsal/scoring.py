@@ -31,6 +31,7 @@ from core.runs.picture_run import PictureEvaluation, PictureRun, PictureScores
 from core.submission.check import BaseModelRef
 from core.submission.faults import BadSubmission, FaultKind
 from core.submission.prepare import check_submission
+from core.submission.safetensors import StoredTensor, read_header
 from miner.backends.docker.client import DockerClient
 from miner.tournament.rehearsal.container import TrainerContainer, run_helper
 from miner.tournament.rehearsal.upload import choose_image_file
@@ -41,6 +42,8 @@ INSIDE = Path("/rehearsal")
 OURS, AGAINST, _ROWS, BASE = "/ours", "/against", "/rows.json", "/base"
 _NO_SCORER = re.compile(r"No module named '?trainer\b|python: not found")
 REPORT, _TASK, _ERRORS = "score.json", "task.json", "errors.txt"
+#: Bytes of two tensors that are compared at once.
+_COMPARED = 16 * 1024**2
 
 
 class CannotScore(GodMinerError):
@@ -115,7 +118,41 @@ def load_problems(repository: Path, task: TournamentTask, base: Path, model_id: 
         return (str(bad),)
     # A card is read by nobody who scores, and what lies beside the model is only uploaded.
     harmless = (FaultKind.BAD_CARD, FaultKind.STRAY)
-    return tuple(str(fault) for fault in checked.faults if fault.kind not in harmless)
+    problems = tuple(str(fault) for fault in checked.faults if fault.kind not in harmless)
+    if not problems and task.image_type is None and same_weights(repository, base):
+        return ("its weights are those of the base: evaluators take it for no fine-tune, and it is last",)
+    return problems
+
+
+def same_weights(folder: Path, base: Path) -> bool:
+    """Return True if both have the same tensors, byte for byte, however they are spread over files."""
+    ours, theirs = _tensors(folder), _tensors(base)
+    if not ours or {name: (one.dtype, one.shape) for name, (_, one) in ours.items()} != {
+        name: (one.dtype, one.shape) for name, (_, one) in theirs.items()
+    }:
+        return False
+    return all(_same_bytes(*ours[name], *theirs[name]) for name in ours)
+
+
+def _tensors(folder: Path) -> dict[str, tuple[Path, StoredTensor]]:
+    found: dict[str, tuple[Path, StoredTensor]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            found |= {name: (path, tensor) for name, tensor in read_header(file).tensors.items()}
+    return found
+
+
+def _same_bytes(path: Path, tensor: StoredTensor, other_path: Path, other: StoredTensor) -> bool:
+    with path.open("rb") as one, other_path.open("rb") as two:
+        one.seek(tensor.begin)
+        two.seek(other.begin)
+        left = tensor.end - tensor.begin
+        while left > 0:
+            size = min(left, _COMPARED)
+            if one.read(size) != two.read(size):
+                return False
+            left -= size
+    return True
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from miner.tournament.rehearsal.scoring import (
     ImageScorer,
     NoScorer,
     load_problems,
+    same_weights,
     score_games,
     score_pictures,
     score_text,
@@ -245,6 +246,26 @@ def test_weights_that_are_not_finite_and_another_architecture_are_problems(tmp_p
     (full / "model.safetensors").write_bytes(safetensors())
     (full / "config.json").write_text(json.dumps({"architectures": ["B"]}), encoding="utf-8")
     assert any("architectures" in one for one in load_problems(full, TASKS["chat"], base, "org/model"))
+
+
+def test_a_copy_of_the_base_is_no_fine_tune(tmp_path: Path) -> None:
+    """However its tensors are spread over files; one bit makes it another model."""
+    base, ours = tmp_path / "base", tmp_path / "ours"
+    for folder, names in ((base, ("a", "b")), (ours, ("b", "a"))):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"architectures": ["A"]}), encoding="utf-8")
+        for at, name in enumerate(names):
+            content = safetensors(name=name)
+            (folder / f"model-{at + 1:05}-of-00002.safetensors").write_bytes(content)
+        index = {name: f"model-{at + 1:05}-of-00002.safetensors" for at, name in enumerate(names)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert same_weights(ours, base)
+    (problem,) = load_problems(ours, TASKS["chat"], base, "org/model")
+    assert "those of the base" in problem
+    trained = ours / "model-00001-of-00002.safetensors"
+    trained.write_bytes(trained.read_bytes()[:-1] + b"\1")
+    assert not same_weights(ours, base)
+    assert not same_weights(tmp_path, base)
 
 
 def match(game: str, against: str, score: float | None, **forfeits: int) -> dict[str, Any]:
