@@ -35,14 +35,11 @@ RUN [ -z "${COMFYUI_COMMIT}" ] || { UV_PYTHON_INSTALL_DIR=/opt/god-miner/python 
     && git fetch -q --depth 1 https://github.com/comfyanonymous/ComfyUI.git "${COMFYUI_COMMIT}" \
     && git checkout -q FETCH_HEAD && rm -rf .git; }
 
-# SHA-256 of ideogram4_fp8_scaled.safetensors; without it ai-toolkit trains ideogram4.
-ARG IDEOGRAM4_SHA256=""
 # For a reviewer: the evaluator's public VAEs, and Ideogram's base, unchanged and checked by digest, where the cache
 # lacks them. They are read and never trained. requirements/evaluator_files.py has addresses and digests.
 # "no" builds without.
 ARG EVALUATOR_FILES=yes
-RUN [ "${EVALUATOR_FILES}" = no ] || IDEOGRAM4_SHA256="${IDEOGRAM4_SHA256}" \
-    /opt/god-miner/venv/bin/python /app/god-miner/requirements/evaluator_files.py \
+RUN [ "${EVALUATOR_FILES}" = no ] || /opt/god-miner/venv/bin/python /app/god-miner/requirements/evaluator_files.py \
         /app/weights qwen_image_vae.safetensors flux2-vae.safetensors ideogram4_fp8_scaled.safetensors
 
 COPY configs /app/god-miner/configs

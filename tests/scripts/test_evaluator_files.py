@@ -31,19 +31,17 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     loaded["FILES"].update(
         {"good": ("o/good", digest), "forged": ("o/forged", digest[::-1]), "absent": ("o/absent", digest)}
     )
-    loaded["FILES"]["unknown"] = ("o/good", "")
     return loaded
 
 
 def test_only_what_has_its_digest_stays(
     tmp_path: Path, script: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script["main"](tmp_path / "weights", ["good", "forged", "absent", "unknown"])
+    script["main"](tmp_path / "weights", ["good", "forged", "absent"])
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["good"]
     said = capsys.readouterr().out
     assert "forged: left out: its digest is" in said
     assert "absent: left out" in said
-    assert "unknown: left out: its digest was not given" in said
 
 
 def test_what_does_not_come_in_time_is_left_out(
