@@ -107,7 +107,7 @@ def forward_work(s: RunCandidate) -> float:
 
 def _saved_reason(s: RunCandidate) -> str:
     if s.image is not None:
-        return f"{s.micro} images of {s.image.resolution}²"
+        return f"{s.micro} image{'s' if s.micro > 1 else ''} of {s.image.resolution}²"
     if not s.checkpointing:
         return f"{s.shape.layers} layers of {s.saved_tokens:,} tokens"
     return f"inputs of {s.shape.layers} layers, {s.saved_tokens:,} tokens"

@@ -70,13 +70,18 @@ class TimedCandidate(NamedTuple):
         )
         if schedule.eval_s:
             yield PhaseEstimate("evaluate", schedule.eval_s, self._evaluations)
-        yield PhaseEstimate("save", schedule.save_s, lambda: f"every {schedule.save_every} steps")
+        yield PhaseEstimate("save", schedule.save_s, self._saves)
         yield self.after
 
     def _evaluations(self) -> str:
         if self.candidate.engine is Engine.PICTURES:
             return "held-out pictures, by the evaluator's measure"
         return f"every {self.schedule.eval_every} steps, {self.schedule.eval_rows} rows"
+
+    def _saves(self) -> str:
+        if self.candidate.engine is Engine.PICTURES:
+            return "each better candidate"
+        return f"every {self.schedule.save_every} steps"
 
 
 def reserve_of(limits: ProfileLimits, deadline_s: float) -> float:

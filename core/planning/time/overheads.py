@@ -81,7 +81,7 @@ def _at_rate(size: float, rate: float) -> str:
 def _starting(s: RunCandidate) -> PhaseEstimate:
     cpu = s.kind.device is Device.CPU
     seconds = STARTUP_CPU_S if cpu else STARTUP_S + STARTUP_PER_GPU_S * s.on_node
-    if s.image is not None and not cpu:
+    if s.image is not None and s.engine is not Engine.PICTURES and not cpu:
         seconds += IMAGE_START_S
     return PhaseEstimate("start", seconds, lambda: f"imports, {s.world} process{'es' if s.world > 1 else ''}")
 

@@ -49,7 +49,7 @@ def template_changes(made: RenderedRun) -> list[tuple[str, Any, Any]]:
 
 
 #: Cells of a bar on a terminal of 80 columns.
-BAR = 40
+BAR = 20
 Page = Text | Table
 
 
@@ -112,7 +112,8 @@ def _heading(plan: TrainingPlan) -> Text:
 def _numbers(plan: TrainingPlan) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for column in ("what", "value", "why"):
-        table.add_column(column, overflow="fold", style="dim" if column == "why" else None)
+        style = "dim" if column == "why" else None
+        table.add_column(column, overflow="fold", style=style, no_wrap=column == "what")
     for path, value in _main_numbers(plan):
         table.add_row(path, value, _reasons(plan, path))
     return table
@@ -178,7 +179,8 @@ def _main_numbers(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     if plan.engine is not Engine.PICTURES:
         yield "steps.save_every", f"{steps.save_every} (keeps {steps.keep_checkpoints})"
     yield "precision.gradient_checkpointing", "on" if precision.gradient_checkpointing else "off"
-    yield "precision.attention", precision.attention.value
+    if plan.image is None:
+        yield "precision.attention", precision.attention.value
 
 
 def _memory_table(plan: TrainingPlan) -> Table:

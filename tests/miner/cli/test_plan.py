@@ -152,6 +152,20 @@ def test_pictures_are_planned_too(kind: str) -> None:
     assert "configuration, against the template" in found.output
 
 
+def test_a_tournaments_plan_of_pictures_fits_a_narrow_terminal() -> None:
+    task = ["--model", "org/krea2", "--task-type", "image", "--hours", "1", "--rows", "20", "--tournament"]
+    found = CliRunner().invoke(app, task, env={"COLUMNS": "80"})
+    lines = [line.rstrip() for line in found.output.splitlines()]
+    table = lines[lines.index("Timeline") :]
+    reserve, deadline = (next(line for line in table if word in line) for word in ("reserve", "deadline"))
+    assert reserve.split() == ["reserve", "59", "min", "30", "s", "30", "s", "kept", "free"]
+    assert "pictures/s" in deadline
+    bars = [line for line in lines if "█" in line]
+    assert all(line.strip(" █") for line in bars)  # none goes on in a second line
+    assert "precision.gradient_checkpointing  off" in found.output
+    assert "engine                            pictures" in found.output
+
+
 def _file(folder: Path, text: str) -> str:
     path = folder / "rows.json"
     path.write_text(text, encoding="utf-8")
