@@ -7,11 +7,12 @@
 #                                 [--comfyui CHECKOUT] [--python-comfyui P]
 #                                 [--only configurations|trainings|rehearsals|comfyui]
 #
-# SD_SCRIPTS and AI_TOOLKIT are checkouts, not needed with --only comfyui; each P is a Python that can run the engine (its requirements.txt with any
-# torch; for ai-toolkit a CPU needs a torch without Triton). --python is the one with god-miner's own packages.
-# Every configuration is read by the engine and, with --steps, trains a small model for so many steps as well.
-# In ComfyUI each of its families trains 100 steps, and both the file and the measure are compared with a separate
-# evaluation (comfyui_trainings.py). Rehearsals are each image kind of tournaments from clone to score; they take minutes each, so only if asked for.
+# SD_SCRIPTS and AI_TOOLKIT are checkouts, not needed with --only comfyui; each P is a Python that can run the engine
+# (its requirements.txt with any torch; for ai-toolkit a CPU needs a torch without Triton; for ComfyUI
+# requirements/pictures.txt, with Python 3.12). --python is the one with god-miner's own packages. Every configuration
+# is read by the engine and, with --steps, trains a small model for so many steps as well. In ComfyUI each family
+# trains 100 steps, and both the file and the measure are compared with a separate evaluation (comfyui_trainings.py).
+# Rehearsals are each image kind of tournaments from clone to score; they take minutes each, so only if asked for.
 # Prints a table and ends with 1 if anything failed. Containers are used where Docker answers.
 set -euo pipefail
 
