@@ -55,7 +55,7 @@ Examples:
   god-miner doctor                     what is missing, and how to mend it
   god-miner tournament check           would validators admit this checkout?
   god-miner run --task task.json       train a task of your own
-  god-miner report weekly              a week in numbers
+  god-miner jobs compare 12 15         which of two trainings was better
 """
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from core.domain.job_states import EndReason, JobState
+from core.domain.records import Record
 from core.domain.tasks import TaskType
 from core.domain.wire import MinerSubmission
 from core.runs.run_files import RunEnd
@@ -101,7 +103,10 @@ class JobSummary(Answer):
     ended_at: float | None
     took_s: float | None
     starts: int
-    #: Hours of each of its GPUs, and the dollars for them, or None if one has no price.
+    #: By the operator.
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    #: Hours of its GPUs, added up, and the dollars for them, or None if one has no price.
     gpu_hours: float = 0.0
     cost: float | None = None
     result: JobResult | None
@@ -207,6 +212,17 @@ class JobStep(Answer):
     ended_at: float | None
     outcome: str | None
     detail: str
+
+
+Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,39}$")]
+Note = Annotated[str, Field(max_length=500)]
+
+
+class JobLabels(Record):
+    """Tags and note of a job."""
+
+    tags: Annotated[list[Tag], Field(max_length=20)]
+    note: Note
 
 
 class JobDetails(JobSummary):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlencode
 
 import typer
 
+from core.domain.job_states import JobState
 from miner.cli import options
 from miner.cli.options import AsJson, PageLimit, load_settings
 from miner.cli.output import echo, echo_json, print_pages, terminal
@@ -15,11 +19,12 @@ if TYPE_CHECKING:
     import sqlite3
     from contextlib import AbstractContextManager
 
+    from miner.api.comparison import JobComparison
     from miner.api.jobs import JobDetails, JobSummary
     from miner.settings import Settings
     from miner.store.attempts import AttemptRow
 
-app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and retry jobs.")
+app = typer.Typer(no_args_is_help=True, help="List, show, compare, tag, follow, cancel and retry jobs.")
 
 Which = Annotated[
     str,
@@ -40,25 +45,31 @@ _POLL_SECONDS = 0.3
 def list_jobs(
     limit: PageLimit = 20,
     open_only: Annotated[bool, typer.Option("--open", help="Show open jobs only.")] = False,
+    state: Annotated[JobState | None, typer.Option(help="Show jobs in this state only.")] = None,
+    search: Annotated[
+        str, typer.Option("-s", "--search", help="Part of the model's name, the task's id or the note.")
+    ] = "",
+    tag: Annotated[str, typer.Option(help="Show jobs with this tag only.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the newest jobs: state, progress or end, publication."""
+    """List the newest jobs: state, progress or end, publication, cost."""
     from miner.api.jobs import JobList
     from miner.cli.render.jobs import job_table
     from miner.daemon_client import NoDaemon, get
     from miner.fleet.costs import GpuCosts
     from miner.fleet.fleet_file import gpu_prices
     from miner.jobs.views import job_summary
-    from miner.store.jobs import newest_jobs
+    from miner.store.jobs import JobFilter, newest_jobs
 
     settings = load_settings()
     try:
-        query = f"?limit={limit}" + ("&open=true" if open_only else "")
-        jobs = get(settings, f"/jobs{query}", JobList).jobs
+        asked = {"limit": limit, "open": open_only or None, "state": state, "q": search, "tag": tag}
+        query = urlencode({name: value for name, value in asked.items() if value})
+        jobs = get(settings, f"/jobs?{query}", JobList).jobs
     except NoDaemon:
         with _store(settings) as db:
             costs = GpuCosts.read(db, gpu_prices(settings))
-            rows = newest_jobs(db, limit, only_open=open_only)
+            rows = newest_jobs(db, limit, JobFilter(open_only, state, search, tag))
             jobs = [job_summary(db, row, costs=costs) for row in rows]
     if as_json:
         echo_json(jobs)
@@ -77,6 +88,61 @@ def show(which: Which, as_json: AsJson = False) -> None:
         echo_json(job)
         return
     print_pages(job_pages(job))
+
+
+@app.command()
+def compare(
+    which: Annotated[
+        list[str],
+        typer.Argument(metavar="ID ID…", help="Jobs to compare.", autocompletion=options.complete_jobs),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Put jobs side by side: curves, scores, speed, cost, and the values in which their plans differ."""
+    from miner.cli.render.jobs import comparison_pages
+
+    comparison = compared_jobs(load_settings(), which)
+    if as_json:
+        echo_json(comparison)
+    else:
+        print_pages(comparison_pages(comparison, terminal().width))
+
+
+@app.command()
+def tag(
+    which: Which,
+    tags: Annotated[list[str] | None, typer.Argument(help="Tags to add.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="A tag to remove (repeatable).")] = None,
+    note: Annotated[str | None, typer.Option(help="The job's note, instead of the one it has.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tag a job, or write a note on it. The daemon does it, where one runs."""
+    from miner.api.jobs import JobLabels, JobSummary
+    from miner.daemon_client import NoDaemon, post
+    from miner.jobs.tasks import checked_labels
+    from miner.jobs.views import job_summary
+    from miner.store.database import FILE_NAME, DataDirLock, connect
+    from miner.store.jobs import get_job, label_job
+
+    settings = load_settings()
+    before = _job(settings, which)
+    kept = {*before.tags, *(tags or ())} - {*(remove or ())}
+    labels: JobLabels = checked_labels(sorted(kept), before.note if note is None else note)
+    try:
+        job = post(settings, f"/jobs/{before.id}/labels", JobSummary, labels)
+    except NoDaemon:
+        lock = DataDirLock(settings.data_dir, settings.store_dir)
+        lock.acquire()
+        try:
+            with closing(connect(settings.store_dir / FILE_NAME)) as db:
+                label_job(db, before.id, labels.tags, labels.note)
+                job = job_summary(db, get_job(db, before.id))
+        finally:
+            lock.release()
+    if as_json:
+        echo_json(job)
+    else:
+        echo(f"job {job.id}: {', '.join(job.tags) or 'no tags'}" + (f"; {job.note}" if job.note else ""))
 
 
 @app.command()
@@ -180,6 +246,25 @@ def _echo_job(job: JobSummary, as_json: bool) -> None:
         echo_json(job)
     else:
         echo(f"job {job.id} ({job.task_id}) is {job.state}")
+
+
+def compared_jobs(settings: Settings, which: Sequence[str]) -> JobComparison:
+    """Ask the daemon for the comparison, or read the store."""
+    from miner.api.comparison import JobComparison
+    from miner.daemon_client import NoDaemon, get
+    from miner.fleet.costs import GpuCosts
+    from miner.fleet.fleet_file import gpu_prices
+    from miner.jobs.comparison import MOST_JOBS, compare_jobs
+    from miner.store.jobs import find_job
+
+    if len(which) > MOST_JOBS:
+        raise typer.BadParameter(f"{MOST_JOBS} jobs can be compared at once")
+    try:
+        return get(settings, f"/compare?{urlencode({'jobs': ','.join(which)})}", JobComparison)
+    except NoDaemon:
+        with _store(settings) as db:
+            rows = [find_job(db, name) for name in dict.fromkeys(which)]
+            return compare_jobs(db, rows, GpuCosts.read(db, gpu_prices(settings)), {}, {})
 
 
 def _job(settings: Settings, which: str) -> JobDetails:

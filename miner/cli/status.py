@@ -75,13 +75,13 @@ def _stored(settings: Settings) -> dict[str, object]:
         from miner.jobs.views import job_summary
         from miner.reports.money import period_money
         from miner.store.alerts import open_alerts
-        from miner.store.jobs import newest_ended_jobs, newest_jobs
+        from miner.store.jobs import OPEN_JOBS, newest_ended_jobs, newest_jobs
 
         now, prices = time.time(), gpu_prices(settings)
         costs = GpuCosts.read(db, prices)
         return {
             "money": period_money(db, now - 86_400, now, prices),
-            "jobs": [job_summary(db, row, costs=costs) for row in newest_jobs(db, 50, only_open=True)],
+            "jobs": [job_summary(db, row, costs=costs) for row in newest_jobs(db, 50, OPEN_JOBS)],
             "ended": [job_summary(db, row, costs=costs) for row in newest_ended_jobs(db, _NAMED)],
             "alerts": Alert.of_each(open_alerts(db)),
         }

@@ -15,9 +15,11 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from core.domain.job_states import JobState
+from miner.api.comparison import JobComparison
 from miner.api.jobs import (
     JobDetails,
     JobFiles,
+    JobLabels,
     JobList,
     JobSeries,
     JobSummary,
@@ -28,6 +30,7 @@ from miner.api.plans import PlanDetails
 from miner.fleet.costs import GpuCosts
 from miner.http.operator import MAX_ROW, Daemon, OperatorDaemon, caller_address, operator_only
 from miner.jobs import views
+from miner.jobs.comparison import MOST_JOBS, compare_jobs
 from miner.jobs.figures import FiguresSnapshot
 from miner.jobs.folder import job_folder
 from miner.jobs.manager import JobManager
@@ -36,7 +39,7 @@ from miner.jobs.views import last_log_lines, read_log_chunk, select_attempt
 from miner.settings.values import is_loopback
 from miner.store import jobs as store_jobs
 from miner.store.attempts import attempts_of
-from miner.store.jobs import JobRow, find_job
+from miner.store.jobs import JobFilter, JobRow, find_job
 from miner.store.store import Store
 
 #: Without a line now and then, a proxy or a laptop that slept would hold a dead stream for ever.
@@ -78,18 +81,34 @@ async def list_jobs(
     open_only: Annotated[bool, Query(alias="open")] = False,
     state: JobState | None = None,
     q: Annotated[str, Query(max_length=200)] = "",
+    tag: Annotated[str, Query(max_length=40)] = "",
     before: Annotated[int | None, Query(ge=1, le=MAX_ROW)] = None,
 ) -> JobList:
     """List jobs, newest first, with the progress of those that a worker has. `next` is the value of `before`
     for earlier ones; null at the end."""
 
     def query(db: sqlite3.Connection) -> JobList:
-        rows = store_jobs.newest_jobs(
-            db, limit, only_open=open_only, state=state, text=q.strip(), before=before
-        )
+        rows = store_jobs.newest_jobs(db, limit, JobFilter(open_only, state, q.strip(), tag), before)
         costs = GpuCosts.read(db, daemon.prices())
         shown = [views.job_summary(db, row, daemon.live(row.id), costs) for row in rows]
         return JobList(jobs=shown, next=rows[-1].id if len(rows) == limit else None)
+
+    return await daemon.store.read(query)
+
+
+@router.get("/compare")
+async def compare(jobs: Annotated[str, Query(max_length=200)], daemon: Daemon) -> JobComparison:
+    """Compare some jobs, by number or task id, separated by commas: curves, scores, costs, plans."""
+    names = dict.fromkeys(name.strip() for name in jobs.split(",") if name.strip())
+    if not 1 <= len(names) <= MOST_JOBS:
+        text = f"name 1 to {MOST_JOBS} jobs, like 12,15,17"
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, text)
+    rows = [await daemon.store.read(store_jobs.find_job, name) for name in names]
+    live = {row.id: live for row in rows if (live := daemon.live(row.id)) is not None}
+    running = {row.id: found.snapshot() for row in rows if (found := daemon.figures(row.id)) is not None}
+
+    def query(db: sqlite3.Connection) -> JobComparison:
+        return compare_jobs(db, rows, GpuCosts.read(db, daemon.prices()), live, running)
 
     return await daemon.store.read(query)
 
@@ -113,8 +132,18 @@ async def start_job(request: Request, jobs: RunningJobs) -> StartedJob:
     """Start a task of the operator's, a task file as JSON. Only callers on this host may name local files."""
     local = is_loopback(caller_address(request))
     task = read_task_file(await request.body(), "the task", may_name_files=local)
+    if task.profile is not None:
+        await asyncio.to_thread(jobs.services.named_profile, task.profile)  # a mistake is told at once
     started = await jobs.start_own(task.start(jobs.services.clock()), OPERATOR)
     return StartedJob(job_id=started.job_id, task_id=task.task_id, state=started.state)
+
+
+@router.post("/jobs/{job}/labels")
+async def label_job(job: str, labels: JobLabels, daemon: Daemon) -> JobSummary:
+    """Replace the tags and the note of a job."""
+    job_id = await _job_id(daemon.store, job)
+    await daemon.store.write(store_jobs.label_job, job_id, labels.tags, labels.note)
+    return await _job_summary(daemon.store, await daemon.store.read(store_jobs.get_job, job_id))
 
 
 @router.post("/jobs/{job}/cancel")

@@ -143,7 +143,7 @@ def _overview(
             RunningJob(
                 **dict(views.job_summary(db, row, daemon.live(row.id), costs)), spark=_spark(daemon, row.id)
             )
-            for row in store_jobs.newest_jobs(db, SHOWN_JOBS, only_open=True)
+            for row in store_jobs.newest_jobs(db, SHOWN_JOBS, store_jobs.OPEN_JOBS)
         ],
         ended=[
             views.job_summary(db, row, costs=costs) for row in store_jobs.newest_ended_jobs(db, SHOWN_ENDED)

@@ -54,6 +54,8 @@ class JobTask:
     image_type: ImageModelType | None = None
     #: The operator's own copy of the model, never from a request: used where it lies.
     model_folder: Path | None = None
+    #: The operator's choice for this task, instead of the profile in force.
+    profile: str | None = None
 
     @property
     def is_hostile(self) -> bool:

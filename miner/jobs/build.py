@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NoReturn
 
 from core.domain.errors import GodMinerError
-from core.profile.resolve import LoadedProfile
+from core.profile.resolve import LoadedProfile, load_profile
 from miner.backends import registry
 from miner.backends.base import Backend, BackendUnreachable
 from miner.backends.registry import build_backend
@@ -121,6 +122,7 @@ async def build_jobs(
         inputs=JobInputs(settings, Redactor(settings.secrets())),
         publisher=HubPublisher(PublishTarget.from_settings(settings), on_note=on_note),
         profile=profile,
+        named_profile=partial(load_profile, directories=[settings.profile_dir]),
         cleaner=FinishedJobCleaner(
             settings.data_dir, store, keep_s=settings.keep_finished_hours * 3600, clock=clock
         ),

@@ -17,7 +17,7 @@ from core.domain.job_states import END_MEANINGS, EndReason, JobState, RetryRule,
 from core.domain.keys import TaskKey
 from core.domain.tasks import ImageModelType
 from core.domain.wire import MinerTaskOffer
-from core.profile.resolve import LoadedProfile
+from core.profile.resolve import LoadedProfile, load_profile
 from miner.api.jobs import LiveJob
 from miner.backends.base import Backend
 from miner.backends.trial import BackendTrials
@@ -64,6 +64,8 @@ class JobServices:
     #: Trials of what each image of a backend can train, by the same names.
     trials: Mapping[str, BackendTrials]
     alert: SendAlert
+    #: Loads another one that the operator names for a task.
+    named_profile: Callable[[str], LoadedProfile] = load_profile
     worth: WorthOfTask = lambda *_: IDLE_HOST
     #: Samples of the GPUs of the last hour; empty if nothing measures them.
     samples: SampleHistory = field(default_factory=SampleHistory)

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from core.domain.decisions import IDLE_HOST, TrainingWorth
+from core.domain.errors import ConfigError
 from core.domain.job_states import EndReason, JobState, StepFailed
 from core.domain.keys import GpuReservation, nodes_of
 from core.domain.units import rfc3339, show_seconds
 from core.domain.wire import MinerTaskOffer
 from core.planning.conditions import LearnedBounds
 from core.planning.plan import TrainingPlan
+from core.profile.resolve import LoadedProfile
 from core.system.files import remove_tree
 from miner.fleet.base import FleetSnapshot, GpuGrant
 from miner.fleet.placement import FOREVER
@@ -181,7 +183,7 @@ async def acquire(job: JobContext, inputs: FetchedInputs, history: AttemptHistor
             "plan", lambda: _draft(job, inputs, history), job.useful_until, history.next_number
         )
         gpus = await _wait_for_gpus(job, history, drafted)
-    facts = drafts.with_draft(_read_facts(job, inputs, history), drafted.plan)
+    facts = drafts.with_draft(await _read_facts(job, inputs, history), drafted.plan)
     plan = await asyncio.to_thread(draft_granted, facts, gpus)
     until = keep_gpus(job, plan)
     if until is None:
@@ -191,31 +193,43 @@ async def acquire(job: JobContext, inputs: FetchedInputs, history: AttemptHistor
 
 
 async def _draft(job: JobContext, inputs: FetchedInputs, history: AttemptHistory) -> Draft:
-    drafted = await asyncio.to_thread(draft, _read_facts(job, inputs, history))
+    drafted = await asyncio.to_thread(draft, await _read_facts(job, inputs, history))
     if history.ended_by is EndReason.OOM:  # the next plan of this shape need not find that out again
         await keep_lesson(job, drafted.plan, None)
     return drafted
 
 
-def _read_facts(job: JobContext, inputs: FetchedInputs, history: AttemptHistory) -> DraftFacts:
+async def _read_facts(job: JobContext, inputs: FetchedInputs, history: AttemptHistory) -> DraftFacts:
     def learned(plan: TrainingPlan) -> LearnedBounds | None:
         known = _known_lesson(job, drafts.lesson_key(job.row.validator, plan))
         micro = job.services.store.read_now(micro_of_next_attempt, job.row.id)
         return known if micro is None else drafts.with_micro_cap(known, micro)
 
+    profile = await _profile_of(job)
     now, fleet = job.now(), job.services.fleet
     others, claim = fleet.snapshot(now, without=job.key), fleet.ledger.claim(job.key)
     return DraftFacts(
         spec=task_spec_of(job.row, job.task, now),
         inputs=inputs,
         history=history,
-        profile=job.services.profile(),
+        profile=profile,
         fleet=others,
         reserved=tuple(claim.gpus) if claim else (),
         task=job.task,
         learned=learned,
         worth=_worth(job, others, now),
     )
+
+
+async def _profile_of(job: JobContext) -> LoadedProfile:
+    """Return the profile in force, or the one that the operator named for this task."""
+    named = job.task.profile
+    if named is None:
+        return job.services.profile()
+    try:
+        return await asyncio.to_thread(job.services.named_profile, named)
+    except ConfigError as error:
+        raise StepFailed(EndReason.INFEASIBLE, f"its profile cannot be used: {error}") from None
 
 
 def _worth(job: JobContext, others: FleetSnapshot, now: float) -> TrainingWorth:

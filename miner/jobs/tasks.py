@@ -26,6 +26,7 @@ from core.domain.job_states import EndReason, StepFailed
 from core.domain.tasks import TASK_TYPE_OF, DatasetKind, DatasetType, FileFormat, ImageModelType, TaskType
 from core.domain.wire import MAX_HOURS, ModelId, RepoName, TaskId, TrainRequestImage, TrainRequestText
 from core.planning.plan import TaskSpec
+from miner.api.jobs import JobLabels, Note, Tag
 from miner.inputs.fetch import JobTask
 from miner.jobs.folder import JobFolder
 from miner.store.jobs import JobRow, StartRequest
@@ -66,6 +67,10 @@ class TaskFile(BaseModel):
     model_type: ImageModelType = ImageModelType.SDXL
     #: A directory of this machine with the model, instead of the hub's.
     model_folder: Path | None = None
+    #: A profile by name or path, instead of the one in force.
+    profile: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+    tags: tuple[Tag, ...] = ()
+    note: Note = ""
     #: For `god-miner eval` only; a job is trained for what offers are scored on.
     era: Era = Era.OFFERS
     kl_coefficient: Annotated[float, Field(ge=0)] | None = None
@@ -120,6 +125,8 @@ class TaskFile(BaseModel):
             expected_repo_name=self.expected_repo_name,
             started_at=now,
             request=self.model_dump_json().encode(),
+            tags=self.tags,
+            note=self.note,
         )
 
 
@@ -137,12 +144,25 @@ def read_task_file(
             for item in error.errors(include_url=False)
         ]
         raise ConfigError(source, problems) from None
+    profile = task.profile or ""
+    if not may_name_files and ("/" in profile or profile.endswith((".yaml", ".yml"))):
+        text = "a file of this machine is taken from callers on this machine only; give a profile's name"
+        raise ConfigError(source, [Problem("profile", profile, text)])
     if not may_name_files and (isinstance(task.data, Path) or task.model_folder is not None):
         text = "files of this machine are taken from callers on this machine only; give a URL"
         raise ConfigError(source, [Problem("dataset", "", text)])
     if isinstance(task.data, Path) and not os.path.isfile(task.data):
         raise ConfigError(source, [Problem("dataset", str(task.data), "there is no such file")])
     return task
+
+
+def checked_labels(tags: list[str], note: str) -> JobLabels:
+    """Tags and a note as a job may have them, or `ConfigError`."""
+    try:
+        return JobLabels(tags=tags, note=note)
+    except ValidationError as error:
+        rule = "a tag is 1 to 40 letters, digits and . _ : -, at most 20 of a job; a note has 500 characters"
+        raise ConfigError("labels", [Problem("tag", str(error.errors()[0]["input"])[:60], rule)]) from None
 
 
 def job_task_of(row: JobRow, folder: JobFolder) -> JobTask:
@@ -158,6 +178,7 @@ def job_task_of(row: JobRow, folder: JobFolder) -> JobTask:
                 dataset=own.dataset_type,
                 image_type=None if own.task_type.is_text else own.model_type,
                 model_folder=own.model_folder,
+                profile=own.profile,
             )
         if not row.task_type.is_text:
             image = TrainRequestImage.model_validate_json(row.request)

@@ -83,6 +83,8 @@ def _job_summary(
         ended_at=row.ended_at,
         took_s=row.ended_at - row.started_at if row.ended_at else None,
         starts=row.starts,
+        tags=row.tags,
+        note=row.note,
         gpu_hours=sum(len(gpus) * seconds for gpus, seconds in times) / 3600,
         cost=None if None in dollars or not dollars else sum(filter(None, dollars)),
         result=training_result(attempts),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from core.domain.errors import GodMinerError
 from core.domain.job_states import OPEN_STATES, EndReason, JobState
@@ -64,6 +65,8 @@ class StartRequest:
     #: When the validator's clock started: a late request does not move its deadline.
     started_at: float
     request: bytes
+    tags: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def deadline_at(self) -> float:
@@ -179,6 +182,12 @@ def fail_late_jobs(connection: sqlite3.Connection, now: float) -> list[TaskKey]:
     return late
 
 
+def label_job(connection: sqlite3.Connection, job_id: int, tags: Iterable[str], note: str) -> None:
+    """Replace the tags and the note. The lock token stays: no worker reads them."""
+    values = (json.dumps(sorted(set(tags))), note, job_id)
+    connection.execute("UPDATE jobs SET tags = ?, note = ? WHERE id = ?", values)
+
+
 def reopen_job(connection: sqlite3.Connection, job_id: int, now: float) -> JobState:
     """Queue a job that has ended once more."""
     connection.execute(_REOPEN_JOB, {"id": job_id, "state": JobState.QUEUED, "now": now})
@@ -209,6 +218,8 @@ def _new_job(
         deadline_at=start.deadline_at,
         starts=1,
         request=start.request,
+        tags=json.dumps(sorted(set(start.tags))),
+        note=start.note,
         lock_token=1,
         updated_at=now,
     )
@@ -281,24 +292,39 @@ def open_jobs(connection: sqlite3.Connection, now: float) -> list[JobRow]:
     return [_job_from(row) for row in connection.execute(query, (now,))]
 
 
+class JobFilter(NamedTuple):
+    """The jobs that are wanted."""
+
+    only_open: bool = False
+    state: JobState | None = None
+    #: A part of the model's name, the task's id or the note.
+    text: str = ""
+    tag: str = ""
+
+    def terms(self) -> tuple[list[str], list[Any]]:
+        """SQL terms that hold for them all, and their values."""
+        terms, values = [IS_OPEN if self.only_open else "1"], list[Any]()
+        if self.state is not None:
+            terms.append("state = ?")
+            values.append(self.state)
+        if self.text:
+            columns = ("model", "task_id", "note")
+            terms.append(f"({' OR '.join(f'instr(lower({column}), ?)' for column in columns)})")
+            values += [self.text.lower()] * len(columns)
+        if self.tag:
+            terms.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)")
+            values.append(self.tag)
+        return terms, values
+
+
+ALL_JOBS, OPEN_JOBS = JobFilter(), JobFilter(only_open=True)
+
+
 def newest_jobs(
-    connection: sqlite3.Connection,
-    limit: int,
-    *,
-    only_open: bool = False,
-    state: JobState | None = None,
-    text: str = "",
-    before: int | None = None,
+    connection: sqlite3.Connection, limit: int, wanted: JobFilter = ALL_JOBS, before: int | None = None
 ) -> list[JobRow]:
-    """Return jobs, newest first. `text`: a part of the model's name or the task's id; `before`: only those
-    with a lower number."""
-    terms, values = [IS_OPEN if only_open else "1"], list[Any]()
-    if state is not None:
-        terms.append("state = ?")
-        values.append(state)
-    if text:
-        terms.append("(instr(lower(model), ?) OR instr(lower(task_id), ?))")
-        values += [text.lower()] * 2
+    """Return jobs, newest first. `before`: only those with a lower number."""
+    terms, values = wanted.terms()
     if before is not None:
         terms.append("id < ?")
         values.append(before)

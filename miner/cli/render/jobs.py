@@ -20,6 +20,7 @@ from rich.text import Text
 
 from core.domain.units import show_bytes, show_dollars, show_seconds, show_shares
 from miner.api.alerts import RuleAction
+from miner.api.comparison import JobComparison, show_value
 from miner.api.jobs import (
     AttemptDetails,
     AttemptFigures,
@@ -49,8 +50,8 @@ def job_table(jobs: Sequence[JobSummary], width: int, now: float | None = None) 
     now = time.time() if now is None else now
     names = ["id", "type", "model", "state", "what", "score", "time"]
     names += ["cost"] if any(job.cost is not None for job in jobs) else []
-    names += ["gain", "ended", "task", "submission"] if width >= WIDE_COLUMNS else []
-    table = one_line_table(*names, cut=("model", "what", "submission"), right=("id", "cost"))
+    names += ["gain", "ended", "tags", "task", "submission"] if width >= WIDE_COLUMNS else []
+    table = one_line_table(*names, cut=("model", "what", "tags", "submission"), right=("id", "cost"))
     for job in jobs:
         row = {
             "id": str(job.id),
@@ -63,6 +64,7 @@ def job_table(jobs: Sequence[JobSummary], width: int, now: float | None = None) 
             "cost": "" if job.cost is None else show_dollars(job.cost),
             "gain": _gain(job.result.gain) if job.result else "",
             "ended": show_time(job.ended_at, seconds=False) if job.ended_at else "",
+            "tags": " ".join(job.tags),
             "task": job.task_id[:13],
             "submission": job.submission.repo if job.submission else "",
         }
@@ -91,6 +93,45 @@ def time_left(job: JobSummary, now: float) -> str:
     return f"{show_seconds(left)} left" if left > 0 else "past its deadline"
 
 
+def comparison_pages(comparison: JobComparison, width: int) -> Iterator[RenderableType]:
+    """Yield one table, a column for each job: how it went, and in what its plan differs."""
+    jobs = comparison.jobs
+    room = max((width - 14) // max(len(jobs), 1) - 2, 8)
+    table = plain_table("", *(f"job {one.job.id}" for one in jobs))
+    rows: dict[str, list[str]] = {
+        "model": [one.job.model.rsplit("/", 1)[-1] for one in jobs],
+        "profile": [one.profile or "" for one in jobs],
+        "tags": [" ".join(one.job.tags) for one in jobs],
+        "note": [one.job.note for one in jobs],
+        "state": [one.job.end_reason or one.job.state for one in jobs],
+        "held out": [_scores(one.figures, 4) for one in jobs],
+        "gain": [_gain(one.figures.gain) for one in jobs],
+        "loss": [_loss_line(one.loss.value, room) for one in jobs],
+        "steps": [f"{one.figures.steps:,}" if one.figures.steps else "" for one in jobs],
+        "took": ["" if one.job.took_s is None else show_seconds(one.job.took_s) for one in jobs],
+        "tokens/s": ["" if (speed := one.figures.tokens_s) is None else f"{speed:,.0f}" for one in jobs],
+        "memory": ["" if (used := one.figures.memory_bytes) is None else show_bytes(used) for one in jobs],
+        "GPU-hours": [f"{one.job.gpu_hours:.2f}" for one in jobs],
+        "cost": ["" if (cost := one.job.cost) is None else show_dollars(cost) for one in jobs],
+    }
+    for name, cells in rows.items():
+        if any(cells):
+            table.add_row(name, *cells)
+    for row in comparison.plan:
+        table.add_row(
+            row.name, *("" if value is None else show_value(value) for value in row.values), style="dim"
+        )
+    yield table
+    if not comparison.plan:
+        yield "\nTheir plans are equal, or only one is known."
+
+
+def _loss_line(values: Sequence[float | None], room: int) -> str:
+    known = [value for value in values if value is not None]
+    step = max(-(-len(known) // min(room, 24)), 1)
+    return sparkline(known[::step]) if known else ""
+
+
 def job_pages(job: JobDetails, now: float | None = None) -> Iterator[RenderableType]:
     """Yield everything about one job; what several parts repeat is printed once."""
     now = time.time() if now is None else now
@@ -113,6 +154,8 @@ def job_pages(job: JobDetails, now: float | None = None) -> Iterator[RenderableT
 def _fact_rows(job: JobDetails, now: float) -> Iterator[tuple[str, Any]]:
     yield "job", f"{job.id}, task {job.task_id} of {job.validator}"
     yield "task", f"{job.task_type} of {job.model}, {job.hours:g} h"
+    yield "tags", " ".join(job.tags)
+    yield "note", job.note
     yield "state", job.state
     yield "now", current_activity(job) if job.live else ""
     if job.end_reason:

@@ -106,6 +106,7 @@ class _Head:
         self._title, end = page_head("Job")
         self._number = 0
         with end:
+            self._compare = Link("Compare", "")
             self._cancel = self._button("Cancel job", self._ask_cancel, "danger")
             self._retry = self._button("Retry job", self._ask_retry, "")
         with box("row").style("margin-top:-8px"):
@@ -119,6 +120,7 @@ class _Head:
 
     def show(self, job: JobDetails) -> None:
         self._number = job.id
+        self._compare.show("Compare", self._view.href("/compare", jobs=job.id))
         self._title.show(f"#{job.id} {short_model(job.model)}")
         self._state.show(*state_text(job))
         left = deadline_text(job)[0] if not job.state.is_over else f"ended {ago(job.ended_at)}"
@@ -321,6 +323,8 @@ class _JobFacts:
                 "Attempts": str(len(attempts)) if attempts else "none yet",
                 "GPUs": ", ".join(newest.gpus) if newest else None,
                 "Cost": cost_text(job) or None,
+                "Tags": " ".join(job.tags) or None,
+                "Note": job.note or None,
                 "Ended by": job.end_reason,
                 "Folder": job.folder,
             }

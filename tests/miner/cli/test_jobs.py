@@ -14,11 +14,13 @@ from core.domain.tasks import TaskType
 from core.domain.units import show_bytes
 from core.runs.run_files import HeldOutScore, RunEnd, RunSpec
 from miner.__main__ import app
+from miner.api.comparison import JobComparison
 from miner.api.jobs import AttemptFigures, LiveJob
-from miner.cli.render.jobs import job_pages
+from miner.cli.render.jobs import comparison_pages, job_pages
 from miner.cli.render.terminal import Terminal
 from miner.jobs import views
 from miner.store.actions import ActionOutcome, ActionRow, NewAction, add_action
+from miner.store.database import DataDirLock
 from tests.miner.cli.pages import JOB, job_details
 from tests.miner.history import add_job
 from tests.miner.jobs.harness import JobsHarness, Trainer, open_harness
@@ -298,3 +300,59 @@ def test_what_rules_did_is_shown_at_80_columns() -> None:
     assert "duty 100% → 97% undone" in text
     assert "9 → 6 next attempt" in text
     assert "rule gpu-memory: 93 %" in text
+
+
+COMPARED = """\
+                         job 1            job 2
+model                    model            model
+profile                  a                b
+tags                     ab               ab best
+state                    published        training
+held out                 2.0000 → 1.5000
+gain                     +25.0%
+loss                     █▁
+steps                    400              80
+took                     1 h 00 min
+tokens/s                 5,000
+GPU-hours                4.00             1.00
+cost                     $10.00
+optimizer.learning_rate  0.0001           0.0002
+"""
+
+
+def test_jobs_are_compared_in_one_table_at_80_columns() -> None:
+    result = {"metric": "loss", "base": 2.0, "best": 1.5, "gain": 0.25}
+    figures = AttemptFigures(steps=400, tokens_s=5000.0, **result)
+    curve = {"step": [1, 400], "seconds": [0.0, 9.0], "value": [3.0, 1.0]}
+    nothing: dict[str, list[float]] = {"step": [], "seconds": [], "value": []}
+    first = {**JOB, "model": "org/model", "state": "done", "end_reason": "published", "took_s": 3600.0}
+    first |= {"tags": ["ab"], "gpu_hours": 4.0, "cost": 10.0}
+    second = {**first, "id": 2, "state": "training", "end_reason": None, "took_s": None, "cost": None}
+    second |= {"tags": ["ab", "best"], "gpu_hours": 1.0}
+    page = {
+        "jobs": [
+            {"job": first, "profile": "a", "figures": figures, "loss": curve, "held_out": nothing},
+            {"job": second, "profile": "b", "figures": {"steps": 80}, "loss": nothing, "held_out": nothing},
+        ],
+        "plan": [{"name": "optimizer.learning_rate", "values": [0.0001, 0.0002]}],
+    }
+    out = io.StringIO()
+    for part in comparison_pages(JobComparison.model_validate(page), 80):
+        Terminal(file=out, width=80).print(part)
+    shown = "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+    assert shown == COMPARED
+
+
+async def test_jobs_are_tagged_found_and_compared_without_a_daemon(
+    run: Run, done: int, harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DataDirLock, "acquire", lambda _: None)  # the harness stands for a daemon that is off
+    shown = (await run("tag", str(done), "good", "ab", "--note", "the one to keep")).output
+    assert shown == f"job {done}: ab, good; the one to keep\n"
+    assert (await run("tag", str(done), "--remove", "ab")).output == f"job {done}: good; the one to keep\n"
+    for words, count in ((("--tag", "good"), 1), (("--tag", "ab"), 0), (("-s", "TO KEEP"), 1)):
+        assert len(json.loads((await run("list", *words, "--json")).output)) == count
+    assert json.loads((await run("list", "--state", "failed", "--json")).output) == []
+    compared = json.loads((await run("compare", str(done), "--json")).output)
+    assert [one["job"]["tags"] for one in compared["jobs"]] == [["good"]]
+    assert "a tag is 1 to 40 letters" in str((await run("tag", str(done), "two words")).exception)

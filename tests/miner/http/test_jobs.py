@@ -89,6 +89,58 @@ async def test_the_operators_own_task_is_taken(port: Port, tmp_path: Path) -> No
     assert (row.state, row.validator) == (JobState.DONE, "operator")
 
 
+async def test_own_tasks_with_two_profiles_are_labelled_found_and_compared(
+    port: Port, tmp_path: Path
+) -> None:
+    (tmp_path / "d.json").write_text("[]")
+    task = {"model": "a/b", "hours_to_complete": 1, "dataset": str(tmp_path / "d.json"), "tags": ["ab"]}
+    jobs = []
+    for profile in ("h100x4", "steady"):
+        given = {**task, "dataset_type": DATASET, "profile": profile, "note": f"with {profile}"}
+        jobs.append((await port.ask("POST", "/jobs", json=given)).json()["job_id"])
+        await port.harness.over_within(jobs[-1])
+    first, second = jobs
+    compared = (await port.ask("GET", f"/compare?jobs={first},{second}")).json()
+    assert [one["profile"] for one in compared["jobs"]] == ["h100x4", "steady"]
+    assert [one["job"]["note"] for one in compared["jobs"]] == ["with h100x4", "with steady"]
+    differ = {row["name"]: row["values"] for row in compared["plan"]}
+    assert len(differ["optimizer.learning_rate"]) == 2
+    assert all(values[0] != values[1] for values in differ.values())
+    labels = {"tags": ["better", "ab"], "note": "kept"}
+    labelled = (await port.ask("POST", f"/jobs/{second}/labels", json=labels)).json()
+    assert (labelled["tags"], labelled["note"]) == (["ab", "better"], "kept")
+    for query, found in (
+        ("tag=ab", jobs),
+        ("tag=better", [second]),
+        ("tag=bett", []),
+        ("q=with%20h100", [first]),
+        ("q=a/b&state=done&tag=ab", jobs),
+        ("state=failed", []),
+    ):
+        listed = (await port.ask("GET", f"/jobs?{query}")).json()["jobs"]
+        assert sorted(one["id"] for one in listed) == found, query
+
+
+@each(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/compare?jobs=", None, 422),
+        ("GET", "/compare?jobs=1,2,3,4,5,6,7", None, 422),
+        ("GET", "/compare?jobs=99", None, 404),
+        ("POST", "/jobs/99/labels", {"tags": [], "note": ""}, 404),
+        ("POST", "/jobs", {"profile": "none-of-this-name"}, 422),
+        ("POST", "/jobs", {"tags": ["two words"]}, 422),
+    ],
+)
+async def test_what_cannot_be_compared_or_labelled_is_refused(
+    port: Port, tmp_path: Path, method: str, path: str, body: dict[str, Any] | None, status: int
+) -> None:
+    (tmp_path / "d.json").write_text("[]")
+    task = {"model": "a/b", "hours_to_complete": 1, "dataset": str(tmp_path / "d.json")}
+    given = {**task, "dataset_type": DATASET, **body} if path == "/jobs" and body else body
+    assert (await port.ask(method, path, json=given)).status_code == status
+
+
 async def test_a_task_that_is_wrong_is_refused_with_its_problems(port: Port) -> None:
     reply = await port.ask("POST", "/jobs", json={"model": "a/b"})
     assert (reply.status_code, reply.json()["error"]) == (422, "bad_config")
