@@ -78,7 +78,8 @@ PLUGIN = "trainer.axolotl.plugin.GodMinerPlugin"
 OVERRUN_S, OVERRUN_SHARE = 60.0, 0.4
 #: No step, evaluation or save takes this many times what was planned; none is given up sooner than this.
 HANG_FACTOR, HANG_MIN_S = 30.0, 1200.0
-#: How many times the planned time to the first step may pass before our plugin must have been loaded.
+#: How many times the planned time to the first step may pass before our plugin must have been loaded, or be
+#: seen to be imported still.
 MARKER_FACTOR, MARKER_MIN_S = 3.0, 300.0
 #: Time limit for loading a tokenizer and encoding some rows: seconds, or a minute or two for one that must be
 #: converted first on a busy host. Imports do not count.
@@ -259,6 +260,7 @@ class TextRunner:
             begun=spec.started_path,
             marker=spec.marker_path,
             marker_s=max(MARKER_FACTOR * opening, MARKER_MIN_S),
+            processes=plan.launch.processes,
             signs=(Path(self.run.progress_path), spec.marker_path, spec.started_path),
             hang_s=max(HANG_FACTOR * longest, HANG_MIN_S),
             more=lost_machine(spec, plan.launch.machines),

@@ -148,6 +148,30 @@ def test_stacks_are_requested_only_of_processes_that_can_dump_them(tmp_path: Pat
     assert "still there True" in done.stdout, done.stderr
 
 
+def test_what_a_tree_computes_and_reads_is_added_up(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(3_000_000))
+    done = run(
+        f"""
+        import os, subprocess, sys, time
+        from trainer.runner.processes import tree_use
+
+        place = {str(tmp_path / "large")!r}
+        reads = f"import time; open({{place!r}}, 'rb').read(); sum(range(10**7)); time.sleep(600)"
+        child = subprocess.Popen(["sh", "-c", sys.executable + ' -c "' + reads + '"; true'])
+        until = time.monotonic() + 60
+        while (use := tree_use(child.pid)).read_bytes < 3_000_000 or use.cpu_s < 0.1:
+            if time.monotonic() > until:
+                break
+            time.sleep(0.05)
+        whole = tree_use(os.getpid())
+        print("grew", use.read_bytes >= 3_000_000, use.cpu_s >= 0.1, whole.read_bytes >= use.read_bytes)
+        from trainer.runner.processes import kill_descendants
+        kill_descendants()
+        """
+    )
+    assert "grew True True True" in done.stdout, done.stdout + done.stderr
+
+
 def test_orphans_that_ended_leave_no_zombies(tmp_path: Path) -> None:
     done = run(
         """

@@ -14,7 +14,7 @@ from tests.doubles.each import each
 from trainer.handoff import TrainingFailure, TrainingOutcome
 from trainer.runner import supervise as module
 from trainer.runner import text_runner
-from trainer.runner.processes import StopRequest
+from trainer.runner.processes import StopRequest, TreeUse
 from trainer.runner.supervise import (
     STOP_S,
     LaunchResult,
@@ -66,6 +66,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     monkeypatch.setattr(module.time, "sleep", fake.sleep)
     monkeypatch.setattr(module, "dump_stacks", lambda: None)
     monkeypatch.setattr(module, "reap", lambda pid: None)
+    monkeypatch.setattr(module, "tree_use", lambda pid: TreeUse(0.0, 0))
     return fake
 
 
@@ -106,6 +107,44 @@ def test_a_child_is_ended(
     assert ended.termination is not None
     assert ended.termination.end is end
     assert time.now == pytest.approx(START + after, abs=3)
+
+
+@pytest.mark.parametrize(
+    ("cpu_share", "read_bytes_s", "hard_s", "after", "why"),
+    [
+        (0.05, 800_000, 10_000, None, ""),  # slowed down to a twentieth of a core, as measured
+        (0.0, 3_000, 10_000, None, ""),  # from a disk that is hardly there
+        (1.0, 1_000, 10_000, 300, "it has read nothing in its last 5 min"),  # trains without our plugin
+        (0.0, 0, 10_000, 300, "neither computed nor read for 2 min"),
+        (0.5, 800_000, 1_000, 750, "75% of the time is over"),
+    ],
+    ids=["busy machine", "cold disk", "trains without it", "stands still", "for ever"],
+)
+def test_a_child_that_still_imports_is_waited_for(
+    time: FakeTime,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cpu_share: float,
+    read_bytes_s: float,
+    hard_s: float,
+    after: float | None,
+    why: str,
+) -> None:
+    def use(pid: int) -> TreeUse:
+        passed = time.now - START
+        return TreeUse(cpu_share * passed, int(read_bytes_s * passed))
+
+    monkeypatch.setattr(module, "tree_use", use)
+    marker = tmp_path / "marker"
+    time.events.append((START + 800, marker.touch))
+    limits = {"marker": marker, "marker_s": 300.0, "hard_end": START + hard_s}
+    ended = watched(time, tmp_path, lambda now: now > START + 900, **limits)
+    if after is None:
+        assert ended.termination is None
+        return
+    assert ended.termination is not None
+    assert (ended.termination.end, why in ended.termination.detail) == (RunEnd.CRASHED, True), ended
+    assert time.now == pytest.approx(START + after, abs=6)
 
 
 def test_asked_to_stop_a_training_gets_the_time_to_save(time: FakeTime, tmp_path: Path) -> None:
