@@ -17,6 +17,7 @@ from miner.alerts.metrics import LiveMeasurements
 from miner.alerts.request_watch import RequestWatch
 from miner.alerts.rules import LiveAlertRules
 from miner.alerts.service import AlertService
+from miner.alerts.tournament_entries import LOOK_S, TournamentEntries
 from miner.alerts.upstream_rules import DAY_S, FIRST_S, UpstreamRules
 from miner.api.jobs import LiveJob
 from miner.api.reports import Rank
@@ -135,7 +136,13 @@ class Daemon:
                     self.upstream_rules.check,
                     DAY_S,
                     time.monotonic() - DAY_S + FIRST_S,
-                )
+                ),
+                PeriodicTask(
+                    "tournament entries",
+                    self.tournament_entries.check,
+                    LOOK_S,
+                    time.monotonic() - LOOK_S + FIRST_S,
+                ),
             ]
         )
 
@@ -176,6 +183,7 @@ class Daemon:
         self.request_watch = RequestWatch()
         self.hub = HubReachability(settings.hf_endpoint)
         self.upstream_rules = UpstreamRules(settings.data_dir / "tournament" / "answers", self.alerts)
+        self.tournament_entries = TournamentEntries(_training_repos(settings), settings.data_dir, self.alerts)
         self.current = CurrentFigures(
             self.store, lambda: self.policy_runtime.policy.terms.targets, self.prices, self.clock
         )
@@ -202,6 +210,7 @@ class Daemon:
                 **self._hotkey_problem,
                 AlertKind.FILES_HANG: self._files_hang or None,
                 **self.upstream_rules.standing(),
+                **self.tournament_entries.standing(),
             },
         )
         self.alert_service.sink = self.notifier

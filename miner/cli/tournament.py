@@ -204,6 +204,7 @@ def prepare(
 
     from miner.backends.docker.images import source_root
     from miner.tournament.check.entry import USUAL_KINDS
+    from miner.tournament.entry_watch import note_prepared
     from miner.tournament.prepare import DISTINCT, NOT_DISTINCT, prepare_entry
 
     end_on_signals()
@@ -216,6 +217,9 @@ def prepare(
         upstream=upstream,
         say=lambda line: echo(line, err=True),
     )
+    settings, _ = _settings()
+    if settings is not None:
+        note_prepared(settings.data_dir, made.directory, made.kinds)
     if as_json:
         shown = {**asdict(made), "directory": str(made.directory), "kinds": [str(one) for one in made.kinds]}
         echo_json({**shown, "distinct": list(DISTINCT), "not_distinct": list(NOT_DISTINCT)})

@@ -37,6 +37,7 @@ class AlertKind(StrEnum):
 
     # Tournaments
     TOURNAMENT_RULES_CHANGED = "tournament_rules_changed"
+    TOURNAMENT_ENTRY = "tournament_entry"
 
     # Policies and profiles
     POLICY_PROBLEM = "policy_problem"

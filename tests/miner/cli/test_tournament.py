@@ -17,10 +17,13 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from core.domain.wire import TournamentType
+from miner.alerts.tournament_entries import PREPARED
 from miner.cli.tournament import app
 from miner.tournament.check import checks
 from miner.tournament.check.entry import CHECK_LIMIT_S, CheckedEntry, CheckTooSlow, RuleFinding
 from miner.tournament.checkout import clone_repository
+from miner.tournament.entry_watch import prepared_directories
 from tests.miner.tournament.entries import SMALL
 from tests.miner.tournament.repositories import commit_deep_file, commit_files, make_repository
 from tests.miner.tournament.test_checkout import serving
@@ -62,7 +65,7 @@ def test_every_rule_is_answered_for_this_checkout_and_the_licence_fails(
         subprocess.run(["git", *command], check=True)
     result = run("check", entry, "--offline", "--json")
     found = json.loads(result.stdout)
-    assert [rule["number"] for rule in found["rules"]] == list(range(1, 13))
+    assert [rule["number"] for rule in found["rules"]] == list(range(1, 14))
     assert [rule["rule"] for rule in found["rules"] if rule["state"] == "failed"] == ["licence and notice"]
     assert (result.exit_code, found["admitted"]) == (1, False)
     [obfuscation] = [rule for rule in found["rules"] if rule["rule"] == "obfuscation"]
@@ -92,7 +95,7 @@ def test_a_tree_deeper_than_recursion_is_checked_and_removed(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     commit_deep_file(tmp_path / "entry", depth=1100)
     result = run("check", str(tmp_path / "entry"), "--offline", "--json")
-    assert len(json.loads(result.stdout)["rules"]) == 12
+    assert len(json.loads(result.stdout)["rules"]) == 13
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
@@ -177,12 +180,13 @@ def test_an_entry_is_prepared_and_passes_what_can_pass(tmp_path: Path, upstream:
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80 + len(str(tmp_path))
     assert "What does not:" in result.stdout
+    assert prepared_directories(tmp_path / "data" / PREPARED) == {TournamentType.TEXT: place}
     checked = run("check", str(place), "--upstream", str(upstream), "--offline", "--json", "--kind", "text")
     found = json.loads(checked.stdout)
     assert (checked.exit_code, found["admitted"]) == (0, True)
     passed = {rule["number"] for rule in found["rules"] if rule["state"] == "passed"}
     # The ninth runs the entry's code in a sandbox.
-    assert passed | ({9} if shutil.which("bwrap") is None else set()) == {2, 3, 7, 8, 9, 10}
+    assert passed | ({9} if shutil.which("bwrap") is None else set()) == {2, 3, 7, 8, 9, 10, 13}
 
 
 def test_without_upstream_an_entry_says_that_it_would_be_refused(
