@@ -67,8 +67,6 @@ class PictureRun(Record):
     outcome_path: str
     #: SIGTERM, or this file when it appears, ends the training within seconds, with the best in its place.
     stop_path: str
-    #: What the daemon asks while the training runs (`core.runs.run_files`). None: nobody asks.
-    control_path: str | None = None
     #: Seconds since the epoch: the last save is over by then.
     end_by: float
     seed: int = 42

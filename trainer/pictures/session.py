@@ -13,7 +13,7 @@ import torch
 
 from core.domain.tournament_rules import BANDS
 from core.runs.picture_run import PICTURE_METRIC, PictureRun
-from core.runs.progress import ControlEvent, EvalEvent, StepEvent, SubmissionEvent
+from core.runs.progress import EvalEvent, StepEvent, SubmissionEvent
 from core.runs.run_files import HeldOutScore, RunEnd
 from core.submission.faults import BadSubmission
 from trainer.handoff import TrainingOutcome
@@ -22,7 +22,6 @@ from trainer.pictures.choice import Candidate, Kind, Losses, best_of
 from trainer.pictures.dataset import PictureSplit, TrainingCase
 from trainer.pictures.measure import flow_losses, noisy, sigma_of
 from trainer.pictures.stack import BadAdapter, FlowModel, Predict, Stack, recompute_blocks
-from trainer.session.control import ControlFile
 from trainer.session.failures import is_oom
 from trainer.session.progress_log import ProgressLog
 from trainer.session.submission import Submission, TrainedSteps
@@ -73,8 +72,6 @@ class PictureSession:
         self._finalists = FINALISTS
         self._bands = range(BANDS)
         self._stop = StopFile(Path(run.stop_path))
-        self._control = ControlFile(Path(run.control_path) if run.control_path else None, progress.note)
-        self._duty = 1.0
 
     # — time
 
@@ -204,21 +201,6 @@ class PictureSession:
                     ends_at=self.run.end_by,
                 )
             )
-        self._obey(seconds)
-
-    def _obey(self, seconds: float) -> None:
-        """Take a request of the control file, and pause as the last one says."""
-        if (asked := self._control.take()) is not None:
-            self._duty = asked.duty
-            micro = asked.micro in (None, 1)
-            text = f"duty {asked.duty:.3g}" if micro else "a pass has one picture and cannot have more"
-            self.progress.write(
-                ControlEvent(
-                    t=time.time(), number=asked.number, applied=micro, micro=1, duty=self._duty, text=text
-                )
-            )
-        if self._duty < 1:
-            time.sleep(seconds * (1 / self._duty - 1))
 
     # — scores
 

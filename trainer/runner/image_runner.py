@@ -164,7 +164,6 @@ class ImageRunner:
             progress_path=self.run.progress_path,
             outcome_path=str(launch / "outcome.json"),
             stop_path=self.run.stop_path,
-            control_path=self.run.control_path,
             end_by=self.run.end_by,
             seed=self.run.seed,
         )

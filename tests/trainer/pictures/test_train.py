@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from core.domain.tasks import ImageModelType
 from core.runs.picture_run import PictureRun
-from core.runs.run_files import HeldOutScore, RunControl, RunEnd, write_control
+from core.runs.run_files import HeldOutScore, RunEnd
 from tests.trainer.pictures.little import (
     events,
     notes,
@@ -345,15 +345,6 @@ def test_a_better_submission_of_an_earlier_attempt_stays(tmp_path: Path) -> None
     again = trained(run.model_copy(update={"recipe": run.recipe.model_copy(update={"max_steps": 9})}))
     assert again.best == score
     assert submitted(run).read_bytes() == kept
-
-
-def test_the_control_file_sets_the_duty(tmp_path: Path) -> None:
-    run = picture_run(tmp_path, max_steps=20)
-    run = run.model_copy(update={"control_path": str(tmp_path / "control.json")})
-    write_control(tmp_path / "control.json", RunControl(number=1, micro=4, duty=0.9))
-    trained(run)
-    (answer,) = (event for event in events(run) if event.event == "control")
-    assert (answer.number, answer.applied, answer.micro, answer.duty) == (1, False, 1, 0.9)
 
 
 def test_the_rate_rises_and_comes_down() -> None:
