@@ -52,9 +52,9 @@ class OddsOptions:
         float,
         typer.Option(min=0.0, max=0.95, help="Between our tasks, as far as we do not know how good we are."),
     ] = 0.0
-    entrants: Annotated[int | None, typer.Option(min=0, help="Others that enter. Default: the median.")] = (
-        None
-    )
+    entrants: Annotated[
+        int | None, typer.Option(min=0, max=256, help="Others that enter. Default: the median.")
+    ] = None
     challenger_wins: Annotated[
         float | None, typer.Option(**_SHARE, help="Share of the boss's tasks that the best other wins.")
     ] = None
@@ -93,6 +93,8 @@ class OddsOptions:
         from miner.tournament.odds.reports import chances_in, mean_chances
 
         found = [one for file in self.report or () for one in chances_in(file, read_json_object(file))]
+        for kind in dict.fromkeys(one.task for one in found if one.stand_in):
+            echo(f"{kind}: measured with a tiny model or made-up data, which says little", err=True)
         win, draw = mean_chances(found)
         given, usual = _shares(self.p, "--p")
         drawn, all_drawn = _shares(self.draw, "--draw")

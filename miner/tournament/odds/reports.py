@@ -27,6 +27,8 @@ class Found(NamedTuple):
     chance: float
     #: Nothing separated the two.
     drawn: bool = False
+    #: Trained from a tiny model or on made-up data, which does not show how a real task ends.
+    stand_in: bool = False
 
 
 def chances_in(file: Path, report: Mapping[str, Any]) -> list[Found]:
@@ -68,7 +70,10 @@ def _rehearsed(report: Mapping[str, Any]) -> Iterator[Found]:
         if task is None:
             continue
         kind, over = task_kind(task), mapping(score.get("over_against"))
-        yield from _compared(kind, over) if over else _verdict(kind, score.get("wins"))
+        said = [text(one) or "" for one in sequence(mapping(row).get("deviations"))]
+        stand_in = any("stand-in" in one or "made up" in one for one in said)
+        for found in _compared(kind, over) if over else _verdict(kind, score.get("wins")):
+            yield found._replace(stand_in=stand_in)
 
 
 def _evaluated(report: Mapping[str, Any]) -> Iterator[Found]:

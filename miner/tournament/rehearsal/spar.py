@@ -131,6 +131,7 @@ def spar_lines(report: Rehearsal) -> Iterator[str]:
                 f"{_time(one.their_first_s)}",
                 "  ",
             )
+    yield from _deviation_lines(report)
     yield ""
     lost = [one.task for one in tasks if one.verdict is Verdict.LOST]
     won = sum(one.verdict is Verdict.WON for one in tasks)
@@ -139,6 +140,19 @@ def spar_lines(report: Rehearsal) -> Iterator[str]:
     yield f"report and logs: {report.output}"
     kind = TASKS[task_kind(tasks[0].task)].tournament
     yield f"next: god-miner tournament odds {kind} --report {report.output}/report.json"
+
+
+def _deviation_lines(report: Rehearsal) -> Iterator[str]:
+    """List differences from what validators do, each once."""
+    found: dict[str, list[str]] = {}
+    for task in report.tasks:
+        for text in task.deviations:
+            found.setdefault(text, []).append(task.name)
+    if found:
+        yield ""
+    for text, names in found.items():
+        where = "" if len(names) == len(report.tasks) else f"{', '.join(names)}: "
+        yield from _wrapped(f"~ {where}{text}", "  ")
 
 
 def _number(value: float | None) -> str:

@@ -63,7 +63,8 @@ def saved(tmp_path: Path) -> Path:
 
 def test_the_odds_and_what_would_change_them(saved: Path, tmp_path: Path, data_dir: Path) -> None:
     report = tmp_path / "report.json"
-    against = [{"task": "krea2", "score": {"wins": True}}, {"task": "qwen-image", "score": {"wins": False}}]
+    against = [{"task": "krea2", "score": {"wins": True}}, {"task": "qwen-image-2", "score": {"wins": False}}]
+    against[0]["deviations"] = ["the data are made up"]
     report.write_text(json.dumps({"tasks": [*against, {"task": "flux", "score": None}]}))
     command = ["tournament", "odds", "image", "--from", str(saved), "--report", str(report)]
     command += ["--p", "z-image=0.9", "--p", "ideogram4=0.8", "--p", "0.5", "--alpha-price", "0.002"]
@@ -72,6 +73,7 @@ def test_the_odds_and_what_would_change_them(saved: Path, tmp_path: Path, data_d
     assert done.exit_code == 0, done.output
     shown = re.sub(r"in [\d.]+ s", "in SECONDS s", re.sub(r"\d{4}-\d\d-\d\d", "DATE", done.stdout))
     assert shown == ODDS
+    assert done.stderr == "krea2: measured with a tiny model or made-up data, which says little\n"
     found = json.loads(runner.invoke(app, [*command, "--json"]).stdout)
     assert (found["enter"], found["history"]["dethroned"]) == (True, 2)
     assert found["p_win"] == found["placings"]["won"] / 3000

@@ -144,7 +144,7 @@ def test_both_train_on_the_same_inputs_and_are_compared(
     assert report.opponent.commit == commit
     assert task.opponent is not None
     if theirs["loss"] is not None and not task.opponent.problems:
-        assert (found.theirs, found.ours) == (pytest.approx(theirs["loss"]), 2.0)
+        assert [found.theirs, found.ours] == pytest.approx([theirs["loss"], 2.0])
         assert None not in (found.their_seconds, found.our_first_s, found.their_first_s)
         logs = [(tmp_path / "out/instruct" / f"{name}-1.txt").read_text() for name in ("log", "opponent")]
         assert logs[0] == logs[1]
@@ -249,6 +249,9 @@ dpo: lost: of 10 decided rows 2 are won
   first submission after 20 s, the opponent's after 30 s
 grpo: won: the opponent fails: the image is not built: RUN false
 
+~ the data are made up
+~ dpo: no GPU: it trains on the CPU; validators give 1
+
 2 of 3 won by the gate of DATE; we lose dpo
 report and logs: /out
 next: god-miner tournament odds text --report /out/report.json
@@ -263,6 +266,9 @@ def test_the_table_says_where_we_lose(capsys: pytest.CaptureFixture[str]) -> Non
     lost = {**ROWS, "won": False, "reason": "of 10 decided rows 2 are won"}
     tasks[1].score = score(0.5, 0.48, over_against=lost, p_win=0.04)
     tasks[2].opponent = TaskRehearsal("grpo", "d", 1.0, problems=["the image is not built: RUN false"])
+    for task in tasks:
+        task.deviations = ["the data are made up"]
+    tasks[1].deviations.append("no GPU: it trains on the CPU; validators give 1")
     opponent = OpponentClone("https://example.org/champion", "d" * 40)
     report = Rehearsal("/entries/ours", "c" * 40, 1.0, 1, tasks=tasks, opponent=opponent, output="/out")
     _show(_Rehearsed(report, Redactor(), None, 0), spar_lines(report))
