@@ -13,6 +13,7 @@ from core.domain.evaluation import evaluation_rules
 from core.domain.hardware import Hardware
 from core.domain.units import show_bytes
 from core.models.shapes import linear_shapes, matches, module_names
+from core.models.tool_parsers import parser_for
 from core.planning.budget import Concession, PlanVerdict, TimeBreakdown, conceded
 from core.planning.candidate import RunCandidate
 from core.planning.memory.peak import memory_of
@@ -390,6 +391,9 @@ def _notes(needs: Requirements, timed: TimedCandidate, search: LrSearchPlan | No
             yield f"lora_rank_pattern: {pattern!r} matches no layer that is known of {needs.model.model_id}"
     if (reach := adapter_reach(needs, timed.candidate)) is not None:
         yield reach
+    model = needs.model
+    if needs.task.task_type.makes_rows and parser_for(model.model_id, model.architecture) is None:
+        yield f"the evaluator reads no tool calls of {model.model_id}: every turn would be a forfeit"
     if needs.recipe is not None:
         yield "rank, rate and batch are the family's recipe, which engine_config.pictures changes"
     data = needs.data

@@ -20,9 +20,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from core.domain.errors import GodMinerError
 from core.domain.tournament_rules import MATCH
+from core.models.tool_parsers import ParserName
 from trainer.environments.memory import Cut, cut_tokens, cut_words
 from trainer.environments.tool_calls import (
-    ParserName,
     ToolCall,
     find_calls,
     flat_tools,

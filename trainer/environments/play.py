@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from core.domain.errors import GodMinerError
 from core.domain.tasks import INTERCODE, PVP_GAMES
 from core.domain.tournament_rules import MATCH
+from core.models.tool_parsers import ParserName
 from trainer.environments import results
 from trainer.environments.games import Player, board_game
 from trainer.environments.intercode.machine import remove_open_folders
@@ -46,7 +47,6 @@ from trainer.environments.results import (
     write_task,
     write_transcript,
 )
-from trainer.environments.tool_calls import ParserName
 
 if TYPE_CHECKING:
     import pyspiel

@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from trainer.environments.tool_calls import ParserName
+from core.models.tool_parsers import ParserName
 from trainer.errors import BadModel
 from trainer.inputs.files import RawRow
 from trainer.inputs.tokens import IGNORED, LabelledRow, Tokenizer, compact_ids, encode

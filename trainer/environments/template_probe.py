@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from core.models.tool_parsers import parser_for
 from trainer.environments.rows import CallForm, RowEncoder, turn_end
-from trainer.environments.tool_calls import find_calls, parser_for
+from trainer.environments.tool_calls import find_calls
 from trainer.errors import BadModel
 from trainer.inputs.files import RawRow
 from trainer.inputs.tokens import Tokenizer

@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from core.models.tool_parsers import ParserName, parser_for
 from trainer.environments.memory import whole_number
 from trainer.environments.prompts import GAME_ACTION
 
@@ -33,34 +33,6 @@ class ToolCall:
     def row(self) -> dict[str, Any]:
         """Its form in a message of a row, arguments as an object."""
         return {"type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
-
-
-class ParserName(StrEnum):
-    """Parsers of SGLang, by their names on its command line."""
-
-    QWEN = "qwen25"
-    HERMES = "hermes"
-    LLAMA = "llama3"
-    MISTRAL = "mistral"
-
-
-#: What the evaluator looks for in a model's name, else in its `model_type`; the first that is there decides.
-_PARSERS = (
-    ("hermes", ParserName.HERMES),
-    ("qwen", ParserName.QWEN),
-    ("llama", ParserName.LLAMA),
-    ("mixtral", ParserName.MISTRAL),
-    ("mistral", ParserName.MISTRAL),
-)
-
-
-def parser_for(name: str, model_type: str = "") -> ParserName | None:
-    """The parser that the evaluator starts its server with; without one no call is found in any answer."""
-    for text in (name.lower(), model_type.lower()):
-        for part, parser in _PARSERS:
-            if part in text:
-                return parser
-    return None
 
 
 def parser_of_model(name: str, model_type: str) -> ParserName | None:

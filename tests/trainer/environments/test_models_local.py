@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from core.models.tool_parsers import ParserName
 from tests.trainer import odd_models, tiny
 from trainer.environments import prompts
 from trainer.environments.models import AnswerTimeout, ContextOverflow, LocalModel, _PendingAnswer
 from trainer.environments.play import main
-from trainer.environments.tool_calls import ParserName, flat_tools, template_tools
+from trainer.environments.tool_calls import flat_tools, template_tools
 from trainer.errors import BadModel
 
 torch = pytest.importorskip("torch")

@@ -10,10 +10,11 @@ import pytest
 pytest.importorskip("pyspiel")
 pytest.importorskip("axolotl")
 
+from core.models.tool_parsers import ParserName
 from tests.trainer.environments import models
 from trainer.environments.rows import CallForm, RowEncoder, encode_rows
 from trainer.environments.selfplay import GameSource
-from trainer.environments.tool_calls import ParserName, find_calls
+from trainer.environments.tool_calls import find_calls
 from trainer.errors import BadModel
 from trainer.inputs.tokens import IGNORED
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 
+from core.models.tool_parsers import ParserName
 from tests.doubles.each import each
 from trainer.environments import prompts
 from trainer.environments.tool_calls import (
-    ParserName,
     ToolCall,
     assistant_message,
     find_calls,
     first_move,
     flat_tools,
     game_action,
-    parser_for,
     parser_of_model,
     read_arguments,
     template_tools,
@@ -120,22 +119,6 @@ def test_arguments_are_read_as_the_evaluator_reads_them(
 )
 def test_thoughts_are_cut(text: str, rest: str) -> None:
     assert without_thoughts(text) == rest
-
-
-@each(
-    "name, model_type, parser",
-    [
-        ("Qwen2.5-3B-Instruct", "", "qwen25"),
-        ("Hermes-3-Llama-3.1-8B", "llama", "hermes"),
-        ("0123456789abcdef", "llama", "llama3"),
-        ("0123456789abcdef", "mixtral", "mistral"),
-        ("0123456789abcdef", "gpt_neox", None),
-    ],
-)
-def test_the_parser_follows_from_the_name_then_the_type(
-    name: str, model_type: str, parser: str | None
-) -> None:
-    assert parser_for(name, model_type) == parser
 
 
 @each(

@@ -34,6 +34,12 @@ def planned(
     return plan_task(task, model, data, hardware, profile, conditions=conditions)
 
 
+@each(("name", "noted"), [("Qwen/Qwen2.5-3B-Instruct", False), ("allenai/Olmo-3-7B-Instruct", True)])
+def test_a_model_whose_tool_calls_nobody_reads_is_named(name: str, noted: bool) -> None:
+    said = f"the evaluator reads no tool calls of {name}: every turn would be a forfeit"
+    assert (said in planned(name).notes) is noted
+
+
 @each(
     ("name", "method", "rate"),
     [
