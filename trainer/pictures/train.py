@@ -61,9 +61,13 @@ def main(run_path: str) -> None:
         return 0 if submission.exists else EXIT_OF.get(outcome.end, TrainerExitCode.CRASHED)
 
     def cut_off(end: RunEnd) -> None:
-        done = submission.trained.step if submission.trained is not None else 0
-        text = "ended within a call of ComfyUI's: what is submitted stays"
-        os._exit(ended(TrainingOutcome(end=end, detail=text, steps=done, best=submission.score)))
+        code = int(TrainerExitCode.CRASHED)
+        try:
+            done = submission.trained.step if submission.trained is not None else 0
+            text = "ended within a call of ComfyUI's: what is submitted stays"
+            code = ended(TrainingOutcome(end=end, detail=text, steps=done, best=submission.score))
+        finally:
+            os._exit(code)
 
     with EndsInTime(partial(end_due, run), cut_off):
         try:

@@ -185,8 +185,8 @@ class ImageRunner:
             return LaunchResult(RunEnd.CRASHED, f"{python} cannot be started: {error}")
         signs = (Path(self.run.progress_path),)
         end = self.run.end_by + min(OVERRUN_S, (self.run.deadline_at - self.run.end_by) / 2)
-        began = launch / PICTURE_RUN_FILE
-        limits = SupervisionLimits(end, begun=began, signs=signs, hang_s=HANG_S, heard=lambda: heard[0])
+        place = Path(self.run.submission_dir)
+        limits = SupervisionLimits(end, begun=place, signs=signs, hang_s=HANG_S, heard=lambda: heard[0])
         ended = supervise(child, limits, self.stop)
         outcome = read_record(TrainingOutcome, Path(run.outcome_path))
         return launch_result(ended, outcome, (), marked=True)

@@ -79,6 +79,38 @@ class PictureTrainer:
         return 0
 
 
+class AskedToStop(PictureTrainer):
+    """Asked to stop at its first look; ends by itself at a later one."""
+
+    code: int | None = None
+    looks = 0
+
+    def ended(self) -> int | None:
+        self.looks += 1
+        Path(self.order.stop_path).touch()
+        if self.looks > 3:
+            write_record(
+                Path(self.order.outcome_path), TrainingOutcome(end=RunEnd.STOPPED, detail="by itself")
+            )
+            self.code = 0
+        return self.code
+
+
+@pytest.mark.parametrize(
+    ("trained", "said"), [(None, "asked to stop before the first step"), (0, "by itself")]
+)
+def test_a_stop_waits_for_the_trainer_once_there_is_something_to_keep(
+    tmp_path: Path, trained: int | None, said: str
+) -> None:
+    run = qwen_run(tmp_path)
+
+    def start(command: Any, env: Any, cwd: Path, on_line: Callable[[str], None]) -> Any:
+        return AskedToStop(run, command, None, trained)
+
+    result = ImageRunner(run, StopRequest(Path(run.stop_path)), False, start=start).execute()
+    assert (result.end, result.detail, result.submission) == (RunEnd.STOPPED, said, trained is not None)
+
+
 def carried_out(
     run: RunSpec, end: RunEnd | None, trained: int | None
 ) -> tuple[RunResult, list[list[str]], PictureRun]:
