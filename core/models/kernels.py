@@ -21,12 +21,12 @@ class LigerPart(StrEnum):
 
 
 _ALL = frozenset(LigerPart)
-#: Liger 0.8 refuses Granite's loss and GLM-4's rotation. Its experts are tuned on a GPU at their first use,
-#: so they were never compared.
+#: Liger 0.8 refuses Granite's loss and GLM-4's rotation, and leaves the factor out of Falcon-H1's loss. Its
+#: experts are tuned on a GPU at their first use, so they were never compared.
 LIGER_PARTS: Mapping[str, frozenset[LigerPart]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "olmo2"), _ALL),
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), _ALL),
-    "granite": _ALL - {LigerPart.LOSS},
+    **dict.fromkeys(("granite", "falcon_h1"), _ALL - {LigerPart.LOSS}),
     "glm4": _ALL - {LigerPart.ROPE},
     "mixtral": _ALL - {LigerPart.GLU},
     "qwen3_moe": _ALL - {LigerPart.GLU},
