@@ -88,6 +88,8 @@ class Workarounds(Record):
     no_liger: bool = False
     no_lora_kernels: bool = False
     no_vllm: bool = False
+    #: Packages with kernels for state spaces, convolutions and linear attention are not imported.
+    no_state_kernels: bool = False
     loader_workers: int | None = Field(default=None, ge=0)
     #: The highest learning rate.
     learning_rate: float | None = Field(default=None, gt=0)

@@ -20,6 +20,7 @@ class KernelKind(StrEnum):
     FLASH = "flash attention"
     LIGER = "Liger"
     LORA = "LoRA kernels"
+    STATE = "kernels of state spaces"
     TRITON = "Triton"  # one of the two before
 
 
@@ -47,6 +48,9 @@ _NO_IMAGE = re.compile("no kernel image is available", re.IGNORECASE)
 _NAMED: Mapping[KernelKind, re.Pattern[str]] = {
     KernelKind.LIGER: re.compile("liger", re.IGNORECASE),
     KernelKind.LORA: re.compile(r"axolotl[./]kernels|lora[_ ]kernels", re.IGNORECASE),
+    KernelKind.STATE: re.compile(
+        r"\b(?:mamba_ssm|causal_conv1d)|\bfla[./](?:ops|modules|layers)", re.IGNORECASE
+    ),
     KernelKind.TRITON: re.compile(
         r"\btriton\b|illegal memory access|misaligned address|invalid device function", re.IGNORECASE
     ),
@@ -84,16 +88,26 @@ def without_kernel(plan: TrainingPlan, detail: str) -> Workarounds | None:
     if failure.kind is KernelKind.FLASH and precision.attention not in (Attention.SDPA, Attention.EAGER):
         following = Attention.FLASH_2 if precision.attention is Attention.FLASH_3 else Attention.SDPA
         changes, change = {"attention": following}, f"attention {precision.attention} → {following}"
-    elif used := [name for name in _SWITCHES[failure.kind] if getattr(precision, name)]:
+    elif used := _used(plan, failure.kind):
         changes, change = {f"no_{name}": True for name in used}, f"{', '.join(used)} → off"
     if not changes:
         return None
     return plan.conditions.workarounds.adding(f"{change}: {failure.line.strip()[:200]}", **changes)
 
 
+def _used(plan: TrainingPlan, kind: KernelKind) -> list[str]:
+    """The switches that are still on, of those behind this kind of kernel."""
+    used = [name for name in _SWITCHES[kind] if getattr(plan.precision, name)]
+    mamba = plan.model.mixer is not None and kind is KernelKind.TRITON
+    if (mamba or kind is KernelKind.STATE) and not plan.conditions.workarounds.no_state_kernels:
+        used.append("state_kernels")
+    return used
+
+
 _SWITCHES: Mapping[KernelKind, tuple[str, ...]] = {
     KernelKind.FLASH: (),
     KernelKind.LIGER: ("liger",),
     KernelKind.LORA: ("lora_kernels",),
+    KernelKind.STATE: (),
     KernelKind.TRITON: ("liger", "lora_kernels"),
 }

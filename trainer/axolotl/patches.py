@@ -23,7 +23,6 @@ from trainer.axolotl.answer_logits import AnswerLogits, SelectiveHead
 from trainer.inputs.adapter_targets import HEAD, LANGUAGE, has_vision, keep_what_loads, linear_names
 from trainer.inputs.model_loading import (
     NEXT_ATTENTION,
-    block_gpu_kernels,
     block_imports,
     forbid_remote_code,
     with_attention,
@@ -39,7 +38,6 @@ def apply_patches(config: Mapping[str, Any]) -> None:
     keep_imports_out_of_collections()
     save_few_rows_here()
     forbid_remote_code()
-    block_gpu_kernels()
     fall_back_to_slower_attention()
     keep_vocabulary()
     limit_tokens_to_vocabulary()

@@ -29,6 +29,7 @@ from trainer.axolotl.patches import add_kl, count_tokens, leave_out_what_fails
 from trainer.axolotl.prompt_kl import add_prompt_kl
 from trainer.axolotl.trainers import PairTrainer
 from trainer.handoff import LaunchSpec
+from trainer.inputs.model_loading import block_gpu_kernels
 from trainer.inputs.state_space import use_fast_scan
 from trainer.rewards.calls import RewardWatch
 from trainer.scoring.generation import PROMPTS
@@ -201,6 +202,7 @@ class GodMinerPlugin(BasePlugin):  # type: ignore[misc]
         """The engine goes on without a plugin that it could not load: the marker shows the runner that ours
         was loaded."""
         record_uncaught(self.spec, self.rank, lambda: self.session.phase if self.session else "load")
+        block_gpu_kernels(not self.plan.conditions.workarounds.no_state_kernels)
         patches.apply_patches(cfg)
         leave_out_what_fails(cfg, self.progress.note)
         dump_stacks_on_request()

@@ -53,10 +53,10 @@ def block_imports(*packages: str) -> None:
         cast(dict[str, Any], sys.modules).setdefault(package, None)
 
 
-def block_gpu_kernels() -> None:
-    """Without a GPU: transformers prefers kernels of these packages wherever they are installed, also where
-    Triton finds nothing to run them on. Its own code takes their place."""
-    if not importlib.import_module("torch").cuda.is_available():
+def block_gpu_kernels(wanted: bool = True) -> None:
+    """Without a GPU, or where they failed: transformers prefers kernels of these packages wherever they are
+    installed, also where Triton finds nothing to run them on. Its own code takes their place."""
+    if not wanted or not importlib.import_module("torch").cuda.is_available():
         block_imports("fla", "causal_conv1d", "mamba_ssm")
 
 

@@ -317,7 +317,7 @@ def _load_pretrained(
         )
 
     forbid_remote_code()
-    block_gpu_kernels()
+    block_gpu_kernels(not plan.conditions.workarounds.no_state_kernels)
     try:
         with reading_in_shards(mesh):
             model, attention = with_attention(

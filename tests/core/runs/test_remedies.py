@@ -182,3 +182,24 @@ def test_a_failing_flash_attention_3_is_followed_by_2_and_then_by_torchs_own(pro
         without = workarounds_after(plan, crash)
         plan = replan(plan, replace(plan.conditions, workarounds=without), 4.0)
         assert plan.precision.attention is expected
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "File \"/lib/mamba_ssm/ops/triton/ssd_combined.py\"\nTypeError: 'NoneType' object is not callable",
+        "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered",
+    ],
+)
+def test_failing_kernels_of_a_state_space_are_left_out_after_their_first_crash(said: str) -> None:
+    model = facts_from_name("tiiuae/Falcon-H1-1.5B-Base")
+    targets = {"liger": False, "lora_kernels": False}
+    plan = plan_task(
+        TaskSpec(task_type=TaskType.INSTRUCT, hours=4), model, ROWS, HARDWARE, resolved(**targets)
+    )
+    crash = AttemptFailure(EndReason.CRASHED, said)
+    without = workarounds_after(plan, crash)
+    assert without.no_state_kernels
+    assert "state_kernels → off" in without.notes[-1]
+    plan = replan(plan, replace(plan.conditions, workarounds=without), 4.0)
+    assert workarounds_after(plan, crash) == without
