@@ -246,6 +246,8 @@ def _rewards(dataset: DatasetType, read: TextTask, scratch: Path, stack: ExitSta
 
 def _load(path: Path, base: Path) -> Any:
     """A full model, or an adapter on the base whatever base its own configuration names."""
+    from trainer.inputs.state_space import use_fast_scan
+
     transformers, torch = importlib.import_module("transformers"), importlib.import_module("torch")
     options: dict[str, Any] = {"local_files_only": True}
     block_gpu_kernels()
@@ -254,8 +256,11 @@ def _load(path: Path, base: Path) -> Any:
     try:
         if (path / ADAPTER).is_file():
             model = transformers.AutoModelForCausalLM.from_pretrained(str(base), **options)
+            use_fast_scan(model)
             return importlib.import_module("peft").PeftModel.from_pretrained(model, str(path)).eval()
-        return transformers.AutoModelForCausalLM.from_pretrained(str(path), **options).eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(str(path), **options).eval()
+        use_fast_scan(model)
+        return model
     except Exception as error:
         raise BadModel(f"{path} cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
 
