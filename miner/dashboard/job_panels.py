@@ -48,7 +48,7 @@ class PlanPanel:
                 self._terms: Table[tuple[str, int]] = Table(
                     "Memory by purpose",
                     [
-                        Column("Purpose", "name"),
+                        Column("Purpose", _purpose),
                         Column("Planned", _planned, number=True),
                     ],
                     key=_purpose,

@@ -31,6 +31,7 @@ PAGES = {
     "/": "Overview",
     "/jobs": "Jobs",
     "/jobs/1": "#1",
+    "/compare?jobs=1": "Side by side",
     "/alerts": "Alerts",
     "/report": "Published models",
 }
@@ -124,6 +125,17 @@ def test_the_overview_shows_jobs_gpus_and_decisions(browser: Browser, page: Page
     first = browser.text("header + main, main")
     page.send(example_task("chat", 5), start=True)
     browser.until(lambda: "#2" in browser.text() and browser.text("main") != first, "the second job")
+
+
+def test_jobs_are_picked_and_compared_and_the_address_keeps_the_filters(browser: Browser, page: Page) -> None:
+    browser.open(f"{page.url}/jobs?state=queued", width=1360)
+    browser.until(lambda: browser.rows("Jobs"), "a job")
+    browser.click("table[aria-label=Jobs] td:nth-last-child(2) a")
+    browser.sees("Compare 1")
+    assert "state=queued" in browser.driver.current_url
+    assert "✓ picked" in browser.rows("Jobs")[0]
+    browser.click("main a[href^='/compare']")
+    browser.until(lambda: any("queued" in row for row in browser.rows("Side by side")), "the job's column")
 
 
 def test_reserved_gpus_are_shown_with_what_they_are_reserved_for(browser: Browser, page: Page) -> None:
@@ -313,6 +325,7 @@ def test_a_training_is_live_and_ends_when_it_is_cancelled(browser: Browser, trai
     browser.until(lambda: browser.run(curve) > before, "further points")
     for text in ("tokens/s", "better than the base", "LoRA", "training 1"):
         browser.until(lambda text=text: text.lower() in browser.text("main").lower(), text)
+    browser.until(lambda: browser.rows("Memory by purpose"), "the plan's memory")
     browser.press("Cancel job")
     browser.type_into("Operator token", training.token)
     browser.press("Cancel job", ".q-dialog")

@@ -76,7 +76,7 @@ async def compare_page(view: PageView, jobs: str = "", x: str = "step") -> None:
         loss.show(_lines(answer.jobs, x, _loss))
         scores.show(_lines(answer.jobs, x, _held_out))
         table.show((name, *cells) for name, cells in _rows(answer.jobs).items() if any(cells))
-        rows = [(row.name, *map(_plan_cell, row.values)) for row in answer.plan]
+        rows = [(_breakable(row.name), *map(_plan_cell, row.values)) for row in answer.plan]
         set_visible(equal, plans.show(rows) == 0)
 
     view.live(path, JobComparison, show, every=5.0)
@@ -144,4 +144,9 @@ def _scores(job: ComparedJob) -> str:
 
 
 def _plan_cell(value: Any) -> str:
-    return UNKNOWN if value is None else show_value(value)
+    return UNKNOWN if value is None else _breakable(show_value(value))
+
+
+def _breakable(text: str) -> str:
+    """Let a phone break `optimizer.learning_rate` at its dots and underscores."""
+    return text.replace(".", ".\N{ZERO WIDTH SPACE}").replace("_", "_\N{ZERO WIDTH SPACE}")

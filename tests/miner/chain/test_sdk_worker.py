@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from miner.chain import sdk_worker, sources
 from miner.chain.metagraph import host_and_port
 from miner.chain.sdk_worker import NodeUnavailable, axon_of
+from tests.doubles.each import each
 
 pytestmark = pytest.mark.process
 
@@ -26,6 +29,23 @@ def test_an_axon_is_read_as_it_was_published(ip: object, port: int) -> None:
 def test_no_axon_and_an_axon_without_a_port_are_none() -> None:
     assert axon_of(None) == (None, None)
     assert axon_of("1.2.3.4:0") == (None, None)
+
+
+@each(
+    ("price", "tempo", "tao"),
+    [
+        (0.02, 359, 0.4),
+        (0.05, 360, 86_400 * 0.05 / 4332),
+        (0.0, 359, None),
+        (None, 359, None),
+        (math.nan, 9, None),
+    ],
+)
+def test_an_alpha_of_emission_is_worth_its_price_once_in_an_epoch(
+    price: float | None, tempo: int, tao: float | None
+) -> None:
+    found = sdk_worker.tao_per_day(SimpleNamespace(price=price, tempo=tempo))
+    assert found == (None if tao is None else pytest.approx(tao))
 
 
 async def test_a_call_that_refuses_to_end_does_not_outlast_its_limit() -> None:

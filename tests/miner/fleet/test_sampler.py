@@ -19,7 +19,7 @@ from miner.fleet.sampler import MAX_PAUSE_SECONDS, GpuSampler, HostMeter, Sample
 from miner.fleet.sources import NoNvidiaDriver, ScanFailed
 from miner.store import database
 from miner.store.database import StoreUnavailable
-from miner.store.samples import HOUR, MINUTE, rollups
+from miner.store.samples import HOUR, MINUTE, gpu_kinds, rollups
 from miner.store.store import Store
 from tests.miner.fleet.setups import H100, make_gpus
 
@@ -91,6 +91,7 @@ async def test_each_minute_becomes_a_row_of_each_gpu_also_where_nothing_is_measu
     assert first.temperature == 80.0
     assert (other.busy, other.samples, other.utilization) == (0.5, 0, None)
     assert measured.rows(HOUR)[0, "g1"].busy == pytest.approx(0.5 / 60)
+    assert measured.store.read_now(gpu_kinds) == measured.fleet.inventory.kinds  # for their prices
     latest = measured.history.latest("g0")
     assert (latest.at, latest.utilization, measured.history.gpus) == (measured.now, 0.5, ["g0"])
     assert measured.history.host is not None

@@ -255,7 +255,10 @@ async def test_files_of_this_machine_are_named_from_this_machine_only(
     url = {**task, "dataset": "https://files.example.org/rows.json"}
     port.client._transport = httpx.ASGITransport(port.app, client=(address, 1))
     local = address == "127.0.0.1"
-    for given, taken in ((url, True), (task, local), ({**url, "model_folder": str(tmp_path)}, local)):
+    profile = tmp_path / "own.yaml"
+    profile.write_text("extends: steady\n")
+    named = [{**url, "model_folder": str(tmp_path)}, {**url, "profile": str(profile)}]
+    for given, taken in ((url, True), (task, local), *((one, local) for one in named)):
         reply = await port.ask("POST", "/jobs", json=given)
         assert reply.status_code == (201 if taken else 422), reply.text
         assert taken or "on this machine only" in reply.text
