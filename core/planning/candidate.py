@@ -73,8 +73,8 @@ class ModelShape:
     vocab_params: int
     #: Routed experts, of a layer in single tensors.
     expert_params: int
-    mixer: MixerShape
     adapted: AdaptedShape
+    mixer: MixerShape = MixerShape()
 
     @property
     def layer_params(self) -> float:
@@ -104,8 +104,8 @@ def shape_of(
         embedding_params=min(model.embedding_params, model.params_total),
         vocab_params=0 if model.is_image else model.vocab * model.hidden,
         expert_params=sum(shape.params for shape in expert_shapes(model)),
-        mixer=_mixer_shape(model),
         adapted=_adapted(model, modules, factors),
+        mixer=_mixer_shape(model),
     )
 
 
