@@ -38,6 +38,9 @@ _TRAINING_FIELDS = {
     "task_id",
     "expected_repo_name",
     "file_format",
+    "profile",
+    "tags",
+    "note",
 }
 CONTROL_FILE = "control.json"
 #: A file that is longer is not ours.

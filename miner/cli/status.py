@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Taken from the overview as they are.
 _SEEN = ("daemon", "fleet", "jobs", "ended", "alerts", "money")
+#: Lines that are folded, not cut.
+_WHOLE = ("next", "last 24 h")
 #: Jobs of each kind in one line.
 _NAMED = 3
 
@@ -33,7 +35,7 @@ def show_status(*, as_json: bool) -> None:
         return
     table = fact_table(())
     for name, text in _lines(standing):
-        table.add_row(name, one_line_cells(text)[0] if name != "next" else text)
+        table.add_row(name, text if name in _WHOLE else one_line_cells(text)[0])
     terminal().print(table)
 
 

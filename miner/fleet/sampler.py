@@ -319,10 +319,10 @@ class GpuSampler:
         if not over:
             return
         try:
-            await self._store.write(add_minutes, over)
             if (kinds := self._fleet.inventory.kinds) != self._stored_kinds:
                 await self._store.write(record_gpus, kinds)
                 self._stored_kinds = kinds
+            await self._store.write(add_minutes, over)
         except StoreUnavailable as error:
             self._unstored = over[-MAX_UNSTORED:]
             if not refused:

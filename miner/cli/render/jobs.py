@@ -56,7 +56,7 @@ def job_table(jobs: Sequence[JobSummary], width: int, now: float | None = None) 
         row = {
             "id": str(job.id),
             "type": job.task_type.removesuffix("Task").removesuffix("Text"),
-            "model": job.model,
+            "model": job.model if width >= WIDE_COLUMNS else job.model.rsplit("/", 1)[-1],
             "state": job.state,
             "what": current_activity(job),
             "score": _scores(job.result, 3) if job.result else "",

@@ -123,10 +123,11 @@ def test_relative_paths_are_meant_from_the_tasks_file_on(tmp_path: Path) -> None
 def test_one_file_is_a_task_to_train_and_a_task_to_score_on(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text("[]")
     file = tmp_path / "task.json"
-    file.write_text(
-        text_task(dataset="rows.json", task_id="t", expected_repo_name="r", era="2026", kl_coefficient=0.5)
-    )
+    labels = {"profile": "steady", "tags": ["a"], "note": "first"}
+    named = {"task_id": "t", "expected_repo_name": "r", "era": "2026", "kl_coefficient": 0.5, **labels}
+    file.write_text(text_task(dataset="rows.json", **named))
     trained = read_task_file(file.read_bytes(), str(file), tmp_path)
+    assert (trained.profile, trained.start(0.0).tags) == ("steady", ("a",))
     scored = EvalTask.read(file)
     assert scored.data == str(trained.data)
     assert (scored.dataset_type, scored.era, scored.kl_coefficient) == (
