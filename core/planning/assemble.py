@@ -16,6 +16,7 @@ from core.models.shapes import linear_shapes, matches, module_names
 from core.models.tool_parsers import parser_for
 from core.planning.budget import Concession, PlanVerdict, TimeBreakdown, conceded
 from core.planning.candidate import RunCandidate
+from core.planning.measured import prior_source
 from core.planning.memory.peak import memory_of
 from core.planning.optimizer import (
     ema_plan,
@@ -373,6 +374,7 @@ def _time(timed: TimedCandidate) -> TimeBreakdown:
         step_s=timed.rate.step_s,
         throughput=candidate.effective * timed.seq.trained / timed.rate.step_s if timed.rate.step_s else 0.0,
         utilisation=min(max(peak, 0.0), 1.0),
+        prior=prior_source(candidate),
     )
 
 

@@ -94,6 +94,8 @@ class TimeBreakdown(Record):
     utilisation: float = Field(ge=0, le=1)
     #: Whether `step_s` was measured on this run (after recalibration) or is a prior.
     measured: bool = False
+    #: Where the prior comes from (`core/planning/measured.py`).
+    prior: str = "a prior"
 
     @property
     def total_s(self) -> float:

@@ -30,6 +30,7 @@ _CONSTANT = (
     persistent.twin,
     persistent.vllm,
     persistent.cuda,
+    persistent.measured_more,
 )
 _CONSTANT_NAMES = frozenset(persistent.PART_TEXTS[part][0] for part in _CONSTANT)
 #: The factor on what comes and goes for what the allocator loses between blocks.
@@ -181,7 +182,12 @@ def _total(parts: BytesByPart) -> HeldMemory:
 
 
 def _held_parts(s: RunCandidate) -> BytesByPart:
-    parts: list[MemoryPart] = [persistent.weights, persistent.cuda, persistent.optimizer_states]
+    parts: list[MemoryPart] = [
+        persistent.weights,
+        persistent.cuda,
+        persistent.measured_more,
+        persistent.optimizer_states,
+    ]
     if s.image is not None:
         parts += (persistent.frozen_parts, persistent.twin)
     if s.full:

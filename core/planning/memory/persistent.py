@@ -13,6 +13,7 @@ from core.domain.choices import Attention, CompileMode, Engine, Method, Optimize
 from core.domain.hardware import Device
 from core.domain.units import show_bytes, show_params
 from core.planning.candidate import NCCL_BUFFER, MemoryPart, RunCandidate
+from core.planning.measured import measured_offset
 
 
 class DescribedBytes(NamedTuple):
@@ -315,6 +316,11 @@ def _links(s: RunCandidate) -> float:
 
 def _nccl(links: float) -> str:
     return f", NCCL {show_bytes(links)}" if links else ""
+
+
+@memory_part("measured", "what a card has shown beyond these estimates")
+def measured_more(s: RunCandidate) -> float:
+    return measured_offset(s)
 
 
 @memory_part("compile", lambda s: f"torch.compile {s.compile_mode.value}" if s.compile_mode else "")

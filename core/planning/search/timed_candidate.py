@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from core.domain.choices import Engine
 from core.planning.candidate import RunCandidate, vary
+from core.planning.measured import measured_slowness
 from core.planning.memory.peak import evaluation_fits, peak_bytes
 from core.planning.search.requirements import Requirements, lr_search
 from core.planning.time.overheads import (
@@ -129,7 +130,7 @@ def _timed(needs: Requirements, required: RunCandidate, candidate: RunCandidate,
     seconds = deadline - reserve - after.seconds - sum(phase.seconds for phase in before)
     if search := _lr_search_phase(needs, seconds):
         before, seconds = (*before, search), seconds - search.seconds
-    slowness = conditions.slowness * conditions.learned.slowness
+    slowness = measured_slowness(candidate) * conditions.slowness * conditions.learned.slowness
     rate, step = repeat_times(candidate, seq, needs.eval_rows, slowness)
     disk = checkpoint_space(candidate, needs.model, conditions)
     targets, limits = needs.targets, needs.limits

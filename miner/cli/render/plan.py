@@ -220,7 +220,7 @@ def _timeline_table(plan: TrainingPlan) -> Table:
 def _speed(plan: TrainingPlan) -> str:
     rate = plan.time.throughput
     speed = f"{rate:.2g} pictures/s" if plan.image else f"{rate:,.0f} tokens/s"
-    source = "measured" if plan.time.measured else "a prior"
+    source = "measured" if plan.time.measured else plan.time.prior
     return f"{speed}, {plan.time.utilisation:.0%} of peak ({source})"
 
 
