@@ -12,8 +12,9 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,9 +25,9 @@ from core.runs.run_files import RunSpec
 from trainer.handoff import LaunchSpec, PrepareSpec
 from trainer.native import train
 from trainer.native.checkpoints import newest_checkpoint
-from trainer.native.distributed import join_process_group
+from trainer.native.distributed import NativeCommunicator, join_process_group
 from trainer.native.loader import BatchLoader
-from trainer.native.optimizer import Stepper
+from trainer.native.optimizer import Stepper, StepResult
 from trainer.runner.prepare import prepare
 from trainer.session.progress_log import ProgressLog
 
@@ -63,22 +64,36 @@ def prepare_launch(run: RunSpec) -> LaunchSpec:
     )
 
 
-def steps(spec: LaunchSpec, plan: TrainingPlan) -> Iterator[None]:
-    """Make steps without end."""
+class OpenTraining(NamedTuple):
+    """A training without its session: nothing is evaluated, searched for, submitted or saved."""
+
+    setup: train.TrainingSetup
+    stepper: Stepper
+    ranks: NativeCommunicator
+    loader: BatchLoader
+
+    def steps(self) -> Iterator[StepResult]:
+        """Make steps without end; each is over on the device when it is yielded."""
+        for batches in self.loader:
+            result = self.stepper.step(batches)
+            if self.ranks.device.type == "cuda":
+                torch.cuda.synchronize(self.ranks.device)
+            yield result
+
+
+@contextmanager
+def open_training(
+    spec: LaunchSpec, plan: TrainingPlan, progress: ProgressLog | None = None
+) -> Iterator[OpenTraining]:
+    """Load model and rows, as a training is launched on one GPU or the CPU."""
     if plan.gpus.is_cpu:
-        # As a training is launched: little models gain nothing from threads that wait for each other.
+        # Little models gain nothing from threads that wait for each other.
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     with join_process_group(cpu=plan.gpus.is_cpu) as ranks:
-        setup = train.set_up(spec, plan, ProgressLog(None), ranks)
+        setup = train.set_up(spec, plan, progress or ProgressLog(None), ranks)
         stepper, loader = Stepper(setup.net, setup.plan, ranks), BatchLoader(setup.train, setup.order)
-        try:
-            for batches in loader:
-                stepper.step(batches)
-                if ranks.device.type == "cuda":
-                    torch.cuda.synchronize(ranks.device)
-                yield
-        finally:
-            loader.close()
+        with closing(loader):
+            yield OpenTraining(setup, stepper, ranks, loader)
 
 
 def single_gpu_plan(plan: TrainingPlan) -> TrainingPlan:
@@ -106,8 +121,9 @@ def trace(spec: LaunchSpec, plan: TrainingPlan, folder: Path, count: int) -> Ite
     cuda = torch.cuda.is_available() and not plan.gpus.is_cpu
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     window = schedule(wait=WARM_STEPS - 1, warmup=1, active=count, repeat=1)
-    with profile(activities=activities, schedule=window, record_shapes=True) as profiler:
-        for number, _ in enumerate(steps(spec, plan), start=1):
+    profiled = profile(activities=activities, schedule=window, record_shapes=True)
+    with open_training(spec, plan) as training, profiled as profiler:
+        for number, _ in enumerate(training.steps(), start=1):
             profiler.step()
             if number == WARM_STEPS + count:
                 break
