@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import machine, subjects
 from benchmarks.busy_store import fill_store
-from benchmarks.presign import LoadKind
+from benchmarks.load_kind import LoadKind
 from benchmarks.report import Report, latency
 from miner.dev.stack import DevStack, daemon_process, dashboard_process
 from tests.doubles.browser import Browser, open_browser

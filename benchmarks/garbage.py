@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import machine, subjects
-from benchmarks.presign import GARBAGE_KINDS, LoadKind
+from benchmarks.load_kind import LoadKind
+from benchmarks.presign import GARBAGE_KINDS
 from benchmarks.report import Report, latency
 from miner.dev import stack
 

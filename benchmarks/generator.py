@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from benchmarks import subjects
-from benchmarks.presign import LoadKind
+from benchmarks.load_kind import LoadKind
 from benchmarks.report import Report, errors_of, latency
 
 

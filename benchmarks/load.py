@@ -28,7 +28,8 @@ from urllib.parse import urlsplit
 import httptools
 import uvloop
 
-from benchmarks.presign import EXPECTED, LoadKind, Presigner
+from benchmarks.load_kind import LoadKind
+from benchmarks.presign import EXPECTED, Presigner
 from core.domain.errors import GodMinerError
 from miner.chain.fiber import Signer
 from miner.dev.stack import throwaway_keys

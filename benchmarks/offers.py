@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import machine, subjects
-from benchmarks.presign import LoadKind
+from benchmarks.load_kind import LoadKind
 from benchmarks.report import Report, errors_of, latency
 from miner.dev import stack
 

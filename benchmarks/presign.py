@@ -10,13 +10,13 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from itertools import cycle
 from random import Random
 from typing import Any
 
 from bittensor_core import Keypair
 
+from benchmarks.load_kind import LoadKind
 from core.domain.tasks import OFFERED_TASKS, TaskType
 from miner.chain.fiber import (
     MINER_HOTKEY,
@@ -29,24 +29,6 @@ from miner.chain.fiber import (
     sign_headers,
 )
 from miner.dev.samples import SampleTask, sample_task, unknown_task
-
-
-class LoadKind(StrEnum):
-    OFFER = "offer"
-    #: Under names never seen: of 240 shapes, or every one of a shape of its own.
-    SHAPED_OFFER = "shaped-offer"
-    NEW_OFFER = "new-offer"
-    IMAGE_OFFER = "image-offer"
-    START = "start"
-    SUBMISSION = "submission"
-    HEALTH = "health"
-    BAD_SIGNATURE = "bad-signature"
-    BAD_NONCE = "bad-nonce"
-    OLD_NONCE = "old-nonce"
-    UNKNOWN_HOTKEY = "unknown-hotkey"
-    MISSING_HEADER = "missing-header"
-    GARBAGE = "garbage"
-
 
 GARBAGE_KINDS = (
     LoadKind.BAD_SIGNATURE,

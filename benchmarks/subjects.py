@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.presign import LoadKind
+from benchmarks.load_kind import LoadKind
 from miner.dev import stack
 from miner.dev.stack import VALIDATOR_STAKE
 

@@ -11,7 +11,7 @@ from bittensor_core import Keypair
 
 from benchmarks import load
 from benchmarks.load import LoadPlan, LoadRefused, LoadReport, loopback_address, run_load
-from benchmarks.presign import LoadKind
+from benchmarks.load_kind import LoadKind
 from tests.doubles.each import each
 from tests.miner.dev.serving import Answer, Handler, serving
 

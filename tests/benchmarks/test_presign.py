@@ -5,7 +5,8 @@ from typing import NamedTuple
 import pytest
 from bittensor_core import Keypair
 
-from benchmarks.presign import EXPECTED, GARBAGE_KINDS, SHAPES, LoadKind, Presigner
+from benchmarks.load_kind import LoadKind
+from benchmarks.presign import EXPECTED, GARBAGE_KINDS, SHAPES, Presigner
 from core.domain.tasks import OFFERED_TASKS
 from core.domain.wire import MinerTaskOffer, TrainRequestText
 from miner.chain import fiber

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import garbage, machine, report, subjects
-from benchmarks.presign import LoadKind
+from benchmarks.load_kind import LoadKind
 
 pytestmark = pytest.mark.process
 
