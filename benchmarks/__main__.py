@@ -1,14 +1,15 @@
-"""`python -m benchmarks [name…]`: all of them, or those named."""
+"""`python -m benchmarks [name…]`: all of them, or those named; `python -m benchmarks gpu` measures a card."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Annotated
 
 import typer
 
 from benchmarks import machine
-from benchmarks.presign import LoadKind
+from benchmarks.load_kind import LoadKind
 from benchmarks.report import Report, wide_console
 
 #: In this order: the generator's ceiling first, since it bounds what the next can show.
@@ -85,4 +86,13 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    if sys.argv[1:2] == ["gpu"]:  # it has options of its own, and runs where little is installed
+        from benchmarks.gpu.wheels import use_wheels
+
+        del sys.argv[1]
+        use_wheels(sys.argv)
+        from benchmarks.gpu.run import gpu
+
+        typer.run(gpu)
+    else:
+        typer.run(main)

@@ -1,0 +1,1 @@
+"""A card's first minutes: what it reaches, beside the planner's own expectation (docs/gpu.md)."""
