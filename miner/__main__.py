@@ -23,6 +23,7 @@ from miner.cli import (
     environments,
     events,
     fleet,
+    gpu_check,
     images,
     jobs,
     models,
@@ -103,6 +104,7 @@ _add(BY_HAND, train=train.app)
 app.command(name="eval", rich_help_panel=BY_HAND)(train.evaluate)
 app.command(rich_help_panel=BY_HAND)(submission.publish)
 _add(BY_HAND, models=models.app)
+app.command(name="gpu-check", rich_help_panel=SET_UP)(gpu_check.gpu_check)
 _add(SET_UP, doctor=doctor.app, config=config.app, chain=chain.app, images=images.app, dev=dev.app)
 policy.app.command()(backtest.backtest)
 policy.app.command()(backtest.generate)

@@ -1,0 +1,58 @@
+"""`god-miner gpu-check`: measure this machine's GPU, and let plans follow what it showed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from core.domain.errors import ConfigError, Problem
+from miner.cli.options import load_settings
+from miner.cli.output import echo
+
+
+def gpu_check(
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Directory for the table and the figures.")
+    ] = Path("gpu-check"),
+    seconds: Annotated[float, typer.Option(min=20, help="Seconds after which everything is over.")] = 300,
+    part: Annotated[
+        list[str] | None, typer.Option(help="Part to run, e.g. lora (repeatable). Default: all, in order.")
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Directory of a model to train a few steps of, too."),
+    ] = None,
+    use: Annotated[
+        bool, typer.Option("--use", help="Let plans follow the measurements from now on.")
+    ] = False,
+) -> None:
+    """Measure this machine's first GPU beside what plans expect of it, with random weights of real shapes.
+
+    Needs a checkout and the training environment. Run it while nothing else is on the GPU."""
+    from core.planning.measured import measured_file
+    from miner.backends.environment import training_interpreter
+    from miner.jobs.native_runs import child_environment
+
+    environment = child_environment()
+    if not Path(environment["PYTHONPATH"], "benchmarks", "gpu").is_dir():
+        raise ConfigError("gpu-check", [Problem("benchmarks", "", "is in a checkout only: run it from one")])
+    arguments = ["--seconds", f"{seconds:g}", "--out", str(out.resolve())]
+    arguments += [word for name in part or () for word in ("--part", name)]
+    arguments += ["--model", str(model.resolve())] if model is not None else []
+    command = [str(training_interpreter(load_settings()).path), "-m", "benchmarks", "gpu", *arguments]
+    began = {file: file.stat().st_mtime_ns for file in out.glob("*.yaml")}
+    code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False).returncode
+    if use:
+        new = [file for file in out.glob("*.yaml") if file.stat().st_mtime_ns != began.get(file)]
+        if not new:
+            raise ConfigError("gpu-check", [Problem("--use", "", f"no GPU was measured; see {out / 'log'}")])
+        target = measured_file(new[0].stem)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(new[0], target)
+        echo(f"plans for {new[0].stem} follow {os.path.relpath(target)}; a running daemon after its restart")
+    raise typer.Exit(code)
