@@ -51,6 +51,9 @@ class MixerShape(NamedTuple):
     state: float = 0.0
 
 
+NO_MIXER = MixerShape()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Widths in elements per token, per layer; parameters of the whole model."""
@@ -74,7 +77,7 @@ class ModelShape:
     #: Routed experts, of a layer in single tensors.
     expert_params: int
     adapted: AdaptedShape
-    mixer: MixerShape = MixerShape()
+    mixer: MixerShape = NO_MIXER
 
     @property
     def layer_params(self) -> float:
@@ -120,7 +123,7 @@ def _mixer_shape(model: ModelFacts) -> MixerShape:
     it is installed, saves less."""
     mixer = model.mixer
     if mixer is None:
-        return MixerShape()
+        return NO_MIXER
     share = mixer.layers / model.layers
     if not mixer.heads:
         saved = 2.0 * CONVOLUTION_SAVES * mixer.inner
