@@ -118,6 +118,24 @@ def test_without_room_for_that_copy_the_trained_model_decides(
     assert "is submitted, at" in notes(run)
 
 
+def test_where_predicting_on_that_copy_takes_too_much_memory_the_trained_model_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = picture_run(tmp_path, max_steps=20)
+    failures = [torch.OutOfMemoryError("CUDA out of memory")]
+    real = Stack.check_repeatable
+
+    def failing(self: Stack, *given: Any) -> None:
+        if failures:
+            raise failures.pop()
+        real(self, *given)
+
+    monkeypatch.setattr(Stack, "check_repeatable", failing)
+    assert trained(run.model_copy(update={"twin_path": run.model.base_path})).best is not None
+    assert "no second copy" in notes(run)
+    assert "is submitted, at" in notes(run)
+
+
 @pytest.mark.parametrize("pictures", [1, 2, 3])
 def test_few_pictures_are_trained_on(tmp_path: Path, pictures: int) -> None:
     run = picture_run(tmp_path, pictures=pictures, max_steps=20)
