@@ -87,9 +87,12 @@ _FETCHES = re.compile(
     rf"(?<![\w./-])(curl|wget|aria2c|axel|lftp|rsync|scp|sftp|rclone|gsutil|azcopy|gdown|aws\s+s3|http)(?=\s){_REST}"
 )
 _GIT = re.compile(
-    rf"(?<![\w./-])git\s+(?:-\S+\s+(?:[^-\s]\S*\s+)?)*(clone|fetch|pull|submodule\s+update|lfs)(?=\s|$){_REST}"
+    r"(?<![\w./-])git\s+(?:-\S+\s+(?:[^-\s]\S*\s+)?){0,8}(clone|fetch|pull|submodule\s+update|lfs)(?=\s|$)"
+    rf"{_REST}"
 )
-_PIPED = re.compile(r"(?:curl|wget)\s[^\n;&|]*\|\s*(?:sudo\s+)?(?:\S*/)?(?:ba|da|z|k)?(?:sh|python[0-9.]*)\b")
+_PIPED = re.compile(
+    r"(?:curl|wget)\s[^\n;&|]{0,500}\|\s*(?:sudo\s+)?(?:\S*/)?(?:ba|da|z|k)?(?:sh|python[0-9.]*)\b"
+)
 _INSTALLS = re.compile(
     rf"(?<![\w./-])(?:(?:uv\s+)?pip[0-9.]*\s+install|apt(?:-get)?\s+(?:-\S+\s+)*install|conda\s+install|uv\s+venv"
     rf"|npm\s+(?:i|ci|install)|uv\s+sync)(?=\s){_REST}"
@@ -126,11 +129,19 @@ _COMMANDS: Sequence[tuple[re.Pattern[str], Concern, str]] = [
         "decodes what it runs or writes",
     ),
     (
-        re.compile(r"(?:^|[;&|(]\s*|\n\s*)\$\{?\w+\}?\$\{?\w+\}?"),
+        re.compile(r"(?:^|[;&|(\n])[ \t]*\$\{?\w+\}?\$\{?\w+\}?"),
         HIDDEN,
         "a command whose name is put together",
     ),
-    (re.compile(r"(?:^|[;&|(]\s*|\n\s*)eval\s"), DYNAMIC, "runs a text by eval"),
+    (re.compile(r"(?:^|[;&|(\n])[ \t]*eval\s"), DYNAMIC, "runs a text by eval"),
+    (
+        re.compile(
+            r"\bpython[0-9.]*\s+(?:-[uBEIOsSqv]+\s+){0,5}[\w/][\w./-]*\.(?!py\b)[A-Za-z]\w*(?=[\s\"']|$)"
+            r"|\b(?:ba|da|z)?sh\s+[\w/][\w./-]*\.(?!sh\b|bash\b)\w+(?=[\s\"']|$)"
+        ),
+        DYNAMIC,
+        "runs a file whose name hides that it is code",
+    ),
     (
         re.compile(
             r"(?<![\w.-])(?:hostname(?!=)|uname\s+-n|ifconfig|ip\s+a(?:ddr)?\b|nvidia-smi\s+-L)(?=\s|$|\))"
@@ -139,7 +150,9 @@ _COMMANDS: Sequence[tuple[re.Pattern[str], Concern, str]] = [
         "asks for the host's name or address",
     ),
     (
-        re.compile(r"(?<![\w.-])(?:ls|find|cat|cp|tar|grep)\s[^\n;&|]*/cache(?:/datasets)?/?(?=[\s*\"']|$)"),
+        re.compile(
+            r"(?<![\w.-])(?:ls|find|cat|cp|tar|grep)\s[^\n;&|]{0,200}/cache(?:/datasets)?/?(?=[\s*\"']|$)"
+        ),
         EVALUATOR,
         "reads what all tasks of a host share",
     ),
@@ -157,7 +170,7 @@ _COMMANDS: Sequence[tuple[re.Pattern[str], Concern, str]] = [
         "compares the task's or miner's name",
     ),
     (
-        re.compile(r"\$\(date\b[^)\n]*\)[\"']?\s*(?:-[gln][te]|-eq|==?|!=|>|<)\s*[\"']?\d"),
+        re.compile(r"\$\(date\b[^)\n]{0,100}\)[\"']?\s*(?:-[gln][te]|-eq|==?|!=|>|<)\s*[\"']?\d"),
         SPECIAL,
         "compares the date",
     ),
@@ -385,7 +398,7 @@ _KEY = re.compile(
 )
 _DATA_KEY = re.compile(r"(?i)data|corpus|^path$")
 _WEIGHT_KEY = re.compile(r"(?i)model|repo|checkpoint|lora|adapter|vae|encoder|weights|pretrained")
-_HEX_KEY = re.compile(r"^[\s\-\"'{]*[0-9a-f]{16,64}[\"']?\s*:", re.MULTILINE)
+_HEX_KEY = re.compile(r"^[ \t\-\"'{]*[0-9a-f]{16,64}[\"']?\s*:", re.MULTILINE)
 #: So many hexadecimal keys are a table by digest.
 _FEWEST_KEYS = 3
 #: A table with more rows, or more bytes, is no configuration.
@@ -404,7 +417,7 @@ def read_config(text: str, suffix: str, requested: frozenset[str]) -> Iterator[P
         yield Place(0, EMBEDDED, "a block of base64")
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.lstrip().startswith(("#", "//")):
-            yield from _of_line(number, line[:4000], requested)
+            yield from _of_line(number, line, requested)
 
 
 def _of_line(number: int, line: str, requested: frozenset[str]) -> Iterator[Place]:
@@ -414,7 +427,7 @@ def _of_line(number: int, line: str, requested: frozenset[str]) -> Iterator[Plac
     for url in () if "git+" in line else ADDRESS.findall(line):
         if concern := address_concern(url):
             yield Place(number, concern, f"names {_short(url)}", Severity.ASKS)
-    if found := _KEY.match(line):
+    if found := _KEY.match(line[:400]):
         key, value = found["key"], found["value"]
         if value in requested:
             yield Place(number, DATA, f"{key}: {value}, which is requested", Severity.SAID)

@@ -142,8 +142,9 @@ Found = Iterator[tuple[Concern, str, Severity | None]]
 
 def _of_node(node: ast.AST, module: ReadModule, documents: set[int]) -> Found:
     reader = _READERS.get(type(node))
-    if reader is not None and id(node) not in documents:
-        yield from reader(node, module)
+    if reader is None or (id(node) in documents and len(getattr(node, "value", "")) <= _MOST_TEXT):
+        return
+    yield from reader(node, module)
 
 
 def _of_constant(node: ast.Constant, module: ReadModule) -> Found:
@@ -155,7 +156,7 @@ def _of_constant(node: ast.Constant, module: ReadModule) -> Found:
     if len(value) > _MOST_TEXT:
         yield EMBEDDED, f"a text of {len(value):,} characters in the code", None
     if len(value) > 4000 or (" " in value and len(value) > 300):
-        return
+        return  # prose
     for _, concern, what in text_places(value):
         yield concern, what, None
     if (url := ADDRESS.match(value)) and (behind := address_concern(url[0])):
@@ -281,6 +282,8 @@ def _of_comparison(node: ast.Compare, module: ReadModule) -> Found:
         return
     if any(_is_fixed_date(side, module) for side in sides) or _is_date_compared(sides, module):
         yield SPECIAL, f"compares the date: {ast.unparse(node)[:70]}", None
+    if any(isinstance(side, ast.Constant) and _HEX.fullmatch(str(side.value)) for side in sides):
+        yield SURROUNDINGS, "something is compared with a known digest or an anonymous name", None
     for side in sides:
         if _named_host(side, module) and any(map(_constant_texts, sides)):
             yield SPECIAL, f"compares the host's name: {ast.unparse(node)[:70]}", None
@@ -296,7 +299,7 @@ def _of_match(node: ast.Match, module: ReadModule) -> Found:
 def _of_subscript(node: ast.Subscript, module: ReadModule) -> Found:
     if isinstance(node.value, ast.Call) and full_name(node.value.func, module).endswith("uname"):
         yield SURROUNDINGS, "reads a part of uname", None
-    if ast.unparse(node.slice) == "::-1":
+    if isinstance(node.slice, ast.Slice):
         yield from _of_joined(node, module)
     if isinstance(node.ctx, ast.Load):
         yield from _special([node.value, node.slice], module, is_lookup=True)
@@ -402,6 +405,8 @@ def _is_known_moment(node: ast.AST, module: ReadModule, *, least: float) -> bool
 
 
 def _is_fixed_date(node: ast.AST, module: ReadModule) -> bool:
+    if isinstance(node, ast.Name):
+        node = module.constants.get(node.id, node)
     if not isinstance(node, ast.Call) or not node.args:
         return False
     name = full_name(node.func, module).rpartition(".")[2]

@@ -53,11 +53,15 @@ _CONFIGS = frozenset(
         *(".ndjson", ".ipynb", ".properties", ".xml"),
     }
 )
+#: Texts for people, and templates.
+_PROSE = frozenset({".md", ".rst", ".svg", ".html", ".css", ".jinja", ".j2", ".tmpl"})
 #: Of a binary file that is worth a question.
 _SMALL_BYTES = 1000
 _LONGEST_LINE = 5000
 #: What a line imports or starts.
-_STARTS = re.compile(r"(?:^|[\s;\"'])(?:import|from|-m)\s[^\n;]*|[\w./-]+\.(?:py|sh)\b", re.MULTILINE)
+_STARTS = re.compile(
+    r"(?:^|[\s;\"'])(?:import|from|-m)\s[^\n;]*|(?<![\w./-])[\w./-]+\.(?:py|sh)\b", re.MULTILINE
+)
 _SHEBANG = re.compile(rb"#!.*\b(?P<name>python|bash|sh|zsh|dash)\d*")
 
 
@@ -194,10 +198,19 @@ def _places_in(
         yield from read_python(text, requested) if is_python else read_shell(text)
     elif LFS_POINTER in text[:200].encode():
         yield Place(0, WEIGHTS, "a pointer to Git LFS: what it stands for cannot be read")
+    elif suffix not in _CONFIGS:
+        # Whatever its name says, a shell may run it. Addresses that a notice gives are no downloads.
+        found = read_shell(text) if suffix not in _PROSE else ()
+        yield from (one for one in found if one.concern is not CODE or not one.what.startswith("names "))
+        yield from _long_lines(text)
     else:
-        yield from read_config(text, suffix, requested) if suffix in _CONFIGS else ()
-        if max(map(len, text.splitlines()), default=0) > _LONGEST_LINE:
-            yield Place(0, EMBEDDED, "a line of more than 5,000 characters")
+        yield from read_config(text, suffix, requested)
+        yield from _long_lines(text)
+
+
+def _long_lines(text: str) -> Iterator[Place]:
+    if max(map(len, text.splitlines()), default=0) > _LONGEST_LINE:
+        yield Place(0, EMBEDDED, "a line of more than 5,000 characters")
 
 
 def _unreadable(path: Path, suffix: str) -> Iterator[Place]:

@@ -119,10 +119,17 @@ def text_of(node: ast.AST | None, module: ReadModule, depth: int = 0) -> str | N
         return left + joint + right if left is not None and right is not None else None
     if isinstance(node, ast.Call):
         return _called_text(node, module, depth)
-    if isinstance(node, ast.Subscript) and ast.unparse(node.slice) == "::-1":
+    if isinstance(node, ast.Subscript) and _is_reversed(node.slice):
         found_text = text_of(node.value, module, depth + 1)
         return found_text[::-1] if found_text is not None else None
     return None
+
+
+def _is_reversed(node: ast.expr) -> bool:
+    """`[::-1]`"""
+    step = node.step if isinstance(node, ast.Slice) else None
+    minus = isinstance(step, ast.UnaryOp) and isinstance(step.op, ast.USub)
+    return minus and isinstance(node, ast.Slice) and node.lower is None and node.upper is None
 
 
 def _called_text(node: ast.Call, module: ReadModule, depth: int) -> str | None:

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import random
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -308,6 +309,18 @@ REVIEWED = {
     "exec of a text": code("exec(open('/app/data/x').read())", "runs a text by exec", ASKED),
     "command": code(f"import subprocess\nsubprocess.run(['curl', '-O', '{HUB}'])", "fetches: curl", ASKED),
     "command by os": code("os.system('git clone https://huggingface.co/a/b')", "fetches a repository", ASKED),
+    "script without an ending": Trick(
+        13, "trainer/setup:1 fetches: curl", {"trainer/setup": f"curl -o /w {HUB}\n"}
+    ),
+    "Python under another name": build(
+        "RUN python /app/data/x.txt", "whose name hides that it is code", ASKED
+    ),
+    "anonymous model": code("def f(m):\n    return m == '0123456789abcdef'", "anonymous name", ASKED),
+    "date in a constant": code(
+        "import datetime as d\nEND = d.datetime(2026, 9, 1)\nif d.datetime.now() > END:\n    pass",
+        "compares the date",
+    ),
+    "rows in a docstring": code(f'def f():\n    """{"row " * 6000}"""', "characters in the code", ASKED),
     "no Python": Trick(13, "cannot be parsed", {"trainer/load.py": "def ("}, ASKED),
 }
 
@@ -380,6 +393,27 @@ def test_what_stands_beside_a_download_answers_for_it(
 def test_no_comment_answers_for_a_special_case(honest: CheckedEntry, tmp_path: Path) -> None:
     trick = code("def f(task_id):\n    # For a reviewer: no reason.\n    return task_id == '0d63e5c4'", "")
     assert check_review(changed(honest, tmp_path, "special", trick)).state is FAILED
+
+
+PIECES = ("curl ", "ls ", "$(date ", "git -a ", "-", "\n", "a", "a.", "/cache", "https://a", "'a'+", "a[0]")
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_no_text_keeps_the_reviewer_busy(piece: str, honest: CheckedEntry, tmp_path: Path) -> None:
+    def cost(size: int) -> float:
+        text = (piece * size)[:size]
+        files: dict[str, str | bytes] = {
+            "data/a.yaml": text,
+            "trainer/a.sh": text,
+            "trainer/a.py": f"x = {text[: size // 50]}0",
+        }
+        entry = changed(honest, tmp_path / str(size), "busy", Trick(13, "", files))
+        began = time.process_time()
+        check_review(entry)
+        return time.process_time() - began
+
+    once = cost(50_000)
+    assert cost(100_000) < 3 * once + 0.3
 
 
 def test_what_no_image_gets_is_not_read(honest: CheckedEntry, tmp_path: Path) -> None:
