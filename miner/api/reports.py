@@ -219,7 +219,7 @@ class Report(Answer):
     begins_at: float
     ends_at: float
     #: None: GPUs have no price.
-    money: Money | None
+    money: Money | None = None
     kpis: list[Kpi]
     summary: list[SummaryFigure]
     jobs: EndedJobs

@@ -119,7 +119,7 @@ class Overview(Answer):
     daemon: DaemonSummary
     kpis: list[Kpi]
     #: Of the last 24 hours, or None if GPUs have no price.
-    money: Money | None
+    money: Money | None = None
     fleet: FleetStatus
     jobs: list[RunningJob]
     ended: list[JobSummary]

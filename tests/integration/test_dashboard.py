@@ -134,7 +134,7 @@ def test_jobs_are_picked_and_compared_and_the_address_keeps_the_filters(browser:
     browser.sees("Compare 1")
     assert "state=queued" in browser.driver.current_url
     assert "✓ picked" in browser.rows("Jobs")[0]
-    browser.click("main a[href^='/compare']")
+    browser.click("a[href^='/compare?']")
     browser.until(lambda: any("queued" in row for row in browser.rows("Side by side")), "the job's column")
 
 
