@@ -136,7 +136,9 @@ def spar_lines(report: Rehearsal) -> Iterator[str]:
     lost = [one.task for one in tasks if one.verdict is Verdict.LOST]
     won = sum(one.verdict is Verdict.WON for one in tasks)
     where = f"; we lose {', '.join(lost)}" if lost else ""
-    yield from _wrapped(f"{won} of {len(tasks)} won by the gate of {AS_OF}{where}")
+    drawn = sum(one.verdict is Verdict.DRAWN for one in tasks)
+    draws = f", {drawn} drawn" if drawn else ""
+    yield from _wrapped(f"{won} of {len(tasks)} won{draws}, by the gate of {AS_OF}{where}")
     yield f"report and logs: {report.output}"
     kind = TASKS[task_kind(tasks[0].task)].tournament
     yield f"next: god-miner tournament odds {kind} --report {report.output}/report.json"

@@ -252,7 +252,7 @@ grpo: won: the opponent fails: the image is not built: RUN false
 ~ the data are made up
 ~ dpo: no GPU: it trains on the CPU; validators give 1
 
-2 of 3 won by the gate of DATE; we lose dpo
+2 of 3 won, by the gate of DATE; we lose dpo
 report and logs: /out
 next: god-miner tournament odds text --report /out/report.json
 """
