@@ -153,10 +153,12 @@ def _played(one: PlayedTask, drawn: bool) -> str:
     text = f"{one.count} {one.task}" if one.count > 1 else one.task
     if one.pool:
         text += " (the newer models)"
-    if one.task in TASKS and one.least_b is not None and one.most_b is not None:
-        least, most = (gpus_of(TASKS[one.task], size) for size in (one.least_b, one.most_b))
-        gpus = f"{least}-{most}" if least != most else f"{least}"
-        text += f" of {one.least_b:g}-{one.most_b:g}B on {gpus} GPU{'s' * (most > 1)}"
+    if one.task in TASKS:
+        task, sizes = TASKS[one.task], (one.least_b or 0.0, one.most_b or 0.0)
+        least, most = (gpus_of(task, size) for size in sizes)
+        if one.most_b is not None:
+            text += f" of {sizes[0]:g}-{sizes[1]:g}B"
+        text += f" on {least}-{most} GPUs" if least != most else f" on {most} GPU{'s' * (most > 1)}"
     return f"{text} {one.share:.0%}" if drawn else text
 
 
