@@ -1,7 +1,8 @@
-"""The parts, each in a process of its own: python -m benchmarks.gpu.parts NAME ROOT ANSWERS SECONDS [small].
+"""The parts, each in a process of its own: python -m benchmarks.gpu.parts NAME ROOT ANSWERS UNTIL [small].
 
 What a part has measured goes line by line into the file ANSWERS, so that its end, whatever kind, costs
-nothing of that. `benchmarks.gpu.run` starts them and gives them their time.
+nothing of that. UNTIL is a time of the monotonic clock, which all processes share. `benchmarks.gpu.run`
+starts them.
 """
 
 from __future__ import annotations
@@ -555,7 +556,15 @@ def seeded(bench: Workbench, out: Answers) -> None:
     """The same training on a CPU and here: the same rows in the same order, losses step by step."""
     here, _ = native_steps(bench, SEEDED)
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "benchmarks.gpu.parts", "seeded-cpu", str(bench.root), "-", "60"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu.parts",
+        "seeded-cpu",
+        str(bench.root),
+        "-",
+        str(bench.until),
+    ]
     command += ["small"] if bench.small else []
     done = subprocess.run(
         command, env=env, capture_output=True, text=True, check=False, timeout=max(bench.left, 1)
@@ -636,9 +645,9 @@ PARTS: dict[str, Callable[[Workbench, Answers], None]] = {
 }
 
 
-def main(name: str, root: str, answers: str, seconds: str, *small: str) -> None:
+def main(name: str, root: str, answers: str, until: str, *small: str) -> None:
     block_imports("sklearn")
-    bench = Workbench(Path(root), bool(small), time.monotonic() + float(seconds))
+    bench = Workbench(Path(root), bool(small), float(until))
     if name == "seeded-cpu":
         timed, _ = native_steps(bench, SEEDED)
         print(json.dumps(timed.losses))

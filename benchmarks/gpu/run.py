@@ -262,7 +262,13 @@ def starter(log: Path, small: bool) -> Callable[..., subprocess.Popen[bytes]]:
     env |= {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
     def start(name: str, root: Path, answers: Path, seconds: float) -> subprocess.Popen[bytes]:
-        arguments = [name, str(root), str(answers), f"{seconds:.0f}", *(["small"] if small else [])]
+        arguments = [
+            name,
+            str(root),
+            str(answers),
+            f"{time.monotonic() + seconds - 1:.1f}",
+            *(["small"] if small else []),
+        ]
         command = [sys.executable, "-m", "benchmarks.gpu.parts", *arguments]
         own = {
             **env,
