@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pictures.cells import NOISES, SIDE, PictureCell, WorkOrder
+from benchmarks.pictures.cells import FIELD_SHARE, NOISES, SIDE, PictureCell, WorkOrder
 
 
 def _count_cpu_seconds() -> None:
@@ -32,12 +32,16 @@ class Rig:
     def __init__(self, order: WorkOrder) -> None:
         import comfyui_evaluation as separate
 
+        separate.load_comfyui(order.checkout)
+        import comfy.cli_args
+
+        # As on a GPU.
+        comfy.cli_args.args.use_pytorch_cross_attention = True
         from benchmarks.pictures.bases import make_base
         from core.models.image_families import IMAGE_FAMILIES
         from core.runs.picture_run import PictureModel
         from trainer.pictures import measure, session
 
-        separate.load_comfyui(order.checkout)
         measure._LONG_SIDE = SIDE
         # Seconds where a tournament has an hour: what is kept free shrinks with them.
         session.SLACK_S = 0.3
@@ -94,15 +98,18 @@ class Rig:
         place, base = Path(run.submission_dir), Path(run.model.base_path)
         return Submission(place, run.model_id, base, TaskType.IMAGE, image_type=run.model.family)
 
-    def peer(self, cell: PictureCell, rate: float) -> Path:
+    def peer(self, cell: PictureCell, rate: float) -> Iterator[tuple[str, Path]]:
         """The recipe of ai-toolkit on the same model, with the same layers: uniform times, the empty text for
-        half of the steps, a constant rate, and the last checkpoint counts."""
+        half of the steps, a constant rate. Yield two checkpoints: after as much of the clock as the field's
+        steps for so many pictures take, and at the clock's end."""
         import torch
 
         from core.models.image_families import PictureRecipe
         from trainer.pictures import adapter as adapters
 
-        end_by, recipe = time.time() + self.order.seconds, PictureRecipe(rank=32)
+        seconds, recipe = self.order.seconds, PictureRecipe(rank=32)
+        end_by = time.time() + seconds
+        field_by = end_by - seconds * max(1 - FIELD_SHARE[self.family] * cell.pictures, 0.0)
         stack, base, pictures = self._loaded(cell)
         adapter = adapters.Adapter(base.model.diffusion_model, recipe, stack.device)
         adapter.begin(cell.seed)
@@ -110,7 +117,17 @@ class Rig:
         parameters = list(adapter.parameters.values())
         optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=1e-4)
         queue: list[Any] = []
+        ended = False
+
+        def saved(name: str) -> tuple[str, Path]:
+            file = self.folder / str(cell) / f"{name}.safetensors"
+            adapters.save_adapter(adapter.weights(), file)
+            return name, file
+
         while time.time() < end_by:
+            if not ended and time.time() >= field_by:
+                ended = True
+                yield saved("field")
             queue = queue or drawn.sample(pictures, len(pictures))
             picture = queue.pop()
             text = "" if drawn.random() < 0.5 else picture.caption
@@ -119,9 +136,9 @@ class Rig:
             loss()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
-        file = self.folder / str(cell) / "peer.safetensors"
-        adapters.save_adapter(adapter.weights(), file)
-        return file
+        if not ended:
+            yield saved("field")
+        yield saved("last")
 
     def _loaded(self, cell: PictureCell) -> tuple[Any, Any, list[Any]]:
         from trainer.pictures.dataset import read_pictures
@@ -221,14 +238,14 @@ def main(order: WorkOrder) -> None:
         cell.write(folder)
         rig.evaluator.read(folder / "unseen", NOISES, SIDE)
         tell(kind="score", cell=str(cell), side="base", **scored(rig, "base"))
+        # A training's states are scored when it is over: that takes none of its time.
         for rate in order.peer_rates:
-            tell(
-                kind="score", cell=str(cell), side="peer", rate=rate, **scored(rig, str(rig.peer(cell, rate)))
-            )
+            for side, file in list(rig.peer(cell, rate)):
+                tell(kind="score", cell=str(cell), side=side, rate=rate, **scored(rig, str(file)))
         if order.ours:
             tell(kind="score", cell=str(cell), side="ours", **scored(rig, str(rig.ours(cell))))
         if order.long_s:
-            for step, file in rig.long_run(cell):
+            for step, file in list(rig.long_run(cell)):
                 tell(kind="score", cell=str(cell), side="long", step=step, **scored(rig, str(file)))
 
 
