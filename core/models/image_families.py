@@ -59,8 +59,10 @@ class PictureRecipe(Record):
     held_out_least: int = Field(default=3, ge=0)
     #: Share of the time that screening candidates may take.
     evaluation_share: float = Field(default=0.08, gt=0, lt=1)
-    #: Once the steps to the optimum are known, the rate and its multiples by these are tried for so long.
-    rate_factors: tuple[float, ...] = (0.5, 2.0)
+    #: In the beginning the rate, and this many times as high and as low ones, are tried; 1: none are. Each
+    #: trial takes such a share of the time.
+    rate_factor: float = Field(default=3.0, ge=1)
+    trial_share: float = Field(default=0.035, gt=0, lt=0.1)
     #: Noise draws for each band with which the best candidates are compared at the end.
     confirm_noises: int = Field(default=4, ge=1, le=NOISES)
     #: Train again once the curve is past its optimum: at such rates, and on all pictures.
@@ -228,7 +230,8 @@ IMAGE_FAMILIES: Mapping[ImageModelType, ImageFamily] = {
             vae=PublishedFile("Comfy-Org/Qwen-Image_ComfyUI", "split_files/vae/qwen_image_vae.safetensors"),
             shift=3.0,
             twin=True,
-            recipe=PictureRecipe(rank=8, rate=1e-4, targets=r"\.attn\."),
+            # The field's are rank 8 on attention alone: measured, that learns far less.
+            recipe=PictureRecipe(rate=1e-4),
         ),
         tournament_hours=1.5,
     ),

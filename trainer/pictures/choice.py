@@ -85,14 +85,24 @@ def is_past_optimum(curve: Sequence[Candidate]) -> bool:
     )
 
 
+def is_still_better(curve: Sequence[Candidate]) -> bool:
+    """Return whether the last score of one training is as good as its best within the error."""
+    return len(curve) > 1 and any(candidate is curve[-1] for candidate in as_good_as_best(curve))
+
+
 def best_of(candidates: Sequence[Candidate]) -> Candidate:
     """The one-standard-error rule: of those that are as good as the best within the error, the least noisy
     kind, and of these the earliest."""
+    return min(
+        as_good_as_best(candidates), key=lambda candidate: (-candidate.kind, candidate.step, candidate.score)
+    )
+
+
+def as_good_as_best(candidates: Sequence[Candidate]) -> list[Candidate]:
     best = min(candidates, key=lambda candidate: candidate.score)
-    equal = [
+    return [
         candidate
         for candidate in candidates
         if candidate is best
         or (difference := compare(best.losses, candidate.losses)).mean <= difference.error
     ]
-    return min(equal, key=lambda candidate: (-candidate.kind, candidate.step, candidate.score))

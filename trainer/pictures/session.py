@@ -66,7 +66,9 @@ class PictureSession:
         self._earlier = self._best = submission.score if submission.exists else None
         self._began = self._logged_at = time.time()
         self._step_s: list[float] = []
-        self._screen_s = self._screening_s = self._submit_s = 0.0
+        self._screen_s = self._submit_s = 0.0
+        #: What the scores of the curve have taken.
+        self.screening_s = 0.0
         #: To bring the model to the GPU, about what merging a candidate into it takes.
         self._move_s = 0.0
         self._finalists = FINALISTS
@@ -89,9 +91,10 @@ class PictureSession:
 
     @property
     def _finish_s(self) -> float:
-        """From the last step to the end: two scores, the finalists' exact ones, and the last submissions."""
-        scores = 2 + self._finalists * self.confirm_draws
-        wanted = 1.25 * scores * self._screen_s + self._finalists * self._merge_s
+        """From the last step to the end: two scores, the exact ones of finalists and of what was trained on
+        all pictures, and the last submissions."""
+        exact = self._finalists + 1
+        wanted = 1.25 * (2 + exact * self.confirm_draws) * self._screen_s + exact * self._merge_s
         if self.run.twin_path is not None and self._twin is None:
             wanted += self._stack.load_s
         return min(wanted, FINISH_SHARE * self._total_s) + 3 * self._submit_s + SLACK_S
@@ -128,6 +131,12 @@ class PictureSession:
         most = self.run.recipe.max_steps
         return max(by_time, self.steps / most if most else 0.0)
 
+    def steps_within(self, share: float) -> int:
+        """Steps that take this share of all time, or of the most that are asked for."""
+        by_time = share * self._total_s / max(self.step_s, 1e-9)
+        most = self.run.recipe.max_steps
+        return int(by_time if most is None else min(by_time, share * most))
+
     def has_room_for(self, trainings: int, steps: int) -> bool:
         most = self.run.recipe.max_steps
         fits = most is None or self.steps + trainings * steps <= most
@@ -141,7 +150,7 @@ class PictureSession:
         """Often in the beginning, where few pictures have their optimum, and within the share of all time."""
         passed = min((time.time() - self._began) / self._total_s, 1.0)
         allowed = self.run.recipe.evaluation_share * self._total_s * math.sqrt(passed)
-        return step >= max(SCORE_GROWTH * last, FIRST_SCORE) and self._screening_s + self._screen_s <= allowed
+        return step >= max(SCORE_GROWTH * last, FIRST_SCORE) and self.screening_s + self._screen_s <= allowed
 
     # — steps
 
@@ -244,7 +253,7 @@ class PictureSession:
         with self.adapter.using(weights):
             losses = self._losses(self._model, 1)
         self._screen_s = time.monotonic() - began
-        self._screening_s += self._screen_s
+        self.screening_s += self._screen_s
         return losses
 
     def _losses(self, model: FlowModel, draws: int) -> Losses | None:

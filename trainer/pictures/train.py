@@ -2,9 +2,9 @@
 
 1. `main` reads the run and writes the outcome.
 2. `train` loads, submits an adapter that changes nothing, encodes, and trains.
-3. `train_and_choose` trains until the held-out pictures say that it only gets worse; then again for the steps
-   that the optimum took, so that the rate comes down in time, at one rate and another, and for twice as many
-   while that is better; and then for the best one's steps on all pictures.
+3. `train_and_choose` tries rates in short trainings; trains at the best one until the held-out pictures say
+   that it only gets worse; then again for the steps that the optimum took, so that the rate comes down in
+   time, and for twice as many while that is better; and then for the best one's steps on all pictures.
 4. `run_training` is one of these trainings: one step after the other, and scores now and then.
 
 Each better candidate replaces the submission at once, so a training may be ended at any time.
@@ -31,7 +31,14 @@ from core.runs.picture_run import PictureRun
 from core.runs.run_files import EXIT_OF, RunEnd, TrainerExitCode
 from trainer.handoff import TrainingOutcome, write_record
 from trainer.pictures.adapter import Adapter, AdapterWeights, mean_of
-from trainer.pictures.choice import Candidate, Kind, compare, is_past_optimum
+from trainer.pictures.choice import (
+    Candidate,
+    Kind,
+    as_good_as_best,
+    compare,
+    is_past_optimum,
+    is_still_better,
+)
 from trainer.pictures.dataset import read_pictures, split, training_cases
 from trainer.pictures.session import PictureSession
 from trainer.pictures.stack import Stack, TrainedPicture, make_trainable
@@ -45,6 +52,10 @@ from trainer.session.watchdog import EndsInTime, dump_stacks_on_request, stop_on
 MEMBERS = 3
 #: Steps of a training where nothing can be held out.
 BLIND_STEPS = 160
+#: Steps that tell how long one takes, and the fewest after which rates are compared.
+TIMED_STEPS, FEWEST_TRIAL_STEPS = 4, 20
+#: Part of the time of a training without a horizon after which all pictures are trained on.
+JOIN_AT = 0.5
 #: Losses in a row that are no numbers.
 MAX_NAN = 5
 
@@ -131,29 +142,21 @@ def train_and_choose(session: PictureSession) -> None:
     # The untouched model
     session.score_base()
 
-    # As long as it gets better
-    first = Training(0, run.seed, recipe.rate, parts.trained, None)
-    past_optimum = run_training(session, first).past_optimum
-    optimum = session.candidates[0].step if session.candidates else 0
+    # The rate, by short trainings; at the best one as long as it gets better
+    trials = try_rates(session)
+    rate = recipe.rate * lowest_good(trials)
+    first = Training(len(trials), run.seed, rate, parts.trained, None)
+    end = run_training(session, first)
 
-    # For the optimum's steps, at rates of which the best is taken; time for one on all pictures is kept
-    trainings = [first]
-    for factor in (1.0, *recipe.rate_factors) if past_optimum and recipe.second_member else ():
-        if not session.has_room_for(2 if len(trainings) > 1 else 1, optimum):
-            break
-        number = len(trainings)
-        again = Training(number, run.seed + number, factor * recipe.rate, parts.trained, optimum)
-        trainings.append(again)
-        run_training(session, again)
-
-    # Twice as long while that is best: the curve may have been flat for a while only
-    steps = 2 * optimum
-    while len(trainings) > 1 and session.has_room_for(2, steps):
-        best, number = trainings[session.candidates[0].member], len(trainings)
-        longer = Training(number, run.seed + number, best.rate, parts.trained, steps)
-        trainings.append(longer)
-        run_training(session, longer)
-        if session.candidates[0].member != number:
+    # For the optimum's steps, for twice as many, and so on while the longest is best, as the curve may have
+    # been flat for a while only; time for one on all pictures is kept
+    ended: list[Training] = []
+    steps = end.best.step if end.past_optimum and end.best and recipe.second_member else 0
+    while steps and session.has_room_for(2 if ended else 1, steps):
+        number = first.number + 1 + len(ended)
+        ended.append(Training(number, run.seed + number, rate, parts.trained, steps))
+        run_training(session, ended[-1])
+        if len(ended) > 1 and session.candidates[0].member != number:
             break
         steps *= 2
 
@@ -161,36 +164,72 @@ def train_and_choose(session: PictureSession) -> None:
     winner = session.choose()
 
     # The best of those with an end in sight, on all pictures
-    ended = [candidate for candidate in session.candidates if candidate.member > 0]
-    if winner is not None and ended:
-        on_all_pictures(session, winner, ended[0], trainings[ended[0].member])
+    of = {training.number: training for training in ended}
+    scored = next((candidate for candidate in session.candidates if candidate.member in of), None)
+    if winner is not None and scored is not None:
+        on_all_pictures(session, winner, scored, of[scored.member])
+    elif winner is not None and end.joined:
+        submit_unscored(session, winner, end.average, "the training that all pictures joined")
+
+
+def try_rates(session: PictureSession) -> dict[float, Candidate]:
+    """Short trainings at multiples of the recipe's rate: what each scored. After 1, a higher and a lower one
+    comes one beyond the best of these. None where a trial's time has too few steps to tell."""
+    run, recipe, pictures = session.run, session.run.recipe, session.parts.trained
+    run_training(session, Training(0, run.seed, recipe.rate, pictures, None, TIMED_STEPS, scored=False))
+    factor, steps = recipe.rate_factor, session.steps_within(recipe.trial_share)
+    trials: dict[float, Candidate] = {}
+
+    def attempt(multiple: float) -> None:
+        if multiple not in trials and not session.over:
+            trial = Training(len(trials), run.seed, multiple * recipe.rate, pictures, steps)
+            if (best := run_training(session, trial).best) is not None:
+                trials[multiple] = best
+
+    if factor > 1 and steps >= FEWEST_TRIAL_STEPS:
+        for multiple in (1.0, factor, 1 / factor):
+            attempt(multiple)
+        if trials:
+            attempt(lowest_good(trials) ** 2)
+    # They are no finalists, and the curve has its own share of the time.
+    session.candidates, session.screening_s = [], 0.0
+    return trials
+
+
+def lowest_good(trials: dict[float, Candidate]) -> float:
+    """The lowest of those as good as the best within the error: a longer training wants a lower rate."""
+    good = {trial.member for trial in as_good_as_best(list(trials.values()))} if trials else set()
+    return min((multiple for multiple, trial in trials.items() if trial.member in good), default=1.0)
 
 
 def on_all_pictures(
     session: PictureSession, winner: Candidate, scored: Candidate, training: Training
 ) -> None:
     """Make `scored` again as its training did, now on the held-out pictures too. These cannot score the
-    result any more: the recipe is what was scored. The mean of the results is submitted if it does better
-    than the winner on the pictures that it has seen, as it must."""
+    result any more: the recipe is what was scored."""
     pictures = [*session.parts.trained, *session.parts.held_out]
     ends: list[AdapterWeights] = []
     while len(ends) < MEMBERS and session.has_room_for(1, scored.step):
         seed = training.seed + len(ends)
-        again = replace(training, seed=seed, pictures=pictures, steps=scored.step, scored=False)
+        again = replace(training, seed=seed, pictures=pictures, scored=False)
         end = run_training(session, again)
         if end.step < scored.step:
             break
         ends.append(end.weights if scored.kind is Kind.RAW else end.average)
-    if not ends:
-        return
-    weights = mean_of(ends if len(ends) > 1 else [*ends, winner.weights])
+    if ends:
+        weights = mean_of(ends if len(ends) > 1 else [*ends, winner.weights])
+        submit_unscored(session, winner, weights, f"the mean with {len(ends)} trainings on all pictures")
+
+
+def submit_unscored(session: PictureSession, winner: Candidate, weights: AdapterWeights, name: str) -> None:
+    """Submit what has seen the held-out pictures, if it does better on them than the winner, as it must."""
     losses = session.exact_losses(weights)
-    if losses is None or compare(winner.losses, losses).mean > 0:
-        session.progress.note(
-            "choice", "trainings on all pictures have not learned those held out: not taken"
-        )
+    # Not so for losses that are no numbers.
+    better = losses is not None and compare(winner.losses, losses).mean <= 0
+    if not better:
+        session.progress.note("choice", f"{name} was not seen to do better on those held out: not taken")
     elif session.submit(weights, None):
-        session.progress.note("choice", f"the mean with {len(ends)} trainings on all pictures is submitted")
+        session.progress.note("choice", f"{name} is submitted")
 
 
 @dataclass(frozen=True)
@@ -214,11 +253,15 @@ class TrainingEnd:
     weights: AdapterWeights
     average: AdapterWeights
     past_optimum: bool
+    #: Whether the held-out pictures were trained on in its second half.
+    joined: bool
+    #: Of what was scored.
+    best: Candidate | None
 
 
 def run_training(session: PictureSession, training: Training) -> TrainingEnd:
     """Train until the steps are done, the time is over, or the optimum of a training without a horizon is
-    past."""
+    past. Where that is not in sight at half of the time, the held-out pictures are trained on too."""
     recipe, adapter, horizon = session.run.recipe, session.adapter, training.horizon
     adapter.begin(training.seed)
     parameters = adapter.parameters
@@ -229,11 +272,14 @@ def run_training(session: PictureSession, training: Training) -> TrainingEnd:
     cases = training_cases(training.pictures, training.seed)
     draw = torch.Generator().manual_seed(training.seed)
     began, curve = time.time(), [session.base] if session.base else []
-    steps, step, nan, past = training.steps or horizon, 0, 0, False
+    steps, step, nan, past, joined = training.steps or horizon, 0, 0, False, False
     while not (session.over or past) and (steps is None or step < steps):
         # Step. The rate goes by progress from 0 to 1.
         step_began = time.monotonic()
         progress = step / horizon if horizon else session.share_of_time(began)
+        if not horizon and not joined and progress >= JOIN_AT and training.scored and is_still_better(curve):
+            joined = True
+            cases = training_cases([*training.pictures, *session.parts.held_out], training.seed)
         rate = training.rate * rate_share(progress, step, min(recipe.warm_up_steps, (horizon or 1000) // 10))
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -253,22 +299,26 @@ def run_training(session: PictureSession, training: Training) -> TrainingEnd:
         optimizer.zero_grad(set_to_none=True)
         session.stepped(time.monotonic() - step_began, loss, rate, norm)
 
-        # Score
-        if training.scored and step != steps and session.is_score_due(step, curve[-1].step if curve else 0):
+        # Score. One with a horizon is best at its end
+        scored = training.scored and not joined
+        if scored and not horizon and session.is_score_due(step, curve[-1].step if curve else 0):
             with average.applied():
                 weights = adapter.weights()
             if (candidate := session.screen(Kind.AVERAGE, step, training.number, weights)) is not None:
                 curve.append(candidate)
-                past = horizon is None and is_past_optimum(curve)
+                past = is_past_optimum(curve)
     weights = adapter.weights()
     with average.applied():
         averaged = adapter.weights()
-    if training.scored and step and not past:
-        session.screen(Kind.AVERAGE, step, training.number, averaged)
-        session.screen(Kind.RAW, step, training.number, weights)
+    if training.scored and step and not (past or joined):
+        for kind, end in ((Kind.AVERAGE, averaged), (Kind.RAW, weights)):
+            if (candidate := session.screen(kind, step, training.number, end)) is not None:
+                curve.append(candidate)
     if past:
         session.progress.note("choice", f"the optimum is past at step {step:,}")
-    return TrainingEnd(step, weights, averaged, past)
+    finite = [candidate for candidate in curve if candidate.step and math.isfinite(candidate.score)]
+    best = min(finite, key=lambda candidate: candidate.score, default=None)
+    return TrainingEnd(step, weights, averaged, past, joined, best)
 
 
 def rate_share(progress: float, step: int, warm_up: int) -> float:

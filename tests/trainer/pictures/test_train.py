@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from PIL import Image
@@ -18,6 +20,7 @@ from core.domain.tasks import ImageModelType
 from core.runs.picture_run import PictureRun
 from core.runs.run_files import HeldOutScore, RunEnd
 from tests.trainer.pictures.little import (
+    RATE,
     events,
     notes,
     picture_run,
@@ -30,14 +33,19 @@ from tests.trainer.pictures.little import (
 from trainer.errors import BadModel
 from trainer.pictures import adapter as adapter_file
 from trainer.pictures import train as training
+from trainer.pictures.choice import Candidate, Kind
+from trainer.pictures.dataset import TrainingCase
 from trainer.pictures.session import PictureSession
-from trainer.pictures.stack import Stack
+from trainer.pictures.stack import Stack, TrainedPicture
 from trainer.session.watchdog import EndsInTime
 
 pytestmark = pytest.mark.small
 
 
-def test_a_training_ends_with_the_best_that_it_scored(tmp_path: Path) -> None:
+def test_a_training_ends_with_the_best_that_it_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "JOIN_AT", math.inf)
     run = picture_run(tmp_path)
     outcome = trained(run)
     assert (outcome.end, outcome.steps) == (RunEnd.FINISHED, 60)
@@ -52,6 +60,27 @@ def test_a_training_ends_with_the_best_that_it_scored(tmp_path: Path) -> None:
     scores = [event.score.value for event in events(run) if event.event == "eval"]
     assert scores[0] == outcome.base.value
     assert not list(Path(run.work_dir).glob("*.safetensors"))
+
+
+def test_pictures_held_out_are_trained_on_where_no_optimum_is_in_sight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    real = training.training_cases
+
+    def counted(pictures: Sequence[TrainedPicture], seed: int) -> Iterator[TrainingCase]:
+        seen.append(len(pictures))
+        return real(pictures, seed)
+
+    monkeypatch.setattr(training, "training_cases", counted)
+    run = picture_run(tmp_path)
+    trained(run)
+    assert seen == [6, 6, 9]  # the steps that are timed, the training, its second half
+    scores = [event.score.step for event in events(run) if event.event == "eval"]
+    assert max(scores) <= 30 + training.TIMED_STEPS
+    assert "the training that all pictures joined is submitted" in notes(run)
+    assert submission_of(run).score is None
+    assert problem_of(run) is None
 
 
 @pytest.fixture
@@ -72,18 +101,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[training.Training]:
 def test_past_the_optimum_it_trains_again_and_on_all_pictures(
     tmp_path: Path, made: list[training.Training]
 ) -> None:
-    run = picture_run(tmp_path, max_steps=(1 + 3 + 3) * 12)
+    run = picture_run(tmp_path, max_steps=training.TIMED_STEPS + (1 + 1 + 3) * 12)
     outcome = trained(run)
     assert outcome.end is RunEnd.FINISHED
-    first, *again = made[:4]
-    on_all = made[4:]
-    assert first.horizon is None
-    assert [member.rate for member in again] == [first.rate, first.rate / 2, first.rate * 2]
-    assert len({member.horizon for member in again}) == 1
-    assert len(on_all) == training.MEMBERS
-    assert {len(member.pictures) for member in made[:4]} == {6}
+    timed, first, again, *on_all = made
+    assert (timed.steps, timed.scored) == (training.TIMED_STEPS, False)
+    assert (first.horizon, again.horizon) == (None, 12)
+    assert [(member.horizon, member.scored) for member in on_all] == [(12, False)] * training.MEMBERS
+    assert {len(member.pictures) for member in (first, again)} == {6}
     assert {len(member.pictures) for member in on_all} == {9}
-    assert not any(member.scored for member in on_all)
     assert len({member.seed for member in made}) >= 4
     assert "with 3 trainings on all pictures is submitted" in notes(run)
     assert next(iter(read_adapter(submitted(run)).values())).down.shape[0] == 3 * run.recipe.rank
@@ -93,9 +119,40 @@ def test_past_the_optimum_it_trains_again_and_on_all_pictures(
 def test_where_twice_the_steps_are_better_it_trains_longer(
     tmp_path: Path, made: list[training.Training]
 ) -> None:
-    trained(picture_run(tmp_path, max_steps=(1 + 3 + 2 + 4 + 4) * 12))
-    assert [member.horizon for member in made] == [None, 12, 12, 12, 24, 48, 48]
+    trained(picture_run(tmp_path, max_steps=156))
+    assert [member.horizon for member in made] == [None, None, 12, 24, 48, 48]
     assert [len(member.pictures) for member in made][-2:] == [6, 9]
+
+
+@pytest.mark.parametrize(
+    ("best", "tried", "taken"),
+    [
+        (1.0, [1, 3, 1 / 3], 1),
+        (8.0, [1, 3, 1 / 3, 9], 9),
+        (0.01, [1, 3, 1 / 3, 1 / 9], 1 / 9),
+        (None, [1, 3, 1 / 3], 1),  # none has a score
+    ],
+)
+def test_the_rate_is_the_best_of_short_trainings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: float | None, tried: list[float], taken: float
+) -> None:
+    made: list[training.Training] = []
+
+    def end_of(session: PictureSession, member: training.Training) -> training.TrainingEnd:
+        """An end without the training: the nearer to the best rate, the lower is the score."""
+        made.append(member)
+        session.stepped(0.001, 1.0, member.rate, 1.0)
+        losses = numpy.full((1, 2, 16), abs(math.log(member.rate / RATE / (best or 1))))
+        candidate = Candidate(Kind.AVERAGE, 1, member.number, {}, losses)
+        return training.TrainingEnd(1, {}, {}, False, False, candidate if best else None)
+
+    monkeypatch.setattr(training, "run_training", end_of)
+    trained(picture_run(tmp_path, max_steps=1000))
+    timed, *trials, first = made
+    assert (timed.steps, timed.scored) == (training.TIMED_STEPS, False)
+    assert [trial.rate / RATE for trial in trials] == pytest.approx(tried)
+    assert {trial.horizon for trial in trials} == {35}
+    assert (first.rate / RATE, first.horizon) == (pytest.approx(taken), None)
 
 
 def test_the_evaluators_copy_of_the_base_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
