@@ -83,6 +83,7 @@ def pull(
 
     from core.domain.wire import TournamentType
     from miner.tournament.field.pull import pull as pull_field
+    from miner.tournament.field.pull import pull_past
     from miner.tournament.public_api import open_public_api
 
     settings = _settings(api, hub)
@@ -95,9 +96,10 @@ def pull(
             wanted,
             tournament_id=tournament_id,
             ranks=ranks,
-            past=past,
             on_progress=_progress,
         )
+        if past:
+            pull_past(public, directory, wanted, past, done, _progress)
     if as_json:
         echo_json({**asdict(done), "directory": str(directory)})
     else:

@@ -55,12 +55,10 @@ def pull(
     *,
     tournament_id: str | None = None,
     ranks: int = 3,
-    past: int = 0,
     on_progress: Callable[[str], None] = lambda _text: None,
 ) -> Pulled:
     """Save tournaments below the directory, each in a folder of its name. `SiteError` if the API does not
-    say which tasks there are; what single entries lack is in `problems`. `past`: save the results of so many
-    earlier ones of each kind, too, without their entries.
+    say which tasks there are; what single entries lack is in `problems`.
     """
     pulled = Pulled()
     for tournament in _tournaments(api, kinds, tournament_id):
@@ -71,8 +69,6 @@ def pull(
             )
             on_progress(where)
             _pull_task(api, folder, task_id, ranks, pulled)
-    if past:
-        _pull_past(api, directory, kinds, past, pulled, on_progress)
     pulled.requests = api.client.requests
     return pulled
 
@@ -85,26 +81,29 @@ def _save(directory: Path, tournament: Tournament, pulled: Pulled) -> Path:
     return folder
 
 
-def _pull_past(
+def pull_past(
     api: PublicApi,
     directory: Path,
     kinds: Sequence[TournamentType],
     count: int,
     pulled: Pulled,
-    on_progress: Callable[[str], None],
+    on_progress: Callable[[str], None] = lambda _text: None,
 ) -> None:
-    """Save earlier results. They no longer change: a tournament that was saved is not asked for again."""
+    """Save the results of so many earlier tournaments of each kind, without their entries. They no longer
+    change: one that was saved is not asked for again.
+    """
     try:
         wanted = [one for one in api.past(kinds, count) if not (directory / one / TOURNAMENT).is_file()]
     except SiteError as error:
         pulled.problems.append(f"past tournaments: {error}")
-        return
+        wanted = []
     for number, tournament_id in enumerate(wanted, 1):
         on_progress(f"past tournament {number} of {len(wanted)}: {tournament_id}")
         try:
             _save(directory, api.details(tournament_id), pulled)
         except SiteError as error:
             pulled.problems.append(f"{tournament_id}: {error}")
+    pulled.requests = api.client.requests
 
 
 def _tournaments(

@@ -12,7 +12,7 @@ import pytest
 
 from core.domain.wire import TournamentType
 from miner.tournament.field.entries import own_results, read_field, read_tournaments
-from miner.tournament.field.pull import Pulled, loaded_file, pull
+from miner.tournament.field.pull import Pulled, loaded_file, pull, pull_past
 from miner.tournament.polite_client import PoliteClient, SiteError
 from miner.tournament.public_api import PublicApi
 from tests.doubles.field import adapter, ai_toolkit_config, image_task
@@ -130,17 +130,23 @@ def test_results_of_earlier_tournaments_are_saved_once(
         ]
     }
     api = PublicApi(client, site.url)
-    done = pull(api, tmp_path, [TournamentType.IMAGE], past=2)
+    done = _pull_with_past(api, tmp_path, 2)
     assert done.tournaments == [TOURNAMENT, *past[:2]]
     assert (done.tasks, done.problems) == (1, [])
     read, problems = read_tournaments(tmp_path)
     assert ({one.tournament_id for one in read}, problems) == ({TOURNAMENT, *past[:2]}, [])
     assert all(one.dethroned and one.champion == HOTKEYS[0] for one in read)
-    assert pull(api, tmp_path, [TournamentType.IMAGE], past=2).tournaments == [TOURNAMENT]
+    assert _pull_with_past(api, tmp_path, 2).tournaments == [TOURNAMENT]
     del site.pages["/v1/tournaments/history"]
     client.clock = lambda: 1e10
-    (problem,) = pull(api, tmp_path, [TournamentType.IMAGE], past=9).problems
+    (problem,) = _pull_with_past(api, tmp_path, 9).problems
     assert problem.startswith("past tournaments: ")
+
+
+def _pull_with_past(api: PublicApi, directory: Path, count: int) -> Pulled:
+    done = pull(api, directory, [TournamentType.IMAGE])
+    pull_past(api, directory, [TournamentType.IMAGE], count, done)
+    return done
 
 
 def test_addresses_of_data_are_not_saved(site: PublicApiSite, client: PoliteClient, tmp_path: Path) -> None:
