@@ -447,7 +447,7 @@ _IMAGE_MODELS.fact(
 # — rounds
 
 
-class PlayedTask(Record):
+class RoundTask(Record):
     """Equal tasks of a round."""
 
     #: Its name in `miner.tournament.rules.TASKS`, as in `rehearse --task`.
@@ -465,7 +465,7 @@ class PlayedTask(Record):
 class Round(Record):
     #: round1, knockout, boss: as in `rehearse --task`.
     name: str
-    tasks: tuple[PlayedTask, ...]
+    tasks: tuple[RoundTask, ...]
     #: Entries of a group that go on; groups have at most `group` entries, None: all are in one.
     advance: int = 1
     group: int | None = None
@@ -543,8 +543,8 @@ _TEXT_ROUNDS = (
         text="all in one group; instruct only; the best two by mean place go on",
         advance=_ROUND_ONE_ADVANCE,
         tasks=(
-            PlayedTask(task="instruct", count=_ROUND_ONE_TASKS - 1, least_b=0.1, most_b=_ROUND_ONE_MOST_B),
-            PlayedTask(task="instruct-pool", least_b=0.1, most_b=_ROUND_ONE_MOST_B, pool=True),
+            RoundTask(task="instruct", count=_ROUND_ONE_TASKS - 1, least_b=0.1, most_b=_ROUND_ONE_MOST_B),
+            RoundTask(task="instruct-pool", least_b=0.1, most_b=_ROUND_ONE_MOST_B, pool=True),
         ),
     ),
     Round(
@@ -552,7 +552,7 @@ _TEXT_ROUNDS = (
         text="the two, one task; instruct has a KL term; the winner meets the champion",
         drawn=True,
         tasks=tuple(
-            PlayedTask(task=task, share=share, least_b=_STANDARD_B[0], most_b=_STANDARD_B[1])
+            RoundTask(task=task, share=share, least_b=_STANDARD_B[0], most_b=_STANDARD_B[1])
             for task, share in (
                 ("instruct-kl", _KNOCKOUT_SHARES[0]),
                 ("dpo", _KNOCKOUT_SHARES[1]),
@@ -564,20 +564,20 @@ _TEXT_ROUNDS = (
         name="boss",
         text="against the champion; a drawn task gets one decider; lose at most one, and not the continuous",
         tasks=(
-            PlayedTask(
+            RoundTask(
                 task="instruct-kl",
                 count=_BOSS_TEXTS["InstructTextTask"] - 1,
                 least_b=_STANDARD_B[0],
                 most_b=_STANDARD_B[1],
             ),
-            PlayedTask(task="instruct-large", least_b=_LARGE_B[0], most_b=_LARGE_B[1]),
-            PlayedTask(
+            RoundTask(task="instruct-large", least_b=_LARGE_B[0], most_b=_LARGE_B[1]),
+            RoundTask(
                 task="dpo", count=_BOSS_TEXTS["DpoTask"], least_b=_STANDARD_B[0], most_b=_STANDARD_B[1]
             ),
-            PlayedTask(
+            RoundTask(
                 task="grpo", count=_BOSS_TEXTS["GrpoTask"], least_b=_STANDARD_B[0], most_b=_STANDARD_B[1]
             ),
-            PlayedTask(task="continuous", count=len(LINEAGES), least_b=14.0, most_b=15.0),
+            RoundTask(task="continuous", count=len(LINEAGES), least_b=14.0, most_b=15.0),
         ),
     ),
 )
@@ -587,20 +587,20 @@ _IMAGE_ROUNDS_PLAYED = (
         name="round1",
         text="all in one group; three families, Flux among them; the best two go on",
         advance=_ROUND_ONE_ADVANCE,
-        tasks=(PlayedTask(task="flux"), PlayedTask(task="another family", count=_ROUND_ONE_TASKS - 1)),
+        tasks=(RoundTask(task="flux"), RoundTask(task="another family", count=_ROUND_ONE_TASKS - 1)),
     ),
     Round(
         name="knockout",
         text="the two, one task of a family drawn for all; the winner meets the champion",
         drawn=True,
         tasks=tuple(
-            PlayedTask(task=family, share=1 / len(_ROUND_TWO_FAMILIES)) for family in _ROUND_TWO_FAMILIES
+            RoundTask(task=family, share=1 / len(_ROUND_TWO_FAMILIES)) for family in _ROUND_TWO_FAMILIES
         ),
     ),
     Round(
         name="boss",
         text="against the champion; lose at most one",
-        tasks=tuple(PlayedTask(task=family, count=count) for family, count in _BOSS_FAMILIES.items()),
+        tasks=tuple(RoundTask(task=family, count=count) for family, count in _BOSS_FAMILIES.items()),
     ),
 )
 _ENV_ROUNDS = (
@@ -609,19 +609,19 @@ _ENV_ROUNDS = (
         text="two environments, the shell tasks among them; the best of each group goes on",
         advance=_ENV_ADVANCE,
         group=_ENV_GROUP,
-        tasks=(PlayedTask(task="environment"),),
+        tasks=(RoundTask(task="environment"),),
     ),
     Round(
         name="knockout",
         text="two more environments in each round, from the own model of the round before",
         advance=_ENV_ADVANCE,
         group=_ENV_GROUP,
-        tasks=(PlayedTask(task="environment"),),
+        tasks=(RoundTask(task="environment"),),
     ),
     Round(
         name="boss",
         text="a continuation, one from scratch, and software repairs; none lost, repairs at least as good",
-        tasks=(PlayedTask(task="environment", count=_ENV_BOSS_TASKS),),
+        tasks=(RoundTask(task="environment", count=_ENV_BOSS_TASKS),),
     ),
 )
 
@@ -752,7 +752,7 @@ _EVALUATION.facts(
 )
 
 
-class MatchRules(Record):
+class MatchLimits(Record):
     """A match of two models in a game."""
 
     #: Wall time for a game's pairs, and for a turn.
@@ -775,7 +775,7 @@ def _match(name: str, value: T, constant: str, source: UpstreamFile = _PVP) -> T
     return source.fact(f"match: {name}", value, constant, "trainer/environments; docs/environments.md")
 
 
-MATCH = MatchRules(
+MATCH = MatchLimits(
     seconds=_match("seconds", 900.0, "PVP_MATCHUP_TIME_BUDGET_SECONDS"),
     turn_seconds=_match("seconds of a turn", 30.0, "PVP_TURN_TIMEOUT_SECONDS"),
     turn_tokens=_match("tokens of a turn", 512, "PVP_TURN_MAX_TOKENS"),

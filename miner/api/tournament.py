@@ -5,7 +5,7 @@ from __future__ import annotations
 from miner.api.base import Answer
 
 
-class RuleChange(Answer):
+class UpstreamChange(Answer):
     """A rule that upstream has otherwise now, or no longer where it was."""
 
     name: str
@@ -28,6 +28,6 @@ class RulesCheck(Answer):
     as_of: str
     checked_at: float
     compared: int
-    changes: tuple[RuleChange, ...] = ()
+    changes: tuple[UpstreamChange, ...] = ()
     #: Why some were not compared, such as a network that is not there.
     problem: str | None = None

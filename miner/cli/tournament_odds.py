@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from miner.settings import Settings
     from miner.tournament.odds.bracket import Chances
     from miner.tournament.odds.history import FieldFacts
-    from miner.tournament.odds.report import Money, Odds
+    from miner.tournament.odds.report import EntryPrices, Odds
     from miner.tournament.public_api import Tournament
 
 _SHARE = {"min": 0.0, "max": 1.0}
@@ -102,15 +102,15 @@ class OddsOptions:
             raise typer.BadParameter("--draw: write KIND=SHARE")
         return Chances({**win, **given}, usual, {**draw, **drawn}, self.correlation)
 
-    def money(self, rules: TournamentRules, settings: Settings) -> Money:
-        from miner.tournament.odds.report import Money
+    def money(self, rules: TournamentRules, settings: Settings) -> EntryPrices:
+        from miner.tournament.odds.report import EntryPrices
 
         gpu_usd = settings.gpu_price_per_hour if self.gpu_price is None else self.gpu_price
         tao_usd = settings.tao_price if self.tao_price is None else self.tao_price
         if self.gpu_hours and (gpu_usd is None or not tao_usd):
             raise typer.BadParameter("--gpu-hours: name the prices by --gpu-price and --tao-price, in USD")
         fee = rules.fee_tao if self.fee is None else self.fee
-        return Money(fee, self.gpu_hours, gpu_usd or 0.0, tao_usd, self.alpha_price, self.weeks)
+        return EntryPrices(fee, self.gpu_hours, gpu_usd or 0.0, tao_usd, self.alpha_price, self.weeks)
 
     def facts(self, counted: FieldFacts) -> FieldFacts:
         """The counted figures, but for those that the operator names."""

@@ -14,7 +14,7 @@ from miner.cli.options import AsJson, load_settings
 from miner.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
-    from core.domain.tournament_rules import PlayedTask, TournamentRules
+    from core.domain.tournament_rules import RoundTask, TournamentRules
     from miner.api.tournament import RulesCheck
 
 _WIDTH = 80
@@ -147,7 +147,7 @@ def _tournament_lines(one: TournamentRules, share: float, now: datetime) -> Iter
         yield from _wrapped(joined.join(_played(task, each.drawn) for task in each.tasks), _UNDER, _UNDER)
 
 
-def _played(one: PlayedTask, drawn: bool) -> str:
+def _played(one: RoundTask, drawn: bool) -> str:
     from miner.tournament.rules import TASKS, gpus_of
 
     text = f"{one.count} {one.task}" if one.count > 1 else one.task

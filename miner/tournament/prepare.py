@@ -22,7 +22,7 @@ from core.profile.schema import Profile
 from core.system.files import temporary_tree
 from miner.tournament.check.dockerfiles import first_dockerfile
 from miner.tournament.check.licence import upstream_files
-from miner.tournament.check.review.concerns import PACKAGES, ReviewFinding, Severity
+from miner.tournament.check.review.concerns import PACKAGES, Gravity, ReviewFinding
 from miner.tournament.check.review.rule import review_tree
 from miner.tournament.checkout import (
     CloneFailed,
@@ -142,7 +142,7 @@ def prepare_entry(
         size,
         bool(license_files),
         sum(bool(one.why) for one in found),
-        tuple(f"{one.place} {one.what}" for one in found if one.severity is not Severity.SAID),
+        tuple(f"{one.place} {one.what}" for one in found if one.severity is not Gravity.SAID),
         tuple(uncommitted_files(source)),
     )
 
@@ -233,7 +233,7 @@ def _files_of(entry: Path) -> list[str]:
 
 def _review_page(kinds: Sequence[TournamentType], found: Sequence[ReviewFinding]) -> str:
     """List what the images fetch and what else a reviewer would look at, each with the comment beside it."""
-    told = [one for one in found if one.why or one.concern is PACKAGES or one.severity is not Severity.SAID]
+    told = [one for one in found if one.why or one.concern is PACKAGES or one.severity is not Gravity.SAID]
     fetched = [one for one in told if one.concern.fetches]
     others = [one for one in told if not one.concern.fetches]
     return f"""# For the reviewer

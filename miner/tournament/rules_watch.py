@@ -21,7 +21,7 @@ import httpx
 from core.domain.records import printable
 from core.domain.tournament_rules import AS_OF, FACTS, UPSTREAM, Fact
 from miner.alerts.upstream_rules import PROTOCOL, RulesFailed
-from miner.api.tournament import RuleChange, RulesCheck
+from miner.api.tournament import RulesCheck, UpstreamChange
 from miner.support.child_main import serve
 from miner.tournament.check.licence import digest_of
 from miner.tournament.checkout import few
@@ -255,7 +255,7 @@ def _parts(value: Any) -> list[str]:
     return [shown(one) for one in value]
 
 
-def compare_fact(fact: Fact, content: bytes) -> RuleChange | None:
+def compare_fact(fact: Fact, content: bytes) -> UpstreamChange | None:
     """The change of a fact in the present text of its file."""
     try:
         theirs = read_fact(fact, content)
@@ -264,7 +264,7 @@ def compare_fact(fact: Fact, content: bytes) -> RuleChange | None:
         old, new = difference(fact.value, theirs)
     except (Unreadable, OverflowError) as error:
         old, new = difference(fact.value, fact.value)[0], str(error)
-    return RuleChange(
+    return UpstreamChange(
         name=fact.name,
         file=fact.source.path,
         constant=fact.constant or "",
@@ -274,10 +274,10 @@ def compare_fact(fact: Fact, content: bytes) -> RuleChange | None:
     )
 
 
-def _gone(path: str, facts: Sequence[Fact]) -> RuleChange:
+def _gone(path: str, facts: Sequence[Fact]) -> UpstreamChange:
     uses = "; ".join(dict.fromkeys(part for fact in facts for part in fact.uses.split("; ")))
     old = f"{len(facts)} rule{'s' * (len(facts) > 1)} read there"
-    return RuleChange(name=path, file=path, constant="", old=old, new="the file is gone", uses=uses)
+    return UpstreamChange(name=path, file=path, constant="", old=old, new="the file is gone", uses=uses)
 
 
 # — reading upstream
@@ -293,7 +293,7 @@ def check_rules(
     """Compare with a checkout, or with files below an address. What does not answer is named as a problem."""
     watched = [fact for fact in FACTS if fact.constant is not None]
     paths = list(dict.fromkeys(fact.source.path for fact in watched))
-    changes: list[RuleChange] = []
+    changes: list[UpstreamChange] = []
     gone: list[str] = []
     compared, problem = 0, None
     folder = Path(upstream) if "://" not in upstream else None

@@ -156,7 +156,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Backtest:
+class OddsBacktest:
     forecasts: tuple[Forecast, ...]
     #: Mean squared errors of the chance of a new champion by correlation, and that of the plain rate of the
     #: tournaments before. Less is better; always saying one half has 0.25.
@@ -166,7 +166,7 @@ class Backtest:
     brier_of_tasks: float | None
 
 
-def backtest(tournaments: Sequence[Tournament], rules: TournamentRules) -> Backtest | None:
+def backtest(tournaments: Sequence[Tournament], rules: TournamentRules) -> OddsBacktest | None:
     """Forecast each tournament from those before it, by today's rules; None without two that are over."""
     past = by_date(tournaments, rules.kind)
     boss = rules.round("boss")
@@ -188,7 +188,7 @@ def backtest(tournaments: Sequence[Tournament], rules: TournamentRules) -> Backt
         for one in forecasts
     )
     rate = fmean((rate - outcome) ** 2 for rate, outcome in zip(rates, happened, strict=True))
-    return Backtest(tuple(forecasts), brier, rate, errors / tasks if tasks else None)
+    return OddsBacktest(tuple(forecasts), brier, rate, errors / tasks if tasks else None)
 
 
 def _forecast(one: Tournament, facts: FieldFacts, rules: TournamentRules) -> Forecast:

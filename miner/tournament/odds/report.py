@@ -12,9 +12,9 @@ from miner.tournament.odds.bracket import BRACKETS, Chances, Opponents, Placings
 from miner.tournament.odds.history import (
     ASSUMED_WEEKS,
     CORRELATIONS,
-    Backtest,
     FieldFacts,
     History,
+    OddsBacktest,
 )
 from miner.tournament.odds.value import HIGH, LOW, WEEKS, Stakes, Worth, worth
 
@@ -25,7 +25,7 @@ _MOVED, _STRONGER, _UNSURE = 0.1, 0.15, 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Money:
+class EntryPrices:
     """The operator's prices."""
 
     fee: float
@@ -62,7 +62,7 @@ class Odds:
     chances: Chances
     history: History
     facts: FieldFacts
-    money: Money
+    money: EntryPrices
     #: The kind's share of the emission.
     share: float
     placings: Placings
@@ -102,7 +102,7 @@ def odds_of(
     chances: Chances,
     history: History,
     facts: FieldFacts,
-    money: Money,
+    money: EntryPrices,
     share: float,
     *,
     brackets: int = BRACKETS,
@@ -157,7 +157,7 @@ def odds_of(
     )
 
 
-def _stakes(money: Money, facts: FieldFacts, kind_alpha: float) -> Stakes:
+def _stakes(money: EntryPrices, facts: FieldFacts, kind_alpha: float) -> Stakes:
     return Stakes(
         money.cost, kind_alpha * (money.alpha_price or 0.0), place_shares(), facts.falls, money.weeks
     )
@@ -274,7 +274,7 @@ def _verdict(odds: Odds) -> str:
     return f"Enter? Yes: on average it brings {odds.worth.expected:.2f} TAO{sure}."
 
 
-def backtest_lines(found: Backtest, rules: TournamentRules) -> Iterator[str]:
+def backtest_lines(found: OddsBacktest, rules: TournamentRules) -> Iterator[str]:
     yield from _wrapped(
         f"{rules.kind} tournaments, each forecast from those before it, by today's rules: the chance of a "
         "new champion, by the correlation of a challenger's tasks"

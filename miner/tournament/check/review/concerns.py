@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Severity(StrEnum):
+class Gravity(StrEnum):
     """Gravity of a place, the worst first."""
 
     #: It would be flagged, and a flag that a person accepts ends the tournament for the entry.
@@ -38,7 +38,7 @@ class Concern:
     """A kind of thing that a reviewer looks for."""
 
     name: str
-    severity: Severity
+    severity: Gravity
     question: str
     #: Whether a comment can answer the question.
     explainable: bool = True
@@ -48,51 +48,49 @@ class Concern:
 
 WEIGHTS = Concern(
     "weights",
-    Severity.FAILS,
+    Gravity.FAILS,
     "which weights are these, whose, checked by which digest, and why not the task's own from /cache?",
     fetches=True,
 )
 DATA = Concern(
     "data",
-    Severity.FAILS,
+    Gravity.FAILS,
     "which data is this? It is neither the task's nor among the requested data sets",
     fetches=True,
 )
 SPECIAL = Concern(
     "special case",
-    Severity.FAILS,
+    Gravity.FAILS,
     "why are one task, miner, host or date treated unlike others?",
     explainable=False,
 )
 HOST = Concern(
-    "host", Severity.FAILS, "why does a trainer look at the machine that it runs on?", explainable=False
+    "host", Gravity.FAILS, "why does a trainer look at the machine that it runs on?", explainable=False
 )
 HIDDEN = Concern(
-    "hidden code", Severity.FAILS, "what does this do? It is written so that nobody can read it", False
+    "hidden code", Gravity.FAILS, "what does this do? It is written so that nobody can read it", False
 )
 EVALUATOR = Concern(
-    "evaluator", Severity.ASKS, "does the training see what it is scored with, or another task's data?"
+    "evaluator", Gravity.ASKS, "does the training see what it is scored with, or another task's data?"
 )
 BENCHMARK = Concern(
-    "benchmark", Severity.ASKS, "is this benchmark in the training data, and why is it named at all?"
+    "benchmark", Gravity.ASKS, "is this benchmark in the training data, and why is it named at all?"
 )
 CODE = Concern(
     "fetched code",
-    Severity.ASKS,
+    Gravity.ASKS,
     "what is fetched here, and who says that each build gets the same?",
     fetches=True,
 )
-NETWORK = Concern("network", Severity.ASKS, "whom does this ask, and for what? Trainings have no network")
+NETWORK = Concern("network", Gravity.ASKS, "whom does this ask, and for what? Trainings have no network")
 SURROUNDINGS = Concern(
     "surroundings",
-    Severity.ASKS,
+    Gravity.ASKS,
     "what does the training make of what it learns here about the machine or the task?",
 )
-DYNAMIC = Concern("dynamic code", Severity.ASKS, "where does the code or the object come from that is run?")
-PACKAGES = Concern(
-    "packages", Severity.SAID, "what are they for, and are their versions fixed?", fetches=True
-)
-EMBEDDED = Concern("contents", Severity.ASKS, "what is in it, and which training reads it?")
+DYNAMIC = Concern("dynamic code", Gravity.ASKS, "where does the code or the object come from that is run?")
+PACKAGES = Concern("packages", Gravity.SAID, "what are they for, and are their versions fixed?", fetches=True)
+EMBEDDED = Concern("contents", Gravity.ASKS, "what is in it, and which training reads it?")
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class Place:
     concern: Concern
     what: str
     #: Another gravity than the concern's own.
-    severity: Severity | None = None
+    severity: Gravity | None = None
     #: First lines of the statements around it, the innermost first: comments stand above them.
     starts: tuple[int, ...] = ()
     #: A docstring around it.
@@ -117,7 +115,7 @@ class ReviewFinding:
     file: str
     line: int
     concern: Concern
-    severity: Severity
+    severity: Gravity
     what: str
     #: The comment beside it; empty without one.
     why: str = ""
@@ -150,13 +148,13 @@ def judged(file: str, place: Place, lines: Sequence[str], runs: Runs) -> ReviewF
     severity = place.severity or place.concern.severity
     why, addressed = _comment(place, lines)
     if addressed and place.concern.explainable:
-        severity = Severity.SAID
-    elif severity is Severity.FAILS and place.concern.explainable and (why or runs is Runs.NEVER):
-        severity = Severity.ASKS
-    elif severity is Severity.FAILS and place.concern is WEIGHTS and runs is Runs.IN_TRAINING:
-        severity = Severity.ASKS  # without a network it gets none
-    elif severity is Severity.ASKS and runs is Runs.NEVER:
-        severity = Severity.SAID
+        severity = Gravity.SAID
+    elif severity is Gravity.FAILS and place.concern.explainable and (why or runs is Runs.NEVER):
+        severity = Gravity.ASKS
+    elif severity is Gravity.FAILS and place.concern is WEIGHTS and runs is Runs.IN_TRAINING:
+        severity = Gravity.ASKS  # without a network it gets none
+    elif severity is Gravity.ASKS and runs is Runs.NEVER:
+        severity = Gravity.SAID
     return ReviewFinding(file, place.line, place.concern, severity, place.what, why)
 
 

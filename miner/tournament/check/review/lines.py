@@ -26,8 +26,8 @@ from miner.tournament.check.review.concerns import (
     SURROUNDINGS,
     WEIGHTS,
     Concern,
+    Gravity,
     Place,
-    Severity,
 )
 from miner.tournament.check.sources import DATA_SETS, TABLES, looks_like_base64
 from miner.tournament.check.sources import WEIGHTS as WEIGHT_SUFFIXES
@@ -344,7 +344,7 @@ def read_dockerfile_places(text: str) -> Iterator[Place]:
 
 def _of_instruction(
     one: Instruction, values: Mapping[str, str | None], stages: set[str]
-) -> Iterator[tuple[Concern, str, Severity | None]]:
+) -> Iterator[tuple[Concern, str, Gravity | None]]:
     if one.name == "FROM":
         words = one.text.split()
         base = expanded(words[0], values) if words else ""
@@ -370,7 +370,7 @@ def _of_instruction(
     elif one.name in ("ENV", "ARG", "LABEL"):
         for url in ADDRESS.findall(one.text):
             if behind := address_concern(url):
-                yield behind, f"names {_short(url)}", Severity.ASKS
+                yield behind, f"names {_short(url)}", Gravity.ASKS
 
 
 def _is_known_base(base: str) -> bool:
@@ -426,14 +426,14 @@ def _of_line(number: int, line: str, requested: frozenset[str]) -> Iterator[Plac
             yield Place(number, CODE, f"installs {_short(url)}, a name that may move, not a commit")
     for url in () if "git+" in line else ADDRESS.findall(line):
         if concern := address_concern(url):
-            yield Place(number, concern, f"names {_short(url)}", Severity.ASKS)
+            yield Place(number, concern, f"names {_short(url)}", Gravity.ASKS)
     if found := _KEY.match(line[:400]):
         key, value = found["key"], found["value"]
         if value in requested:
-            yield Place(number, DATA, f"{key}: {value}, which is requested", Severity.SAID)
+            yield Place(number, DATA, f"{key}: {value}, which is requested", Gravity.SAID)
         elif _DATA_KEY.search(key):
-            yield Place(number, DATA, f"{key}: {value}", Severity.ASKS)
+            yield Place(number, DATA, f"{key}: {value}", Gravity.ASKS)
         elif _WEIGHT_KEY.search(key):
-            yield Place(number, WEIGHTS, f"{key}: {value}", Severity.ASKS)
+            yield Place(number, WEIGHTS, f"{key}: {value}", Gravity.ASKS)
     for _, concern, what in text_places(line):
         yield Place(number, concern, what)

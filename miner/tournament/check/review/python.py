@@ -23,8 +23,8 @@ from miner.tournament.check.review.concerns import (
     SURROUNDINGS,
     WEIGHTS,
     Concern,
+    Gravity,
     Place,
-    Severity,
 )
 from miner.tournament.check.review.lines import ADDRESS, address_concern, command_places, text_places
 from miner.tournament.check.review.syntax import (
@@ -137,7 +137,7 @@ def read_python(text: str, requested: frozenset[str]) -> Iterator[Place]:
                 yield Place(line, concern, what, severity, *around(above, tree))
 
 
-Found = Iterator[tuple[Concern, str, Severity | None]]
+Found = Iterator[tuple[Concern, str, Gravity | None]]
 
 
 def _of_node(node: ast.AST, module: ReadModule, documents: set[int]) -> Found:
@@ -160,7 +160,7 @@ def _of_constant(node: ast.Constant, module: ReadModule) -> Found:
     for _, concern, what in text_places(value):
         yield concern, what, None
     if (url := ADDRESS.match(value)) and (behind := address_concern(url[0])):
-        yield behind, f"names {value[:70]}", Severity.SAID if behind is CODE else Severity.ASKS
+        yield behind, f"names {value[:70]}", Gravity.SAID if behind is CODE else Gravity.ASKS
 
 
 def _of_joined(node: ast.AST, module: ReadModule) -> Found:
@@ -193,7 +193,7 @@ def _fetches(node: ast.Call, name: str, last: str, module: ReadModule) -> Found:
     if last == "load_dataset" or any(name.endswith(one) for one in _DATA_FETCHES):
         files = text_of(_keyword(node, "data_files"), module) or ""
         if first in module.requested:
-            yield DATA, f"loads {first}, which is requested", Severity.SAID
+            yield DATA, f"loads {first}, which is requested", Gravity.SAID
         elif last != "load_dataset" or (first and first not in _FORMATS and not first.startswith(("/", "."))):
             yield DATA, f"{last} fetches {first or 'data'}", None
         elif "://" in files:
@@ -201,9 +201,9 @@ def _fetches(node: ast.Call, name: str, last: str, module: ReadModule) -> Found:
     elif is_local:
         return
     elif last in _LOADS_MODEL and first and _HUB_ID.fullmatch(first) and "." not in first.partition("/")[0]:
-        yield WEIGHTS, f"{last} of {first}", Severity.ASKS
+        yield WEIGHTS, f"{last} of {first}", Gravity.ASKS
     elif last == "pipeline" and (model := text_of(_keyword(node, "model"), module)):
-        yield WEIGHTS, f"{last} of {model[:70]}", Severity.ASKS
+        yield WEIGHTS, f"{last} of {model[:70]}", Gravity.ASKS
 
 
 def _of_name(node: ast.Name | ast.Attribute, module: ReadModule) -> Found:

@@ -21,10 +21,10 @@ from miner.tournament.check.review.concerns import (
     CODE,
     EMBEDDED,
     WEIGHTS,
+    Gravity,
     Place,
     ReviewFinding,
     Runs,
-    Severity,
     judged,
 )
 from miner.tournament.check.review.lines import read_config, read_dockerfile_places, read_shell
@@ -68,17 +68,17 @@ _SHEBANG = re.compile(rb"#!.*\b(?P<name>python|bash|sh|zsh|dash)\d*")
 def check_review(entry: CheckedEntry) -> RuleFinding:
     requested = _requested(entry)
     found = review_tree(entry.tree, entry.files(), entry.kinds, requested)
-    rule, by = "cheat review", {level: [one for one in found if one.severity is level] for level in Severity}
-    notes = [line for level in (Severity.FAILS, Severity.ASKS) for line in _grouped(by[level])]
-    explained = [one for one in by[Severity.SAID] if one.why]
-    if by[Severity.SAID] and len(notes) > 0:
-        notes.append(f"{len(by[Severity.SAID])} more are explained beside them, or nothing runs them: --json")
-    counts = f"{len(by[Severity.FAILS])} would be flagged, {len(by[Severity.ASKS])} asked about"
+    rule, by = "cheat review", {level: [one for one in found if one.severity is level] for level in Gravity}
+    notes = [line for level in (Gravity.FAILS, Gravity.ASKS) for line in _grouped(by[level])]
+    explained = [one for one in by[Gravity.SAID] if one.why]
+    if by[Gravity.SAID] and len(notes) > 0:
+        notes.append(f"{len(by[Gravity.SAID])} more are explained beside them, or nothing runs them: --json")
+    counts = f"{len(by[Gravity.FAILS])} would be flagged, {len(by[Gravity.ASKS])} asked about"
     places = tuple(one.as_dict() for one in found)
     to_do = "take it out, or write the answer above it, `# For a reviewer: …`; `prepare` collects them"
-    if by[Severity.FAILS]:
+    if by[Gravity.FAILS]:
         state = FindingState.FAILED
-    elif by[Severity.ASKS]:
+    elif by[Gravity.ASKS]:
         state = FindingState.UNKNOWN
     else:
         text = f"nothing that a reviewer would ask about; {len(explained)} places are explained"
@@ -95,7 +95,7 @@ def _grouped(found: Sequence[ReviewFinding]) -> Iterator[str]:
     """One line for each concern: its question, and where."""
     for concern in dict.fromkeys(one.concern for one in found):
         these = [one for one in found if one.concern == concern]
-        verb = "would be flagged" if these[0].severity is Severity.FAILS else "asked"
+        verb = "would be flagged" if these[0].severity is Gravity.FAILS else "asked"
         lines = [f"{concern.name}, {verb}: {concern.question}"]
         lines += [f"    {one.place} {one.what}" for one in these[:MOST_NAMED]]
         if len(these) > MOST_NAMED:
@@ -119,7 +119,7 @@ def review_tree(
         if runs is Runs.NEVER and name in reached:
             runs = Runs.IN_TRAINING
         found += [judged(name, place, lines, runs) for place in places]
-    order = list(Severity)
+    order = list(Gravity)
     return sorted(found, key=lambda one: (order.index(one.severity), one.concern.name, one.file, one.line))
 
 
