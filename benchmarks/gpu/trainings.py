@@ -17,7 +17,7 @@ import torch
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.shapes import model_folder, rows_file
 from core.domain.choices import Engine
-from core.planning.measured import MeasuredTraining, measured_slowness, step_kind
+from core.planning.measured import MOST_OFFSET_BYTES, MeasuredTraining, measured_slowness, step_kind
 from core.planning.memory.persistent import CONTEXT_BYTES
 from core.planning.plan import TrainingPlan
 from core.planning.time.calibration import expected_speed, flops_utilisation
@@ -162,6 +162,7 @@ class Timed:
         if not efficiency or plan.gpus.is_cpu or len(self.seconds) < 3:
             return None
         offset = 0.0 if self.peak_bytes is None else self.peak_bytes - plan.memory.total_bytes
+        more = round(offset) + plan.memory["measured"]
         return MeasuredTraining(
             engine=Engine.NATIVE,
             step=step_kind(plan.task.task_type),
@@ -170,7 +171,7 @@ class Timed:
             checkpointing=plan.precision.gradient_checkpointing,
             params=plan.model.params_total,
             slowness=min(max(measured_slowness(plan.candidate) / efficiency, 0.2), 20.0),
-            memory_offset_bytes=round(offset) + plan.memory["measured"],
+            memory_offset_bytes=min(max(more, -MOST_OFFSET_BYTES), MOST_OFFSET_BYTES),
         )
 
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from core.config.files import config_dir
 from core.domain.choices import Engine, Method
@@ -31,6 +31,8 @@ FOLDER = "measured"
 _LIKE = 4.0
 #: A faulty measurement must not make plans absurd.
 _FASTEST, _SLOWEST = 0.2, 20.0
+#: 24 GB: an estimate that is further off is to be mended itself.
+MOST_OFFSET_BYTES = 24_000_000_000
 
 
 class StepKind(StrEnum):
@@ -59,7 +61,7 @@ class MeasuredTraining(Record):
     #: Seconds of a step, relative to the prior.
     slowness: float = Field(ge=_FASTEST, le=_SLOWEST)
     #: The peak of memory less the estimate of the memory model.
-    memory_offset_bytes: int = 0
+    memory_offset_bytes: int = Field(default=0, ge=-MOST_OFFSET_BYTES, le=MOST_OFFSET_BYTES)
 
     def is_like(self, s: RunCandidate) -> bool:
         same = (self.engine, self.step, self.method, self.compiled)
@@ -93,7 +95,7 @@ def measured_card(gpu: str) -> MeasuredCard | None:
         return MeasuredCard.model_validate(yaml.safe_load(path.read_bytes()))
     except FileNotFoundError:
         return None
-    except (OSError, yaml.YAMLError, ValidationError) as error:
+    except (OSError, yaml.YAMLError, ValueError) as error:  # ValueError: also of a date like 2026-13-01
         log.warning("%s is left out, plans follow the priors: %s", path, error)
         return None
 

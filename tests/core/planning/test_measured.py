@@ -76,7 +76,15 @@ def test_it_counts_for_no_other_card_and_no_other_size(folder: Path, profile: Lo
         assert made(profile, gpus, model).time.prior == "a prior"
 
 
-@pytest.mark.parametrize("text", ["gpu: [", "gpu: H100-SXM\ndate: 2026-12-01\ntrainings: [{engine: own}]\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpu: [",
+        "gpu: H100-SXM\ndate: 2026-12-01\ntrainings: [{engine: own}]\n",
+        "gpu: H100-SXM\ndate: 2026-13-01\n",
+        CARD.to_yaml().replace("2000000000", "900000000000"),
+    ],
+)
 def test_a_file_that_cannot_be_read_leaves_the_priors(
     folder: Path, profile: LoadedProfile, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
