@@ -177,15 +177,21 @@ class GpuRun:
         began = time.monotonic()
         if self.watch is not None:
             self.watch.samples.clear()
+        beside = set(wrapper.descendant_pids())
         child = self.start(part.name, self.root, answers, limit)
         cut = False
-        while child.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=1)
-            if child.returncode is None and (self.stopped or time.monotonic() - began > limit):
-                cut = True
-                self._end(child)
-            self._write(_result(part, PartState.RUNNING, time.monotonic() - began, "", answers), later)
+        try:
+            while child.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(timeout=1)
+                if child.returncode is None and (self.stopped or time.monotonic() - began > limit):
+                    cut = True
+                    self._end(child)
+                self._write(_result(part, PartState.RUNNING, time.monotonic() - began, "", answers), later)
+        finally:  # no matter how it ended: what it left would hold the card while the next one is measured
+            wrapper.kill_until_gone(lambda: set(wrapper.descendant_pids()) - beside, _GRACE_S)
+            child.poll()
+        cut |= self.stopped and child.returncode != 0  # Ctrl-C reaches the part itself as well
         seconds = time.monotonic() - began
         state, reason = PartState.DONE, ""
         if cut:
@@ -345,6 +351,7 @@ def gpu(
     is_small = kind == CPU if small is None else small
     shm = _SHM if _SHM.is_dir() and shutil.disk_usage(_SHM).free > _NEEDED else None
     watch = NvmlWatch()
+    wrapper.adopt_orphans()
     try:
         today = datetime.datetime.now(datetime.UTC).date()
         report = GpuReport(gpu=kind.name, date=today, small=is_small, versions=versions(watch.driver()))

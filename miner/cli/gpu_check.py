@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
+import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from core.domain.errors import ConfigError, Problem
+from core.system.files import write_atomically
 from miner.cli.options import load_settings
 from miner.cli.output import echo
 
@@ -46,13 +48,28 @@ def gpu_check(
     arguments += ["--model", str(model.resolve())] if model is not None else []
     command = [str(training_interpreter(load_settings()).path), "-m", "benchmarks", "gpu", *arguments]
     began = {file: file.stat().st_mtime_ns for file in out.glob("*.yaml")}
-    code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False).returncode
+    code = _run_to_its_end(command, environment)
     if use:
         new = [file for file in out.glob("*.yaml") if file.stat().st_mtime_ns != began.get(file)]
         if not new:
             raise ConfigError("gpu-check", [Problem("--use", "", f"no GPU was measured; see {out / 'log'}")])
         target = measured_file(new[0].stem)
         target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(new[0], target)
+        write_atomically(target, new[0].read_bytes(), mode=0o644)
         echo(f"plans for {new[0].stem} follow {os.path.relpath(target)}; a running daemon after its restart")
     raise typer.Exit(code)
+
+
+def _run_to_its_end(command: list[str], environment: Mapping[str, str]) -> int:
+    """Wait for the benchmark, after a signal too: it ends its parts and writes the table."""
+    with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL) as child:
+
+        def stop(_number: int, _frame: object) -> None:
+            child.terminate()
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return child.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

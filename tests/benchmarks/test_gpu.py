@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
 import json
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +164,68 @@ def test_a_part_that_hangs_is_ended_with_all_it_started_and_keeps_its_figures(
     assert (result.state, result.reason) == (PartState.CUT, "stopped from outside")
     assert [figure.name for figure in result.figures] == ["before it hung"]
     assert int(grandchild.read_text()) not in [process.pid for process in wrapper.processes()]
+
+
+LEAVES = HANGS.removesuffix("time.sleep(600)\n")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("code", "is_full"), [(LEAVES, False), (HANGS, True)])
+def test_no_part_leaves_a_process_behind_whatever_ends_it(
+    tmp_path: Path, code: str, is_full: bool, adopted: None
+) -> None:
+    grandchild = tmp_path / "first.jsonl.pid"
+
+    def start(name: str, root: Path, answers: Path, seconds: float) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code, str(answers)])
+
+    class FullDisk(GpuRun):
+        def _write(self, *rest: Any) -> None:
+            super()._write(*rest)
+            if is_full and grandchild.exists() and grandchild.read_text():
+                raise OSError("no space left on device")
+
+    run = gpu_run(tmp_path, start)
+    run.__class__ = FullDisk
+    with pytest.raises(OSError, match="no space") if is_full else contextlib.nullcontext():
+        run.run(PARTS[:1])
+    assert int(grandchild.read_text()) not in [process.pid for process in wrapper.processes()]
+
+
+@pytest.fixture
+def adopted() -> Iterator[None]:
+    wrapper.adopt_orphans()
+    yield
+    ctypes.CDLL(None).prctl(wrapper.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+SLOW_TO_END = """
+import pathlib, signal, sys, time
+def stop(*_):
+    time.sleep(0.6)  # longer than subprocess.run waits after Ctrl-C
+    pathlib.Path(sys.argv[1]).write_text("the table")
+    sys.exit(3)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path(sys.argv[1]).write_text("begun")
+time.sleep(60)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_after_ctrl_c_the_command_waits_for_the_table(tmp_path: Path, number: signal.Signals) -> None:
+    table = tmp_path / "table"
+    code = (
+        "import os, sys; from miner.cli.gpu_check import _run_to_its_end; "
+        "sys.exit(_run_to_its_end([sys.executable, *sys.argv[1:]], os.environ))"
+    )
+    command = [sys.executable, "-c", code, "-c", SLOW_TO_END, str(table)]
+    with subprocess.Popen(command, cwd=runs.carried.ROOT) as child:
+        while not (table.exists() and table.read_text()) and child.poll() is None:
+            time.sleep(0.02)
+        child.send_signal(number)
+        assert child.wait() == 3
+    assert table.read_text() == "the table"
 
 
 @pytest.mark.training
