@@ -97,7 +97,7 @@ async def list_jobs(
 
 
 @router.get("/compare")
-async def compare(jobs: Annotated[str, Query(max_length=200)], daemon: Daemon) -> JobComparison:
+async def compare(jobs: Annotated[str, Query(max_length=400)], daemon: Daemon) -> JobComparison:
     """Compare some jobs, by number or task id, separated by commas: curves, scores, costs, plans."""
     names = dict.fromkeys(name.strip() for name in jobs.split(",") if name.strip())
     if not 1 <= len(names) <= MOST_JOBS:

@@ -42,7 +42,7 @@ def compare_jobs(
 ) -> JobComparison:
     """Put some jobs side by side. `live` and `running`: of those that a worker has."""
     jobs, plans = [], []
-    for row in rows:
+    for row in {row.id: row for row in rows}.values():  # one may be named by number and by task id
         summary = job_summary(db, row, live.get(row.id), costs)
         attempts = attempts_of(db, row.id)
         chosen = summary.result.attempt if summary.result else None

@@ -69,7 +69,7 @@ class TaskFile(BaseModel):
     model_folder: Path | None = None
     #: A profile by name or path, instead of the one in force.
     profile: Annotated[str, Field(min_length=1, max_length=500)] | None = None
-    tags: tuple[Tag, ...] = ()
+    tags: Annotated[tuple[Tag, ...], Field(max_length=20)] = ()
     note: Note = ""
     #: For `god-miner eval` only; a job is trained for what offers are scored on.
     era: Era = Era.OFFERS

@@ -309,8 +309,8 @@ class JobFilter(NamedTuple):
             values.append(self.state)
         if self.text:
             columns = ("model", "task_id", "note")
-            terms.append(f"({' OR '.join(f'instr(lower({column}), ?)' for column in columns)})")
-            values += [self.text.lower()] * len(columns)
+            terms.append(f"({' OR '.join(f'instr(lower({column}), lower(?))' for column in columns)})")
+            values += [self.text] * len(columns)
         if self.tag:
             terms.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)")
             values.append(self.tag)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
+from urllib.parse import urlencode
 
 from nicegui import ui
 
@@ -49,7 +50,7 @@ async def compare_page(view: PageView, jobs: str = "", x: str = "step") -> None:
         set_visible(empty("Type the numbers of some jobs, or pick them in the list of jobs."), True)
         Link("All jobs", view.href("/jobs"))
         return
-    path = f"/compare?jobs={','.join(jobs.replace(',', ' ').split())}"
+    path = "/compare?" + urlencode({"jobs": ",".join(jobs.replace(",", " ").split())})
     try:
         first = await view.get(path, JobComparison)
     except DaemonTrouble as error:

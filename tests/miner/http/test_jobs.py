@@ -103,18 +103,22 @@ async def test_own_tasks_with_two_profiles_are_labelled_found_and_compared(
     compared = (await port.ask("GET", f"/compare?jobs={first},{second}")).json()
     assert [one["profile"] for one in compared["jobs"]] == ["h100x4", "steady"]
     assert [one["job"]["note"] for one in compared["jobs"]] == ["with h100x4", "with steady"]
+    task_id = compared["jobs"][0]["job"]["task_id"]
+    twice = (await port.ask("GET", f"/compare?jobs={first},{task_id}")).json()
+    assert [one["job"]["id"] for one in twice["jobs"]] == [first]
     differ = {row["name"]: row["values"] for row in compared["plan"]}
     assert len(differ["optimizer.learning_rate"]) == 2
     assert all(values[0] != values[1] for values in differ.values())
-    labels = {"tags": ["better", "ab"], "note": "kept"}
+    labels = {"tags": ["better", "ab"], "note": "Äb kept"}
     labelled = (await port.ask("POST", f"/jobs/{second}/labels", json=labels)).json()
-    assert (labelled["tags"], labelled["note"]) == (["ab", "better"], "kept")
+    assert (labelled["tags"], labelled["note"]) == (["ab", "better"], "Äb kept")
     for query, found in (
         ("tag=ab", jobs),
         ("tag=better", [second]),
         ("tag=bett", []),
         ("q=with%20h100", [first]),
         ("q=a/b&state=done&tag=ab", jobs),
+        ("q=ÄB", [second]),
         ("state=failed", []),
     ):
         listed = (await port.ask("GET", f"/jobs?{query}")).json()["jobs"]
@@ -127,9 +131,11 @@ async def test_own_tasks_with_two_profiles_are_labelled_found_and_compared(
         ("GET", "/compare?jobs=", None, 422),
         ("GET", "/compare?jobs=1,2,3,4,5,6,7", None, 422),
         ("GET", "/compare?jobs=99", None, 404),
+        ("GET", f"/compare?jobs={','.join(f'{number}' * 36 for number in range(6))}", None, 404),
         ("POST", "/jobs/99/labels", {"tags": [], "note": ""}, 404),
         ("POST", "/jobs", {"profile": "none-of-this-name"}, 422),
         ("POST", "/jobs", {"tags": ["two words"]}, 422),
+        ("POST", "/jobs", {"tags": [f"t{number}" for number in range(21)]}, 422),
     ],
 )
 async def test_what_cannot_be_compared_or_labelled_is_refused(
