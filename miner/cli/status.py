@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _SEEN = ("daemon", "fleet", "jobs", "ended", "alerts", "money")
 #: Lines that are folded, not cut.
 _WHOLE = ("next", "last 24 h")
+_FIRST_STEP = "`god-miner doctor` says what is missing; docs/first-entry.md leads to a tournament entry"
 #: Jobs of each kind in one line.
 _NAMED = 3
 
@@ -42,7 +43,7 @@ def show_status(*, as_json: bool) -> None:
 def _standing(settings: Settings, now: float) -> Standing:
     from miner.api.status import Overview, Standing
     from miner.daemon_client import DaemonRefused, NoDaemon, get, operator_url
-    from miner.store.database import NoStore
+    from miner.store.database import FILE_NAME, NoStore
 
     fields: dict[str, Any] = {
         "at": now,
@@ -51,7 +52,7 @@ def _standing(settings: Settings, now: float) -> Standing:
         "tournaments": _tournaments(settings, now),
     }
     fields |= {"jobs": [], "ended": [], "alerts": [], "problem": None, "money": None}
-    nothing_yet = False
+    store_problem = None
     try:
         operator_url(settings)  # fails before the client is imported
         seen = get(settings, "/overview", Overview)
@@ -60,10 +61,14 @@ def _standing(settings: Settings, now: float) -> Standing:
         fields["problem"] = str(error)
         try:
             fields |= _stored(settings)
-        except NoStore:
-            nothing_yet = True
+        except NoStore as error:
+            store_problem = error
     standing = Standing(**fields, next_step="")
-    return standing.model_copy(update={"next_step": _next_step(standing, nothing_yet)})
+    hint = None
+    if store_problem is not None:
+        is_older = (settings.store_dir / FILE_NAME).exists()
+        hint = f"`god-miner run`: {store_problem}" if is_older else _FIRST_STEP
+    return standing.model_copy(update={"next_step": _next_step(standing, hint)})
 
 
 def _stored(settings: Settings) -> dict[str, object]:
@@ -103,11 +108,11 @@ def _tournaments(settings: Settings, now: float) -> list[NextTournament]:
     return sorted(found, key=lambda one: one.starts_at)
 
 
-def _next_step(standing: Standing, nothing_yet: bool) -> str:
+def _next_step(standing: Standing, hint: str | None) -> str:
     """The first thing that is missing or wrong."""
     failed = next((job for job in standing.ended if job.state == "failed"), None)
-    if nothing_yet:
-        return "`god-miner doctor` says what is missing; docs/first-entry.md leads to a tournament entry"
+    if hint is not None:
+        return hint
     if standing.daemon is not None and standing.daemon.troubles:
         return f"`god-miner doctor`: {standing.daemon.troubles[0]}"
     if any(alert.severity == "critical" for alert in standing.alerts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -20,6 +21,8 @@ from core.domain.units import Bytes
 from miner.fleet.sources import FixedGpuSource, GpuScan, GpuSource, ScannedGpu
 from miner.settings import Settings
 from miner.settings.values import Price
+
+log = logging.getLogger(__name__)
 
 
 class LinkKeyword(StrEnum):
@@ -147,7 +150,11 @@ NO_PRICES = Prices()
 
 def gpu_prices(settings: Settings) -> Prices:
     """Return the prices in force: GPU_PRICE_PER_HOUR and FLEET_FILE as they are now."""
-    file = follow_fleet_file(settings.fleet_file) if settings.fleet_file else None
+    try:
+        file = follow_fleet_file(settings.fleet_file) if settings.fleet_file else None
+    except ConfigError as error:  # what is stored can be looked at still
+        log.warning("no costs are shown: %s", error)
+        return NO_PRICES
     return Prices.in_force(settings, file.current.content if file else None)
 
 

@@ -7,6 +7,7 @@ rest of a report. Earned is the miner's emission, at the subnet's price of then.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections import defaultdict
 
 from core.domain.units import show_dollars
@@ -46,6 +47,7 @@ def period_money(
 
 def _earned_tao(connection: sqlite3.Connection, begins_at: float, ends_at: float) -> float | None:
     """A row holds until the next one, but for a day at most: then the metagraph was not read for long."""
+    ends_at = min(ends_at, time.time())  # of the rest of this week nothing is earned yet
     before = newest_rank(connection, begins_at)
     rows = [row for row in ranks_between(connection, begins_at, ends_at) if row.at > begins_at]
     rows = [before, *rows] if before is not None else rows

@@ -106,6 +106,14 @@ def test_without_a_daemon_the_store_is_read(data_dir: Path) -> None:
     assert set(STOPPED.splitlines()) <= set(shown().splitlines())
 
 
+def test_an_older_store_is_no_new_machine(data_dir: Path) -> None:
+    with closing(database.connect(database.prepare_store(data_dir))) as connection:
+        connection.execute("PRAGMA user_version = 3")
+    step = json.loads(shown("--json"))["next_step"]
+    assert step.startswith("`god-miner run`: ")
+    assert "has schema 3" in step
+
+
 def test_help_has_every_command_under_a_heading_and_five_examples() -> None:
     lines = shown("--help").splitlines()
     headings = ["Every day:", "Tournaments:", "Tune:", "Train by hand:", "Set up:"]

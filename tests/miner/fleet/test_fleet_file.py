@@ -122,6 +122,8 @@ def test_a_gpu_costs_what_its_kind_does_else_what_all_do(file: Path) -> None:
     found = {kind: prices.of(kind) for kind in ("H100-SXM", "Tesla-T4", "L4", None)}
     assert found == {"H100-SXM": 2.5, "Tesla-T4": 0, "L4": 1.25, None: 1.25}
     assert not gpu_prices(load_settings(env={}, env_file=None))
+    write(file, "prices: [")  # costs little: what is stored can be looked at still
+    assert not gpu_prices(load_settings(env=env, env_file=None))
 
 
 async def test_an_edit_counts_at_the_next_scan_and_a_bad_one_is_ignored(file: Path) -> None:

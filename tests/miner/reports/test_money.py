@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from typing import Any
 
 import pytest
@@ -61,6 +62,14 @@ async def test_a_stored_week_costs_what_a_hand_calculation_says(store: Store) ->
     day = await store.read(period_money, WEEK.begins_at, WEEK.begins_at + DAY, PRICES)
     assert day is not None
     assert (day.spent, day.idle, day.earned) == (144.0, 54.0, pytest.approx(60.0))
+
+
+async def test_of_a_week_that_is_not_over_nothing_is_earned_in_advance(store: Store) -> None:
+    now = time.time()
+    await store.write(record_rank, rank_row(now - 3600, 1, tao_per_day=2.4))
+    money = await store.read(period_money, now - DAY, now + DAY, PRICES)
+    assert money is not None
+    assert money.earned_tao == pytest.approx(0.1, rel=0.01)
 
 
 async def test_a_job_costs_its_attempts_gpus_for_their_time(store: Store) -> None:
