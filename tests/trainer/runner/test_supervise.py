@@ -116,9 +116,10 @@ def test_a_child_is_ended(
         (0.0, 3_000, 10_000, None, ""),  # from a disk that is hardly there
         (1.0, 1_000, 10_000, 300, "it has read nothing in its last 5 min"),  # trains without our plugin
         (0.0, 0, 10_000, 300, "neither computed nor read for 2 min"),
+        (0.005, 0, 10_000, 300, "neither computed nor read for 2 min"),  # its launcher alone, as measured
         (0.5, 800_000, 1_000, 750, "75% of the time is over"),
     ],
-    ids=["busy machine", "cold disk", "trains without it", "stands still", "for ever"],
+    ids=["busy machine", "cold disk", "trains without it", "stands still", "its launcher waits", "for ever"],
 )
 def test_a_child_that_still_imports_is_waited_for(
     time: FakeTime,
