@@ -33,6 +33,7 @@ from core.runs.progress import (
     parse_events,
 )
 from core.runs.run_files import RunResult, RunSpec, TrainerExitCode
+from core.submission.swap import recover_swap
 from core.system.wrapper import adopt_orphans
 from trainer.handoff import TrainingOutcome, write_record
 from trainer.runner.command_line import UsageError
@@ -55,6 +56,9 @@ def write_result(run: RunSpec, launch: LaunchResult, *, steps: int = 0) -> RunRe
     submission = Submission(
         Path(run.submission_dir), run.model_id, Path(run.model_path), run.task_type, run.image_type
     )
+    with contextlib.suppress(OSError):
+        # Nobody comes after a training that was ended, or ended itself, within an exchange.
+        recover_swap(submission.place)
     outcome = launch.outcome or TrainingOutcome(end=launch.end, steps=steps)
     result = RunResult(
         end=launch.end,

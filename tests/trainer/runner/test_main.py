@@ -78,6 +78,19 @@ def full(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def test_a_training_that_ended_within_an_exchange_of_two_steps_has_its_submission(tmp_path: Path) -> None:
+    """Some file systems cannot exchange folders in one."""
+
+    def act(run: RunSpec) -> None:
+        submit(run)
+        place = Path(run.submission_dir)
+        place.rename(place.with_name(f".{place.name}.old"))
+
+    run = run_in(tmp_path)
+    assert exit_of(run, act) == 0
+    assert RunResult.model_validate_json(Path(run.result_path).read_bytes()).submission
+
+
 def test_a_submission_at_its_place_is_exit_code_zero_whatever_the_end(tmp_path: Path) -> None:
     def act(run: RunSpec) -> None:
         submit(run)
