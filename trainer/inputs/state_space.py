@@ -103,18 +103,20 @@ def _between_chunks(chunks: _Chunks, initial: Tensor | None) -> tuple[Tensor, Te
 def use_fast_scan(model: Any) -> None:
     """Kernels stay where they are installed; but Mamba's fused one calls another package's convolution, and
     without that it is left out."""
-    own = not _there(KERNELS)
-    for module in {sys.modules[type(part).__module__] for part in model.modules()}:
-        if own and hasattr(module, SCAN):
+    modules = {sys.modules[type(part).__module__] for part in model.modules()}
+    for module in modules:
+        if not hasattr(module, SCAN):
+            continue  # nor are the packages imported, which takes seconds
+        if not _there(KERNELS):
             setattr(module, SCAN, scan)
             log.info("%s: Mamba's scan is computed in matrix products", module.__name__)
-        if not own and not _there(CONVOLUTION) and hasattr(module, FUSED):
+        elif not _there(CONVOLUTION) and hasattr(module, FUSED):
             setattr(module, FUSED, lambda *_, **__: None)
 
 
 def _there(package: str) -> bool:
     try:
         importlib.import_module(package)
-    except (ImportError, OSError, RuntimeError):  # not there, blocked, or made for another torch
+    except Exception:  # noqa: BLE001 - not there, blocked, or made for another torch: transformers goes without
         return False
     return True

@@ -85,3 +85,20 @@ def test_kernels_stay_but_a_fused_one_without_its_convolution(
     installed.add(state_space.CONVOLUTION)
     use_fast_scan(falcon)
     assert (getattr(module, SCAN), getattr(module, FUSED)) == kept
+
+
+def test_packages_that_fail_at_their_import_are_not_there_and_other_models_do_without_trying(
+    falcon: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def fails(name: str) -> None:
+        tried.append(name)
+        raise AttributeError("module 'triton' has no attribute 'jit'")
+
+    monkeypatch.setattr(state_space.importlib, "import_module", fails)
+    use_fast_scan(odd_models.KINDS["tied"]())
+    assert tried == []
+    use_fast_scan(falcon)
+    assert getattr(sys.modules[type(falcon).__module__], SCAN) is scan
+    assert tried == [state_space.KERNELS]
