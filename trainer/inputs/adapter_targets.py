@@ -7,6 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.session.failures import is_oom
+
 log = logging.getLogger(__name__)
 
 #: Where multimodal models of transformers keep what reads text; pictures and sound go around it.
@@ -78,6 +80,8 @@ def _loads(model: Any, name: str, module: Any) -> bool:
     try:
         peft.inject_adapter_in_model(peft.LoraConfig(r=1, target_modules=[last]), place)
     except (ValueError, TypeError, NotImplementedError, AttributeError, KeyError, RuntimeError) as error:
+        if is_oom(error):
+            raise
         log.warning("no adapter on %s: %s", name, str(error)[:300])
         return False
     finally:

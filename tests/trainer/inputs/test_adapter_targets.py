@@ -55,6 +55,17 @@ def test_what_peft_refuses_costs_its_layers_and_never_the_training(
     assert all(weight.requires_grad for weight in model.parameters())  # trying has changed nothing
 
 
+def test_memory_that_runs_out_while_a_layer_is_tried_is_not_the_layers_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(peft, "inject_adapter_in_model", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        targets(odd_models.KINDS["tied"](), ["q_proj"])
+
+
 def targets(model: Any, asked: list[str] | str) -> set[str]:
     """The names of the layers that have an adapter in the end."""
     before = [weight.requires_grad for weight in model.parameters()]
