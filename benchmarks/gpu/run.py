@@ -293,12 +293,21 @@ def starter(log: Path, small: bool) -> Callable[..., subprocess.Popen[bytes]]:
     return start
 
 
-def visible_card() -> GpuKind:
+def visible_card(seconds: float) -> GpuKind:
     """The first GPU as the trainer sees it, by a child: torch stays out of here."""
     code = "from trainer.runner.planning import visible_gpus; print(visible_gpus().kind.model_dump_json())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=carried.ROOT
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=carried.ROOT,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        text = f"torch did not see the GPU within {seconds:.0f} s: `nvidia-smi` says if the driver answers"
+        raise typer.BadParameter(text, param_hint="python") from None
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1:]
         raise typer.BadParameter(f"{sys.executable} cannot train: {' '.join(why)}", param_hint="python")
@@ -347,7 +356,7 @@ def gpu(
     del wheels  # on the path already (`use_wheels`)
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    kind = visible_card()
+    kind = visible_card(seconds)
     is_small = kind == CPU if small is None else small
     shm = _SHM if _SHM.is_dir() and shutil.disk_usage(_SHM).free > _NEEDED else None
     watch = NvmlWatch()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
 from benchmarks.gpu import run as runs
@@ -164,6 +165,18 @@ def test_a_part_that_hangs_is_ended_with_all_it_started_and_keeps_its_figures(
     assert (result.state, result.reason) == (PartState.CUT, "stopped from outside")
     assert [figure.name for figure in result.figures] == ["before it hung"]
     assert int(grandchild.read_text()) not in [process.pid for process in wrapper.processes()]
+
+
+@pytest.mark.process
+def test_a_driver_that_does_not_answer_ends_it_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = tmp_path / "python"
+    hangs.write_text("#!/bin/sh\nexec sleep 600\n")
+    hangs.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(hangs))
+    with pytest.raises(typer.BadParameter, match="did not see the GPU within 0 s"):
+        runs.visible_card(0.2)
 
 
 LEAVES = HANGS.removesuffix("time.sleep(600)\n")
