@@ -48,6 +48,8 @@ _VARIABLE = re.compile(
 )
 #: No Dockerfile written by hand is larger.
 MOST_BYTES = 1 << 18
+#: Of values in one text. `ENV A=$A$A` doubles its value: some lines more would fill the memory.
+_MOST_FILLED = 1 << 16
 _SECRET_NAME = re.compile(
     r"(?:^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)(?:_|$)", re.I
 )
@@ -192,10 +194,14 @@ def declared_values(one: Instruction) -> Iterator[tuple[str, str | None]]:
 
 
 def expanded(text: str, values: Mapping[str, str | None]) -> str:
-    """With the variables filled in whose values are known."""
+    """With the variables filled in whose values are known, as far as they are not endless."""
+    left = _MOST_FILLED
 
     def value_of(match: re.Match[str]) -> str:
-        return values.get(match["plain"] or match["braced"]) or match[0]
+        nonlocal left
+        value = values.get(match["plain"] or match["braced"]) or match[0]
+        left -= len(value)
+        return value if left >= 0 else match[0]
 
     return _VARIABLE.sub(value_of, text)
 
@@ -204,7 +210,7 @@ def json_list(text: str) -> list[str] | None:
     """The exec form; whatever is not a list of texts is taken for a shell's line."""
     try:
         listed = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return listed if isinstance(listed, list) and all(isinstance(one, str) for one in listed) else None
 
@@ -448,17 +454,19 @@ def _variables(text: str) -> Iterator[tuple[str, str]]:
 
 def _expanded(text: str, values: Mapping[str, str | None]) -> str | None:
     """With its variables filled in; None where one has no known value."""
-    unknown = False
+    unknown, left = False, _MOST_FILLED
 
     def value_of(match: re.Match[str]) -> str:
-        nonlocal unknown
+        nonlocal unknown, left
         name, rest = match["plain"] or match["braced"], match["rest"] or ""
         value = values.get(name)
         if value is None and rest.startswith((":-", "-")):
             return rest.lstrip(":").removeprefix("-")
-        if value is None:
+        left -= len(value or "")
+        if value is None or left < 0:
             unknown = True
-        return value or ""
+            return ""
+        return value
 
     filled = _VARIABLE.sub(value_of, text)
     return None if unknown else filled

@@ -139,6 +139,8 @@ class ReviewFinding:
 _ADDRESSED = re.compile(r"for a reviewer:\s*", re.IGNORECASE)
 #: Instructions between a comment and what it is about.
 _PASSED_OVER = re.compile(r"\s*(?:(?:ARG|ENV|FROM)\s|@)")
+#: In lines, with the instructions that are passed over.
+_LONGEST_COMMENT = 200
 #: A shorter comment explains nothing.
 _FEWEST_WORDS = 4
 
@@ -181,7 +183,7 @@ def _above(lines: Sequence[str], line: int) -> str:
     """The block of comment above a line, from its top."""
     block: list[str] = []
     number = line - 2
-    while 0 <= number < len(lines):
+    while 0 <= number < len(lines) and line - number < _LONGEST_COMMENT:
         text = lines[number].strip()
         if block and text == "#":
             break  # another paragraph

@@ -6,6 +6,7 @@ Every pattern is linear: none has a repetition within a repetition of the same l
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
@@ -163,7 +164,7 @@ _COMMANDS: Sequence[tuple[re.Pattern[str], Concern, str]] = [
     ),
     (
         re.compile(
-            r"\$\{?\w*(?i:task_?id|hotkey|repo_?name|tournament)\w*[^\n\"']{0,40}[\"']?\s*(?:==?|=~|!=)\s*"
+            r"\$\{?(?=\w*(?i:task_?id|hotkey|repo_?name|tournament))\w++[^\n\"']{0,40}[\"']?\s*(?:==?|=~|!=)\s*"
             r"[\"']?[\w*^]|\bcase\s+[\"']?\$\{?\w*(?i:task_?id|hotkey|repo_?name)"
         ),
         SPECIAL,
@@ -312,9 +313,9 @@ def _short(text: str, most: int = 70) -> str:
 
 def read_shell(text: str) -> Iterator[Place]:
     code = "\n".join("" if line.lstrip().startswith("#") else line for line in text.splitlines())
+    ends = [found.start() for found in re.finditer("\n", code)]
     for offset, concern, what in command_places(code.replace("\\\n", "  "), {}):
-        line = code.count("\n", 0, offset) + 1
-        yield Place(line, concern, what)
+        yield Place(bisect_left(ends, offset) + 1, concern, what)
 
 
 #: Publishers of bases that trainers are usually built on. What others have baked in, a reviewer cannot see.

@@ -106,6 +106,8 @@ _DECODES = re.compile(
 _HEX = re.compile(r"[0-9a-f]{16,64}")
 #: Of a literal, beyond which it is data and no code.
 _MOST_ITEMS, _MOST_TEXT, _MOST_BYTES_LITERAL = 1000, 20_000, 2000
+#: Of a directory's name.
+_LONGEST_PLACE = 200
 #: Seconds since 1970 of 2020: a larger number beside a clock is a date.
 _DATE_SECONDS = 1_577_836_800
 
@@ -135,6 +137,8 @@ def read_python(text: str, requested: frozenset[str]) -> Iterator[Place]:
             if (line, concern.name) not in seen:
                 seen.add((line, concern.name))
                 yield Place(line, concern, what, severity, *around(above, tree))
+    if module.left < 0:
+        yield Place(0, HIDDEN, "so much is put together from pieces that not all was read")
 
 
 Found = Iterator[tuple[Concern, str, Gravity | None]]
@@ -172,8 +176,9 @@ def _of_joined(node: ast.AST, module: ReadModule) -> Found:
     alone = "\n".join(one for one in pieces if one is not None and one != text)
     if not isinstance(node, ast.JoinedStr) and (found := _SPELLED.search(text)) and found[0] not in alone:
         yield HIDDEN, f"{text[:50]!r} is put together from pieces", None
+    seen = {what for _, _, what in text_places(alone)}
     for _, concern, what in text_places(text):
-        if concern is not EVALUATOR and not any(what == seen for _, _, seen in text_places(alone)):
+        if concern is not EVALUATOR and what not in seen:
             yield concern, what, None
 
 
@@ -264,6 +269,7 @@ def _looks_around(node: ast.Call, name: str, last: str, module: ReadModule) -> F
         start = node.func.value if isinstance(node.func, ast.Attribute) else None
         for one in (place, start):
             text = text_of(one, module) or (full_name(one, module) if one is not None else "")
+            text = text[:_LONGEST_PLACE]
             if re.match(r"/cache(?:/datasets|/miner_datasets)?/?(?:[*{].*)?$", text) or _CACHE_NAME.match(
                 text
             ):
@@ -281,12 +287,19 @@ def _of_comparison(node: ast.Compare, module: ReadModule) -> Found:
     if all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops):
         return
     if any(_is_fixed_date(side, module) for side in sides) or _is_date_compared(sides, module):
-        yield SPECIAL, f"compares the date: {ast.unparse(node)[:70]}", None
+        yield SPECIAL, f"compares the date: {_written(node)}", None
     if any(isinstance(side, ast.Constant) and _HEX.fullmatch(str(side.value)) for side in sides):
         yield SURROUNDINGS, "something is compared with a known digest or an anonymous name", None
     for side in sides:
         if _named_host(side, module) and any(map(_constant_texts, sides)):
-            yield SPECIAL, f"compares the host's name: {ast.unparse(node)[:70]}", None
+            yield SPECIAL, f"compares the host's name: {_written(node)}", None
+
+
+def _written(node: ast.Compare) -> str:
+    try:
+        return ast.unparse(node)[:70]
+    except RecursionError:
+        return "a comparison too deep to be shown"
 
 
 def _of_match(node: ast.Match, module: ReadModule) -> Found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -20,6 +21,7 @@ from miner.tournament.check.entry import CheckedEntry, FindingState, RuleFinding
 from miner.tournament.check.review.concerns import (
     CODE,
     EMBEDDED,
+    HIDDEN,
     WEIGHTS,
     Gravity,
     Place,
@@ -29,7 +31,13 @@ from miner.tournament.check.review.concerns import (
 )
 from miner.tournament.check.review.lines import read_config, read_dockerfile_places, read_shell
 from miner.tournament.check.review.python import read_python
-from miner.tournament.check.sources import LARGE_FILE_BYTES, LFS_POINTER, MOST_NAMED, PICTURES
+from miner.tournament.check.sources import (
+    LARGE_FILE_BYTES,
+    LFS_POINTER,
+    MOST_NAMED,
+    MOST_PARSED_BYTES,
+    PICTURES,
+)
 from miner.tournament.checkout import read_inside
 from miner.tournament.rules import TASKS
 
@@ -139,10 +147,12 @@ def _live_files(tree: Path, files: Sequence[str], dockerfiles: Sequence[str]) ->
 
 
 def _text_of(tree: Path, name: str) -> str | None:
-    """The text of a file; None for binary ones, links out of the tree, and submodules."""
+    """The text of a file, of large ones the beginning; None for binary ones, links out of the tree, and
+    submodules."""
     try:
-        content = read_inside(tree, tree / name)
-        return None if b"\0" in content[:4096] else content.decode("utf-8")
+        content = read_inside(tree, tree / name, MOST_PARSED_BYTES)
+        # The last letter may be cut.
+        return None if b"\0" in content[:4096] else getincrementaldecoder("utf-8")().decode(content)
     except (OSError, UnicodeDecodeError):
         return None
 
@@ -185,6 +195,11 @@ def _places_in(
     tree: Path, name: str, text: str | None, requested: frozenset[str], is_dockerfile: bool
 ) -> Iterator[Place]:
     path, suffix = tree / name, PurePosixPath(name).suffix.lower()
+    if text is not None and (size := path.stat().st_size) > MOST_PARSED_BYTES:
+        concern = HIDDEN if is_dockerfile or _is_code(name) else EMBEDDED
+        yield Place(0, concern, f"{size:,} bytes, of which the first {MOST_PARSED_BYTES:,} are read at most")
+        if suffix == ".py":
+            return
     if path.is_dir() and not path.is_symlink():
         yield Place(0, CODE, "a submodule: a plain clone leaves it empty, and its code cannot be read")
     elif text is None:

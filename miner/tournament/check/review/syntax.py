@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+#: Of a docstring, for those who look for an explanation.
+_LONGEST_DOC = 4000
 
 
 class Above(NamedTuple):
@@ -22,6 +25,12 @@ class ReadModule:
     imported: dict[str, str] = field(default_factory=dict)
     #: Values of names that are assigned once, at the top.
     constants: dict[str, ast.expr] = field(default_factory=dict)
+    #: Parts and letters that may still be put together: names of names of texts could stand for gigabytes.
+    left: int = 3_000_000
+
+    def spend(self, count: int) -> bool:
+        self.left -= count
+        return self.left >= 0
 
 
 def walk(tree: ast.Module) -> Iterator[tuple[ast.AST, Above | None]]:
@@ -54,7 +63,8 @@ def around(above: Above | None, tree: ast.Module) -> tuple[tuple[int, ...], str]
         starts.append(min([statement.lineno, *(one.lineno for one in decorators)]))
         documents.append(docstring(statement))
     documents.append(docstring(tree))
-    return tuple(starts), "\n".join(str(one.value) for one in documents if one is not None)
+    texts = (str(one.value)[:_LONGEST_DOC] for one in documents if one is not None)
+    return tuple(starts), "\n".join(texts)
 
 
 def collect_names(tree: ast.Module, module: ReadModule) -> None:
@@ -76,7 +86,7 @@ def collect_names(tree: ast.Module, module: ReadModule) -> None:
 def full_name(node: ast.AST, module: ReadModule) -> str:
     """The dotted name of an expression, through imports and getattr; empty for others."""
     names: list[str] = []
-    while True:
+    while module.spend(1):
         if isinstance(node, ast.Attribute):
             names.append(node.attr)
             node = node.value
@@ -101,7 +111,7 @@ def is_call(node: ast.AST, name: str) -> bool:
 
 def text_of(node: ast.AST | None, module: ReadModule, depth: int = 0) -> str | None:
     """The text that an expression of constants spells; a placeholder for what is not known in an f-string."""
-    if node is None or depth > 50:
+    if node is None or depth > 50 or not module.spend(1):
         return None
     if isinstance(node, ast.Constant):
         value = node.value
@@ -110,19 +120,26 @@ def text_of(node: ast.AST | None, module: ReadModule, depth: int = 0) -> str | N
         found = module.constants.get(node.id)
         return text_of(found, module, depth + 25) if found is not None else None
     if isinstance(node, ast.JoinedStr):
-        return "".join(text_of(part, module, depth + 1) or "{}" for part in node.values)
+        return _joined("", [text_of(part, module, depth + 1) or "{}" for part in node.values], module)
     if isinstance(node, ast.FormattedValue):
         return text_of(node.value, module, depth + 1)
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div)):
         left, right = (text_of(side, module, depth + 1) for side in (node.left, node.right))
         joint = "/" if isinstance(node.op, ast.Div) else ""
-        return left + joint + right if left is not None and right is not None else None
+        return _joined(joint, [left, right], module)
     if isinstance(node, ast.Call):
         return _called_text(node, module, depth)
     if isinstance(node, ast.Subscript) and _is_reversed(node.slice):
         found_text = text_of(node.value, module, depth + 1)
-        return found_text[::-1] if found_text is not None else None
+        return _joined("", [found_text[::-1]], module) if found_text is not None else None
     return None
+
+
+def _joined(between: str, texts: Sequence[str | None], module: ReadModule) -> str | None:
+    """The texts together; None if one is not known, or if there is too much of them."""
+    known = [text for text in texts if text is not None]
+    length = sum(map(len, known)) + len(between) * len(known)
+    return between.join(known) if len(known) == len(texts) and module.spend(length) else None
 
 
 def _is_reversed(node: ast.expr) -> bool:
@@ -144,12 +161,7 @@ def _called_text(node: ast.Call, module: ReadModule, depth: int) -> str | None:
     if isinstance(function, ast.Attribute) and function.attr == "join" and len(node.args) == 1:
         between, parts = text_of(function.value, module, depth + 1), node.args[0]
         if isinstance(parts, (ast.List, ast.Tuple)) and between is not None:
-            texts = [text_of(part, module, depth + 1) for part in parts.elts]
-            return (
-                between.join(text or "" for text in texts)
-                if all(text is not None for text in texts)
-                else None
-            )
+            return _joined(between, [text_of(part, module, depth + 1) for part in parts.elts], module)
         if (isinstance(parts, ast.Call) and is_call(parts, "map")) or isinstance(parts, ast.GeneratorExp):
             return _spelled_by_numbers(parts)
     if isinstance(function, ast.Attribute) and function.attr == "decode":

@@ -395,13 +395,17 @@ def test_no_comment_answers_for_a_special_case(honest: CheckedEntry, tmp_path: P
     assert check_review(changed(honest, tmp_path, "special", trick)).state is FAILED
 
 
-PIECES = ("curl ", "ls ", "$(date ", "git -a ", "-", "\n", "a", "a.", "/cache", "https://a", "'a'+", "a[0]")
+PIECES = (
+    *("curl ", "ls ", "$(date ", "git -a ", "-", "\n", "a", "a.", "/cache", "https://a", "'a'+", "a[0]"),
+    *("$…hotkey", "ssh x\n", "# a\n"),
+)
 
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_no_text_keeps_the_reviewer_busy(piece: str, honest: CheckedEntry, tmp_path: Path) -> None:
     def cost(size: int) -> float:
-        text = (piece * size)[:size]
+        once, _, again = piece.rpartition("…")
+        text = (once + again * size)[:size]
         files: dict[str, str | bytes] = {
             "data/a.yaml": text,
             "trainer/a.sh": text,
@@ -412,8 +416,45 @@ def test_no_text_keeps_the_reviewer_busy(piece: str, honest: CheckedEntry, tmp_p
         check_review(entry)
         return time.process_time() - began
 
-    once = cost(50_000)
-    assert cost(100_000) < 3 * once + 0.3
+    half = cost(50_000)
+    assert cost(100_000) < 3 * half + 0.3
+
+
+BOMBS = {
+    "texts of texts": code(
+        f"X = '{'A' * 100_000}'\nY = f'{'{X}' * 30_000}'", "so much is put together", FAILED
+    ),
+    "a name of thousands": code(f"{'a' + '.b' * 1500}\n" * 100, "so much is put together", FAILED),
+    "a sum without end": code(
+        f"import datetime as d\nif d.datetime.now().hour + {'+'.join('1' * 900)} == 3:\n    pass",
+        "a comparison too deep to be shown",
+        FAILED,
+    ),
+    "a directory without end": code(
+        f"import os\nos.listdir('{'cachedata' * 300}!')", "lists cachedatacache", ASKED
+    ),
+    "a long docstring": code(
+        'class A:\n    """' + "x " * 9000 + '"""\n' + "    requests.get(a)\n" * 500,
+        "uses requests.get",
+        ASKED,
+    ),
+    "values of values": build(
+        "ENV A=x" + "\nENV A=$A$A" * 60 + "\nRUN curl $A$B", "fetches an address", ASKED
+    ),
+    "a list in lists": build("CMD " + "[" * 100_000, "", FindingState.PASSED),
+    "a file without end": Trick(13, "are read at most", {"data/a.yaml": "a: 1\n" * 500_000}, ASKED),
+    "a script without end": Trick(13, "are read at most", {"trainer/a.sh": "ä" * 1_500_000}, FAILED),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_no_bomb_goes_off(name: str, honest: CheckedEntry, tmp_path: Path) -> None:
+    entry = changed(honest, tmp_path, name, BOMBS[name])
+    check_dockerfiles(entry)
+    found = check_review(entry)
+    said = "\n".join((found.text, *found.notes))
+    assert BOMBS[name].says in said
+    assert found.state is BOMBS[name].state, said[:1000]
 
 
 def test_what_no_image_gets_is_not_read(honest: CheckedEntry, tmp_path: Path) -> None:
