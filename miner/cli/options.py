@@ -214,7 +214,7 @@ def read_json_object(path: Path) -> dict[str, object]:
     """Read a JSON object such as a config.json."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _bad_file(path, "", f"cannot be read as JSON: {error}") from None
     if not isinstance(found, dict):
         raise _bad_file(path, type(found).__name__, "a JSON object is needed")

@@ -262,8 +262,8 @@ def compare_fact(fact: Fact, content: bytes) -> UpstreamChange | None:
         if is_same(fact.value, theirs):
             return None
         old, new = difference(fact.value, theirs)
-    except (Unreadable, OverflowError) as error:
-        old, new = difference(fact.value, fact.value)[0], str(error)
+    except (Unreadable, OverflowError, RecursionError) as error:
+        old, new = difference(fact.value, fact.value)[0], printable(str(error)[:_MOST_SHOWN], keep="")
     return UpstreamChange(
         name=fact.name,
         file=fact.source.path,

@@ -26,6 +26,7 @@ from core.planning.plan import TaskSpec, TrainingPlan
 from core.planning.planner import plan_task
 from core.profile.resolve import LoadedProfile, load_profile, resolve_profile
 from core.runs.run_files import tournament_reserve_s
+from core.system.files import read_regular_file
 from miner.tournament.field.recipes import HEADER, SMALL_FILES, FieldRecipe, read_recipe
 from miner.tournament.public_api import (
     Entry,
@@ -232,8 +233,9 @@ def _read_task(file: Path) -> FieldTask:
 
 def _read_json(file: Path) -> Any:
     try:
-        with file.open("rb") as opened:
-            return json.loads(opened.read(MOST_TASK_BYTES))
+        if file.stat().st_size > MOST_TASK_BYTES:
+            raise NoField(f"{file} cannot be read: it is larger than {MOST_TASK_BYTES // 1024**2} MiB")
+        return json.loads(read_regular_file(file))
     except (OSError, ValueError, RecursionError) as error:
         raise NoField(f"{file} cannot be read: {error}") from None
 

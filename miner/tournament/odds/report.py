@@ -177,7 +177,9 @@ def odds_lines(odds: Odds) -> Iterator[str]:
     yield from _fact(
         "others",
         f"{facts.entrants} enter; the best of them wins {facts.challenger_wins:.0%} of the boss's tasks; two "
-        f"tasks rank them alike by {facts.agreement:.2f}",
+        f"tasks rank them alike by {facts.agreement:.2f}"
+        if facts.entrants
+        else "nobody else enters",
     )
     reached = ", ".join(
         f"{name} {placings.share(count):.1%}" for name, count in placings.reached.items() if name != "round1"
@@ -269,7 +271,7 @@ def _verdict(odds: Odds) -> str:
         )
     worst = min(odds.variants, key=lambda one: one.expected or 0.0)
     if not odds.enter:
-        return f"Enter? No: on average it loses {-odds.worth.expected:.2f} TAO."
+        return f"Enter? No: on average it loses {abs(odds.worth.expected):.2f} TAO."
     sure = "" if (worst.expected or 0.0) > 0 else f", but not if {worst.what}"
     return f"Enter? Yes: on average it brings {odds.worth.expected:.2f} TAO{sure}."
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from core.domain.errors import ConfigError
 from miner.__main__ import app
 from tests.miner.tournament.odds.test_history import tournament
 
@@ -115,3 +117,28 @@ def _file(folder: Path, text: str) -> Path:
     path = folder / "empty.json"
     path.write_text(text)
     return path
+
+
+def test_what_cannot_be_read_is_named_and_nobody_waits_for_it(tmp_path: Path, data_dir: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    options = (
+        "image",
+        "--brackets",
+        "100",
+        "--p",
+        "0.5",
+        "--entrants",
+        "0",
+        "--fee",
+        "0",
+        "--alpha-price",
+        "0",
+    )
+    run = runner.invoke(app, ["tournament", "odds", *options, "--from", str(tmp_path)])
+    assert run.exit_code == 0
+    assert run.stderr.count("cannot be read") == 2
+    assert "others          nobody else enters\n" in run.stdout
+    assert run.stdout.endswith("Enter? No: on average it loses 0.00 TAO.\n")
+    report = runner.invoke(app, ["tournament", "odds", "image", "--report", str(tmp_path / "deep.json")])
+    assert isinstance(report.exception, ConfigError) or report.exit_code == 78

@@ -13,7 +13,15 @@ from core.domain.tournament_rules import FACTS, POOL
 from miner.__main__ import app
 from miner.tournament import rules_watch
 from miner.tournament.polite_client import PoliteClient
-from miner.tournament.rules_watch import Constants, Member, Unreadable, check_rules, difference, is_same
+from miner.tournament.rules_watch import (
+    Constants,
+    Member,
+    Unreadable,
+    check_rules,
+    compare_fact,
+    difference,
+    is_same,
+)
 from tests.doubles.upstream import UPSTREAM_FACTS, UpstreamSite, upstream_files, write_upstream
 
 CHANGED = {
@@ -170,6 +178,23 @@ def test_a_number_beyond_all_bounds_is_a_change_and_no_crash(tmp_path: Path) -> 
     folder = write_upstream(tmp_path / "upstream", {"CPUS_PER_GPU": 10**400})
     (change,) = check_rules(str(folder), cache=tmp_path).changes
     assert change.constant == "CPUS_PER_GPU"
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("core/constants/environments.py", "{name} = " + "A" * 300_000),
+        (
+            "core/oversampled_later_models.json",
+            '{{"models": [{{"model_id": ' + "[" * 900 + "]" * 900 + "}}]}}",
+        ),
+    ],
+)
+def test_a_hostile_file_is_a_short_change(path: str, content: str) -> None:
+    fact = next(fact for fact in FACTS if fact.source.path == path and fact.constant)
+    change = compare_fact(fact, content.format(name=fact.constant).encode())
+    assert change is not None
+    assert len(change.new) <= 500
 
 
 def test_rules_are_shown_in_80_columns_with_the_rounds_first() -> None:
