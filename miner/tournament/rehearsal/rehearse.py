@@ -316,7 +316,8 @@ class TaskRun:
                 take_over(self.client, build.image, options.checkpoints)
                 if report.attempts[-1].is_success:
                     repository = self._published_by(options.place, report, layout)
-            except GodMinerError as error:  # such as an image that cannot be started: no failure of ours
+            except (GodMinerError, OSError) as error:
+                # Such as an image that cannot be started, or files that cannot be read: no failure of ours.
                 report.problems.append(str(error))
         report.seconds = time.monotonic() - began
         report.complete = True

@@ -59,6 +59,9 @@ def what_is_uploaded(folder: Path, model_id: str, *, image: bool = False) -> Upl
     into = IMAGE_SUBFOLDER if image else ""
     if not folder.is_dir():
         return Upload(folder, problems=(f"{folder} is not a directory: the upload fails",), into=into)
+    if (link := _link_out(folder)) is not None:
+        why = f"{link} is a link out of the folder, into this machine's own files: nothing is read"
+        return Upload(folder, problems=(why,), into=into)
     problems = []
     taken = _folders_with_weights(folder)
     if taken:
@@ -93,6 +96,18 @@ def what_is_uploaded(folder: Path, model_id: str, *, image: bool = False) -> Upl
     )
 
 
+def _link_out(folder: Path) -> Path | None:
+    """The first link that leads out. A stranger's container made it, and its target is read out here."""
+    if folder.is_symlink():
+        return folder
+    root = os.path.realpath(folder)
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
+                return path
+    return None
+
+
 def _folders_with_weights(folder: Path) -> list[str]:
     """In the order of the directory, as `os.listdir` has it."""
     return [
@@ -113,7 +128,7 @@ def _rewrites(folder: Path, files: Sequence[Path], model_id: str) -> tuple[tuple
     if Path(ADAPTER_CONFIG) in files:
         try:
             named = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))[_BASE_KEY]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             problems.append(f"{ADAPTER_CONFIG} cannot be read ({type(error).__name__}: {error})")
         else:
             if named != model_id:

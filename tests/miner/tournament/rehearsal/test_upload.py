@@ -47,6 +47,27 @@ def test_weights_in_a_subfolder_replace_the_submission(tmp_path: Path) -> None:
     assert (repository / "adapter_model.safetensors").stat().st_size == 2000
 
 
+@pytest.mark.parametrize("name", ["folder", "folder/README.md", "folder/states", "folder/states/deep/model"])
+def test_a_link_out_is_not_followed(name: str, tmp_path: Path) -> None:
+    own = adapter(tmp_path / "own files")
+    link = tmp_path / name
+    if name != "folder":
+        adapter(tmp_path / "folder")
+        (tmp_path / "folder" / "inside.md").symlink_to("adapter_config.json")
+        assert what_is_uploaded(tmp_path / "folder", MODEL).problems == ()
+        link.unlink(missing_ok=True)
+        link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(own / "README.md" if name.endswith(".md") else own)
+    upload = what_is_uploaded(tmp_path / "folder", MODEL)
+    assert (upload.files, upload.rewrites) == ((), ())
+    assert "is a link out of the folder" in upload.problems[0]
+
+
+def test_a_configuration_in_depth_is_a_problem(tmp_path: Path) -> None:
+    (adapter(tmp_path / "folder") / "adapter_config.json").write_text("[" * 100_000)
+    assert "cannot be read (RecursionError" in what_is_uploaded(tmp_path / "folder", MODEL).problems[0]
+
+
 def test_weights_two_levels_down_replace_nothing(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "folder")
     adapter(folder / "states" / "checkpoint-500")
