@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import SecretStr, TypeAdapter, field_serializer
+from pydantic import Field, SecretStr, TypeAdapter, field_serializer
 
 from core.domain.records import Record
 from core.domain.wire import TournamentType, TrainingRepoResponse
@@ -48,9 +48,9 @@ class EntriesOrder(Record):
 
 
 class EntriesChecked(Record):
-    """Problems of the entries; what could not be looked at is only told."""
+    """Problems of each entry that could be looked at, if any; what could not be is only told."""
 
-    problems: tuple[str, ...] = ()
+    problems: dict[TournamentType, tuple[str, ...]] = Field(default_factory=dict)
     unknown: tuple[str, ...] = ()
 
 
@@ -60,7 +60,7 @@ PROTOCOL: ChildProtocol[EntriesOrder, EntriesChecked] = ChildProtocol(
 
 
 class TournamentEntries:
-    """The result of the last look at the entries."""
+    """The result of the last looks at the entries."""
 
     def __init__(
         self, repos: Mapping[TournamentType, TrainingRepoResponse], data_dir: Path, alert: SendAlert
@@ -76,8 +76,8 @@ class TournamentEntries:
         )
         self._order = EntriesOrder(entries=tuple(entries), prepared=data_dir / PREPARED)
         self._alert = alert
-        #: None until a look has reached a repository.
-        self.last: EntriesChecked | None = None
+        #: By kind; one that cannot be looked at keeps what was found before.
+        self._found: dict[TournamentType, tuple[str, ...]] = {}
 
     async def check(self) -> None:
         if not self._order.entries:
@@ -95,16 +95,15 @@ class TournamentEntries:
             return
         for text in answer.event.unknown:
             log.info("a tournament entry is not looked at: %s", text)
-        if not answer.event.problems and answer.event.unknown:
-            return  # what was wrong may still be
-        before, self.last = self.problem, answer.event
+        before = self.problem
+        self._found |= answer.event.problems
         if self.problem and self.problem != before:
             self._alert(AlertKind.TOURNAMENT_ENTRY, self.problem)
 
     @property
     def problem(self) -> str | None:
-        return "; ".join(self.last.problems) or None if self.last else None
+        return "; ".join(text for kind in sorted(self._found) for text in self._found[kind]) or None
 
     def standing(self) -> Mapping[str, str | None]:
         """The standing problem, for the alerts. Before the first look nothing is known, so nothing ends."""
-        return {} if self.last is None else {AlertKind.TOURNAMENT_ENTRY: self.problem}
+        return {AlertKind.TOURNAMENT_ENTRY: self.problem} if self._found else {}

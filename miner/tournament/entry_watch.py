@@ -38,27 +38,37 @@ def prepared_directories(file: Path) -> dict[TournamentType, Path]:
 
 def check_entries(order: EntriesOrder) -> EntriesChecked:
     """Clone each repository; say which commits are not there, and which are not the prepared entry's."""
-    problems: list[str] = []
+    problems: dict[TournamentType, tuple[str, ...]] = {}
     unknown: list[str] = []
     prepared = prepared_directories(order.prepared)
     for entry in order.entries:
-        problems += _not_prepared(entry, prepared.get(entry.kind))
-        if not is_whole_commit(entry.commit):
-            problems.append(f"{entry.kind}: the commit {entry.commit} has not 40 hexadecimal digits")
-            continue
-        is_web = entry.url.startswith(("http://", "https://"))
-        if is_web and not site_answers(f"{entry.url.rstrip('/')}/info/refs?service=git-upload-pack"):
-            unknown.append(f"{entry.kind}: {entry.url} cannot be reached")
-            continue
-        with temporary_tree("god-miner-entry-") as folder:
-            token = entry.token.get_secret_value() if entry.token else None
-            try:
-                clone_repository(entry.url, entry.commit.lower(), folder / "clone", token=token)
-            except CloneTooSlow as error:
-                unknown.append(f"{entry.kind}: {error}")
-            except CloneFailed as error:
-                problems.append(f"{entry.kind}: validators will not get the entry: {_first_line(error)}")
-    return EntriesChecked(problems=tuple(problems), unknown=tuple(unknown))
+        found = [*_not_prepared(entry, prepared.get(entry.kind))]
+        try:
+            found += _not_cloned(entry)
+        except CloneTooSlow as error:
+            unknown.append(f"{entry.kind}: {error}")
+            if not found:
+                continue
+        problems[entry.kind] = tuple(f"{entry.kind}: {text}" for text in found)
+    return EntriesChecked(problems=problems, unknown=tuple(unknown))
+
+
+def _not_cloned(entry: EnteredRepo) -> Iterator[str]:
+    """Say why validators will not get the entry. `CloneTooSlow` if nothing can be said."""
+    if not is_whole_commit(entry.commit):
+        yield f"the commit {entry.commit} has not 40 hexadecimal digits"
+        return
+    is_web = entry.url.startswith(("http://", "https://"))
+    if is_web and not site_answers(f"{entry.url.rstrip('/')}/info/refs?service=git-upload-pack"):
+        raise CloneTooSlow(f"{entry.url} cannot be reached")
+    with temporary_tree("god-miner-entry-") as folder:
+        token = entry.token.get_secret_value() if entry.token else None
+        try:
+            clone_repository(entry.url, entry.commit.lower(), folder / "clone", token=token)
+        except CloneTooSlow:
+            raise
+        except CloneFailed as error:
+            yield f"validators will not get the entry: {str(error).partition(chr(10))[0]}"
 
 
 def _not_prepared(entry: EnteredRepo, directory: Path | None) -> Iterator[str]:
@@ -76,13 +86,9 @@ def _not_prepared(entry: EnteredRepo, directory: Path | None) -> Iterator[str]:
             return
     is_what = "an older commit of" if known else "no commit of"
     yield (
-        f"{entry.kind}: TRAINING_REPO_{entry.kind.name}_COMMIT is {commit[:12]}, {is_what} the entry in "
+        f"TRAINING_REPO_{entry.kind.name}_COMMIT is {commit[:12]}, {is_what} the entry in "
         f"{directory}, which was prepared last and is at {clone.commit[:12]}: push and enter that"
     )
-
-
-def _first_line(error: CloneFailed) -> str:
-    return str(error).partition("\n")[0]
 
 
 def main() -> int:
