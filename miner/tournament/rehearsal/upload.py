@@ -19,6 +19,8 @@ from core.domain.tournament_rules import EMPTY_BYTES, IMAGE_PREFIX, IMAGE_SUBFOL
 from core.submission.folder import ADAPTER_CONFIG, CARD
 
 _BASE_KEY, _BASE_LINE = "base_model_name_or_path", "base_model:"
+#: Of a configuration or a card.
+_MOST_TEXT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def _rewrites(folder: Path, files: Sequence[Path], model_id: str) -> tuple[tuple
     rewrites, problems = [], []
     if Path(ADAPTER_CONFIG) in files:
         try:
-            named = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))[_BASE_KEY]
+            named = json.loads(_read(folder / ADAPTER_CONFIG))[_BASE_KEY]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             problems.append(f"{ADAPTER_CONFIG} cannot be read ({type(error).__name__}: {error})")
         else:
@@ -135,7 +137,7 @@ def _rewrites(folder: Path, files: Sequence[Path], model_id: str) -> tuple[tuple
                 rewrites.append(Rewrite(Path(ADAPTER_CONFIG), str(named), model_id))
     if Path(CARD) in files:
         try:
-            lines = (folder / CARD).read_text("utf-8").splitlines()
+            lines = _read(folder / CARD).splitlines()
         except (OSError, ValueError) as error:
             problems.append(f"{CARD} cannot be read ({type(error).__name__}: {error})")
         else:
@@ -143,6 +145,13 @@ def _rewrites(folder: Path, files: Sequence[Path], model_id: str) -> tuple[tuple
             changed = [line for line in lines if line.startswith(_BASE_LINE) and line != wanted]
             rewrites += [Rewrite(Path(CARD), line, wanted) for line in changed]
     return tuple(rewrites), problems
+
+
+def _read(file: Path) -> str:
+    """Read a text of the submission. A stranger's may have any size."""
+    if file.stat().st_size > _MOST_TEXT_BYTES:
+        raise OSError(f"more than {_MOST_TEXT_BYTES:,} bytes")
+    return file.read_text("utf-8")
 
 
 def as_published(upload: Upload, directory: Path) -> Path:
@@ -163,7 +172,7 @@ def as_published(upload: Upload, directory: Path) -> Path:
 
 
 def _rewritten(file: Path, changes: Sequence[Rewrite]) -> str:
-    text = file.read_text("utf-8")
+    text = _read(file)
     if file.name == ADAPTER_CONFIG:
         return json.dumps(json.loads(text) | {_BASE_KEY: changes[0].after}, indent=2)
     after = {change.before: change.after for change in changes}

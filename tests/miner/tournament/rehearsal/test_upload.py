@@ -63,9 +63,16 @@ def test_a_link_out_is_not_followed(name: str, tmp_path: Path) -> None:
     assert "is a link out of the folder" in upload.problems[0]
 
 
-def test_a_configuration_in_depth_is_a_problem(tmp_path: Path) -> None:
-    (adapter(tmp_path / "folder") / "adapter_config.json").write_text("[" * 100_000)
-    assert "cannot be read (RecursionError" in what_is_uploaded(tmp_path / "folder", MODEL).problems[0]
+@pytest.mark.parametrize(
+    ("characters", "said"), [(100_000, "RecursionError"), (5 << 20, "more than 4,194,304")]
+)
+def test_a_configuration_in_depth_or_of_any_size_is_a_problem(
+    tmp_path: Path, characters: int, said: str
+) -> None:
+    (adapter(tmp_path / "folder") / "adapter_config.json").write_text("[" * characters)
+    (problem,) = what_is_uploaded(tmp_path / "folder", MODEL).problems
+    assert "cannot be read" in problem
+    assert said in problem
 
 
 def test_weights_two_levels_down_replace_nothing(tmp_path: Path) -> None:
