@@ -40,6 +40,10 @@ def gpu_check(
     from miner.backends.environment import training_interpreter
     from miner.jobs.native_runs import child_environment
 
+    if use and part:
+        raise ConfigError(
+            "gpu-check", [Problem("--use", "", "takes all parts: plans follow one file of a card")]
+        )
     environment = child_environment()
     if not Path(environment["PYTHONPATH"], "benchmarks", "gpu").is_dir():
         raise ConfigError("gpu-check", [Problem("benchmarks", "", "is in a checkout only: run it from one")])
