@@ -48,8 +48,9 @@ _STORES = (
 )
 #: Hosts of packages: what an image is built of.
 _PACKAGES = (
-    *("pypi.org", "pythonhosted.org", "download.pytorch.org", "debian.org", "ubuntu.com"),
-    *("download.nvidia.com", "pypi.nvidia.com", "anaconda.org", "w3.org", "json-schema.org", "example.com"),
+    *(f"{name}.org" for name in ("pypi", "pythonhosted", "download.pytorch", "debian", "anaconda")),
+    *(f"{name}.com" for name in ("ubuntu", "download.nvidia", "pypi.nvidia", "example")),
+    *("w3.org", "json-schema.org"),
 )
 _LOCAL = re.compile(r"(?:localhost|127\.|0\.0\.0\.0|\[?::1)")
 _COMMIT = re.compile(r"(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])")
