@@ -21,6 +21,7 @@ PROMPTS = [[CHANCE.randint(8, 300) for _ in range(CHANCE.randint(1, 30))] for _ 
 RULES = SamplingRules(temperature=0.9, top_k=50, longest=20, ends=(3, *range(8, 360, 12)), pad=4)
 GREEDY = RULES._replace(temperature=0.0)
 EACH, SEED = 2, 5
+KEEPS_A_STATE = {"lfm2", "falcon_h1"}
 
 
 class FixedNumbers(LogitsProcessor):  # type: ignore[misc]
@@ -74,7 +75,7 @@ def test_the_tokens_are_those_of_transformers_with_the_same_random_numbers(
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", odd_models.KINDS)
+@pytest.mark.parametrize("kind", sorted(odd_models.KINDS.keys() - KEEPS_A_STATE))
 def test_models_of_other_kinds_are_sampled_as_well(kind: str, attention: str) -> None:
     torch.manual_seed(0)
     model = odd_models.KINDS[kind]().eval()
@@ -85,6 +86,14 @@ def test_models_of_other_kinds_are_sampled_as_well(kind: str, attention: str) ->
     model.set_attn_implementation(attention)
     assert complete(model, PROMPTS, EACH, RULES, SEED) == by_transformers(model, RULES)
     assert getattr(model, AGREES)
+
+
+@pytest.mark.parametrize("kind", sorted(KEEPS_A_STATE))
+def test_a_model_that_keeps_a_state_is_sampled_by_its_engine(kind: str) -> None:
+    model = odd_models.KINDS[kind]().eval()
+    assert not may_sample(model, 50)
+    assert len(complete(model, PROMPTS, EACH, RULES, SEED)) == len(PROMPTS) * EACH
+    assert not hasattr(model, AGREES)
 
 
 def test_an_adapter_counts_where_it_is_switched_on() -> None:
