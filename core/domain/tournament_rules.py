@@ -835,7 +835,7 @@ _WEIGHTS.fact(
     "emission: burned", "nothing; a champion's share does not fade", None, "odds; docs/tournaments.md"
 )
 
-#: In a tournament's results this hotkey stands for the champion before it, whoever that is.
+#: In a tournament's results this hotkey stands for the reigning champion.
 CHAMPION_NAME = _SCORING.fact(
     "results: the champion's hotkey",
     "5GU4Xkd3dCGTU3s8VLcHGc5wsD5M8XyxDca5yDQhYm1mVXFu",

@@ -31,7 +31,7 @@ FOLDER = "measured"
 _LIKE = 4.0
 #: A faulty measurement must not make plans absurd.
 _FASTEST, _SLOWEST = 0.2, 20.0
-#: 24 GB: an estimate that is further off is to be mended itself.
+#: 24 GB: if an estimate is further off, correct the estimate.
 MOST_OFFSET_BYTES = 24_000_000_000
 
 
